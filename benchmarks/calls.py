@@ -43,7 +43,7 @@ from reflact.llm.client import Client
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.structured import Conversation
 from reflact.messages import CallId, Message, RenderedPrompt
-from reflact.stages.reply_models import RankReply
+from reflact.stages.reply_models import ReasonedRankReply
 from reflact.store.runs import SQLiteRunStore, open_store
 
 IN_FLIGHT, CALLS, ROUNDS = (8, 50, 500), 600, 5
@@ -58,7 +58,7 @@ PROMPT = RenderedPrompt(
 BODY: Mapping[str, Any] = {
     "model": "m",
     "max_tokens": 100,
-    **Conversation(PROMPT.messages, RankReply, "json_schema").body,
+    **Conversation(PROMPT.messages, ReasonedRankReply, "json_schema").body,
 }
 
 Ask = Callable[[int], Awaitable[object]]
@@ -112,7 +112,7 @@ async def typed(url: str, work: Callable[[Ask], Awaitable[Any]]) -> Any:
     async with connect(url) as client:
         ask = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA).chat.completions.create
         own = {"model": "m", "max_tokens": 100, "messages": BODY["messages"]}
-        return await work(lambda _: ask(**own, response_model=RankReply))
+        return await work(lambda _: ask(**own, response_model=ReasonedRankReply))
 
 
 async def through_reflact(url: str, work: Callable[[Ask], Awaitable[Any]], *, store: SQLiteRunStore) -> Any:
@@ -124,7 +124,7 @@ async def through_reflact(url: str, work: Callable[[Ask], Awaitable[Any]], *, st
 
         async def ask(number: int) -> object:
             call_id = CallId(role="optimizer", purpose="ranking", step=0, part=f"{number}")
-            return await client.ask(PROMPT, RankReply, call_id=call_id)
+            return await client.ask(PROMPT, ReasonedRankReply, call_id=call_id)
 
         return await work(ask)
 

@@ -37,6 +37,8 @@ DOORS = (
     "reflact.calibration",
     "reflact.calibration.events",
     "reflact.memory",
+    "reflact.types",
+    "reflact.stages",
     "reflact.llm",
     "reflact.events",
     "reflact.errors",

@@ -75,13 +75,13 @@ LARGER = MODEL.model_copy(
         "timeout": 3600,
     }
 )
-"""The model for the prompts of the default profile, and for those that the smaller one never answers validly."""
+"""The model for the prompts that ask for reasoning, which the smaller one never answers validly."""
 
-LARGER_ONLY = {"analyst_failure/v3", "draft_failure/v1", "rewrite/v1", "write_document/v1"}
-"""Prompts for small models that the larger one answers: the smaller one gives no valid reply, or was not asked."""
+SMALL = {"consolidate/v1", "lapse_failure/v1", "lapse_success/v1"}
+"""Prompts of the stages that the smaller model answers, beside the earlier versions."""
 
-EARLIER = {"analyst_failure": 1}
-"""Versions for small models that a later one has replaced."""
+EARLIER = {"analyst_failure": 1, "merge": 2, "meta_skill": 1, "slow_update": 1}
+"""Versions that later ones have replaced, with which a demo was recorded."""
 
 SKILL = Skill(text="Answer with one query and nothing else.\n")
 LATER = Skill(text="Answer with one query and nothing else.\n\nWrite a state as two letters: Ohio is 'OH'.\n")
@@ -106,12 +106,6 @@ RULES = (
     "Where a question asks how many, count rows with COUNT(*).",
 )
 LIST = Skill(text="- Answer with one query and nothing else.\n")
-DRAFTS = (
-    f"{LIST.text}- Write states as two letters.",
-    f"{LIST.text}- Compare names without regard to case.\n- Write states as two letters.",
-    f"{LIST.text}- Give temperatures in degrees Celsius.",
-    f"{LIST.text}- Count rows with COUNT(*).",
-)
 SUGGESTIONS = (
     "Add a rule: Write states as two letters.",
     "Add a rule: Give temperatures in degrees Celsius.",
@@ -221,9 +215,9 @@ class Material:
     """What the stages show to models in one use of each prompt, beside what the prompts say.
 
     Attributes:
-        listed: A document whose rules drafts and suggestions change.
+        listed: A document whose rules suggestions change.
         changed: The rollouts under the later document.
-        rules: Proposed edits; ``drafts`` are whole documents and ``choices`` are to be ranked.
+        rules: Proposed edits; ``choices`` are to be ranked.
         notes: What analysts are told of earlier steps; ``attempts`` is for the other stages.
         advice: The memory of the optimizer.
         lapses: Reminders; all but the last one stand in the document.
@@ -240,7 +234,6 @@ class Material:
     changed: tuple[Rollout, ...]
     rewrite: RewriteInput
     rules: Sequence[Edit]
-    drafts: Sequence[Edit]
     choices: Sequence[Edit]
     suggestions: Sequence[Edit]
     notes: str
@@ -255,18 +248,17 @@ class Material:
 async def examples() -> dict[str, Example]:
     """Return an example of each version of each prompt that a model answers, by ``NAME/vN``.
 
-    They are the versions of both profiles, as the stages ask, and that of the recorded calibration.
+    They are the versions that the stages ask with, and those of the recordings.
     """
-    small = Listener()
-    for versions in ({}, EARLIER):
-        await ask_stages(small, _material(), PromptsConfig(profile="small", versions=versions))
-    await _judge(small)
-    for version in (1, 2):
-        await _contrast(small, load_prompts(PromptsConfig(versions={"contrast": version})))
-    default = Listener()
+    default, earlier, others = Listener(), Listener(), Listener()
     await ask_stages(default, _material(), PromptsConfig())
-    heard = default.heard | small.heard
-    larger = (set(default.heard) - set(small.heard)) | LARGER_ONLY
+    await ask_stages(earlier, _material(), PromptsConfig(versions=EARLIER))
+    await _judge(others)
+    for version in (1, 2):
+        await _contrast(others, load_prompts(PromptsConfig(versions={"contrast": version})))
+    larger = set(default.heard) - SMALL
+    heard = {**default.heard, **others.heard}
+    heard |= {name: earlier.heard[name] for name in (f"{n}/v{v}" for n, v in EARLIER.items())}
     return {name: replace(e, model=LARGER if name in larger else MODEL) for name, e in heard.items()}
 
 
@@ -290,7 +282,6 @@ def _material() -> Material:
             cases=tuple(cases), notes=join_sections(show_buffer(ATTEMPTS), show_meta(MEMORY))
         ),
         rules=[edit("append", rule, sources[n], support=4 - n) for n, rule in enumerate(RULES)],
-        drafts=[edit("rewrite", draft, sources[n], support=4 - n) for n, draft in enumerate(DRAFTS)],
         choices=[edit("append", rule, "failure", support=3 - n) for n, rule in enumerate(RULES[:3])],
         suggestions=[edit("suggest", text, "failure") for text in SUGGESTIONS],
         notes="",
@@ -310,7 +301,6 @@ async def ask_stages(listener: Listener, shown: Material, prompts: PromptsConfig
     )
     await _reflect(context, shown)
     await _merge(context, shown, shown.skill, shown.rules)
-    await _merge(context, shown, shown.listed, shown.drafts)
     await _decide(context, shown)
     await _close(context, shown)
     await write_documents(shown.skill, shown.rewrite, context=context, n=1, seed=1)
@@ -321,11 +311,7 @@ async def _reflect(context: StageContext, shown: Material) -> None:
         Minibatch(source=source, index=0, items=shown.items, rollouts=rollouts)
         for source, rollouts in (("failure", shown.failures), ("success", shown.successes))
     ]
-    for update_config in (
-        UpdateConfig(operations=("append",)),
-        UpdateConfig(mode="rewrite"),
-        UpdateConfig(mode="full_rewrite"),
-    ):
+    for update_config in (UpdateConfig(operations=("append",)), UpdateConfig(mode="rewrite")):
         analyst = Analyst(
             context=context,
             tokens=shown.tokens,

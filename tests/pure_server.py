@@ -90,12 +90,6 @@ def _reply(kind: str, fields: dict[str, Any], asked: str) -> dict[str, Any]:
             said = {"reasoning": "As compared.", "memory": f"Rules help, as seen in {_digits(asked)}."}
         case "RewriteReply":
             said = {"summary": "As proposed.", "document": _document(asked)}
-        case "DraftMergeReply":
-            said = {"document": _document(asked)}
-        case "DraftReply":
-            said = {"patterns": _patterns(fields, asked), "document": _document(asked)}
-        case "SuccessDraftReply":
-            said = {"strengths": "As told.", "document": _document(asked)}
         case _:
             said = _edits(kind, fields, asked)
     return said
@@ -112,8 +106,6 @@ def _write_document(asked: str, call_id: str) -> str:
 
 
 def _edits(kind: str, reply: dict[str, Any], asked: str) -> dict[str, Any]:
-    if kind == "RuleReply":
-        return {"rule": _wanted(asked)[0]}
     fields, most = reply["edits"]["items"]["properties"], reply["edits"]["maxItems"]
     if kind == "MergeReply":
         proposals = {number: _content(text) for _, number, text in PROPOSAL.findall(asked)}

@@ -100,7 +100,6 @@ def describe_run(folder: Path, **config: Any) -> tuple[dict[str, Any], DatasetEn
     settings = {
         "out_dir": str(folder),
         "models": {"target": MODEL},
-        "prompts": {"profile": "small"},
         "search": {"sources": ["edits"]},
         "train": {"num_epochs": 1},
         "gate": {"policy": "strict"},

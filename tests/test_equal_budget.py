@@ -32,7 +32,6 @@ OWN_SETTINGS = {
     "reflect.step_buffer": False,
     "select.max_edits": 1,
     "update.operations": ["append"],
-    "prompts.profile": "small",
     "target.deterministic": True,
 }
 """Those with which the played optimizer teaches one rule after the other."""

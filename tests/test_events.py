@@ -19,7 +19,7 @@ from reflact import Trainer, events
 from reflact.concurrency import open_task_group
 from reflact.errors import ProviderError, ReplyError
 from reflact.records import Usage
-from reflact.stages.reply_models import RankReply
+from reflact.stages.reply_models import ReasonedRankReply
 from reflact.store.runs import open_store
 from reflact.testing import InMemoryRunStore
 
@@ -107,7 +107,7 @@ async def called(endpoint: Endpoint, store: InMemoryRunStore, **chosen: Any) -> 
 
     async with connected(endpoint, config(**chosen), store=store, emit=emit) as client:
         with suppress(ProviderError, ReplyError):
-            await client.ask(PROMPT, RankReply, call_id=SAMPLE)
+            await client.ask(PROMPT, ReasonedRankReply, call_id=SAMPLE)
     (event,) = (event for event in told if isinstance(event, events.ModelCallFinished))
     return event
 
@@ -153,7 +153,7 @@ async def test_an_interrupted_call_is_not_reported_as_failed() -> None:
         connected(endpoint, config(), store=await opened(), emit=emit) as client,
         open_task_group() as tasks,
     ):
-        tasks.start_soon(lambda: client.ask(PROMPT, RankReply, call_id=SAMPLE))
+        tasks.start_soon(lambda: client.ask(PROMPT, ReasonedRankReply, call_id=SAMPLE))
         await endpoint.reached.wait()
         tasks.cancel_scope.cancel()
     assert not any(isinstance(event, events.ModelCallFinished) for event in told)

@@ -371,7 +371,6 @@ def test_a_solver_with_tools_is_trained(tmp_path: Path) -> None:
                 "mode": "json_schema",
             }
         },
-        "prompts": {"profile": "small"},
         "search": {"sources": ["edits"]},
         "train": {"num_epochs": 1},
         "gate": {"policy": "strict"},

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,15 +18,15 @@ from typer.testing import CliRunner, Result
 
 from reflact.cli.app import app
 from reflact.errors import RunConflict, StoreError
-from reflact.store.lock import is_owned, lock_identity, lock_run, own_run, read_commit_counts
+from reflact.store.lock import Ownership, is_owned, own_run
 from served import HANGS, Endpoint, reflact_process, world
 
 HOLD = """
 import sys
 from pathlib import Path
-from reflact.store.lock import lock_run
+from reflact.store.lock import own_run
 
-with lock_run(Path(sys.argv[1])):
+with own_run(Path(sys.argv[1]), Path(sys.argv[1], "run.db"), "r1"):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -41,10 +42,15 @@ def holder(folder: Path) -> subprocess.Popen[str]:
     return child
 
 
+def own(folder: Path) -> AbstractContextManager[Ownership]:
+    """Own a run in a folder, with its store there."""
+    return own_run(folder, folder / "run.db", "r1")
+
+
 def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
     """While a process holds a folder, another gets its pid and since when; afterwards it gets the lock."""
     with holder(tmp_path) as child:
-        with pytest.raises(RunConflict) as refusal, lock_run(tmp_path):
+        with pytest.raises(RunConflict) as refusal, own(tmp_path):
             pass
         child.communicate("")
     message = str(refusal.value)
@@ -52,21 +58,18 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
     assert "wait until it has ended" in message
     assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", message)
     assert str(tmp_path) in message
-    with lock_run(tmp_path):
+    with own(tmp_path):
         pass
 
 
 def test_a_reader_knows_whether_a_run_is_at_work(tmp_path: Path) -> None:
     """It asks without an effect on the lock."""
     store = tmp_path / "run.db"
-    with lock_identity(store, "r1") as lock:
-        lock.record_commits(1)
+    with own_run(tmp_path, store, "r1"):
         assert is_owned(store, "r1")
         assert is_owned(store, "r1")
         assert not is_owned(store, "r2")
     assert not is_owned(store, "r1")
-    with lock_identity(store, "r1"):
-        pass
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
@@ -76,38 +79,16 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
         child.send_signal(signal.SIGKILL)
         child.wait()
         assert f"process {child.pid} " in (tmp_path / "run.lock").read_text()
-        with lock_run(tmp_path):
+        with own(tmp_path):
             assert f"process {os.getpid()} " in (tmp_path / "run.lock").read_text()
 
 
 def test_two_trainers_of_one_process_exclude_each_other(tmp_path: Path) -> None:
     """The lock also holds within a process, which is told that it is itself what holds the folder."""
-    with lock_run(tmp_path), pytest.raises(RunConflict) as refusal, lock_run(tmp_path):
+    with own(tmp_path), pytest.raises(RunConflict) as refusal, own(tmp_path):
         pass
     assert f"process {os.getpid()} " in str(refusal.value)
     assert "async with" in str(refusal.value)
-
-
-def test_a_store_remembers_how_far_its_runs_came(tmp_path: Path) -> None:
-    """The commits of each run of a store are counted beside it, and are there for the next owner."""
-    store = tmp_path / "runs.db"
-    with lock_identity(store, "r1") as lock, lock_identity(store, "r2"):
-        assert read_commit_counts(store) == {}
-        lock.record_commits(6)
-        lock.record_commits(7)
-    with lock_identity(store, "r1"):
-        file = tmp_path / "runs.db-r1.lock"
-        assert read_commit_counts(store) == {file: ("r1", 7)}
-        assert f"process {os.getpid()} " in file.read_text()
-        assert read_commit_counts(tmp_path / "others.db") == {}
-
-
-@pytest.mark.parametrize("text", [b"\xff\xfe\nr1 many\n" * 1000, b"", b"x\n-1\n", b"x\n" + b"9" * 5000])
-def test_a_lock_file_with_another_text(tmp_path: Path, text: bytes) -> None:
-    """Whatever stands in the file, the run can be owned and nothing is remembered."""
-    (tmp_path / "run.db-r1.lock").write_bytes(text)
-    with lock_identity(tmp_path / "run.db", "r1"):
-        assert read_commit_counts(tmp_path / "run.db") == {}
 
 
 def test_an_identity_is_owned_once_in_a_store(tmp_path: Path) -> None:
@@ -135,10 +116,10 @@ def test_a_lock_that_protects_nothing_is_noticed(tmp_path: Path, change: str) ->
         if change == "move its folder":
             (tmp_path / "run").rename(tmp_path / "moved")
         else:
-            owned.folder.path.unlink()
+            (tmp_path / "run" / "run.lock").unlink()
         if change == "replace":
-            owned.folder.path.write_text("")
-        with pytest.raises(StoreError, match=r"run\.lock was removed or moved during the run") as noticed:
+            (tmp_path / "run" / "run.lock").write_text("")
+        with pytest.raises(StoreError, match=r"run\.lock was removed, moved or replaced") as noticed:
             owned.check()
         assert "\n" not in str(noticed.value)
 
@@ -146,38 +127,29 @@ def test_a_lock_that_protects_nothing_is_noticed(tmp_path: Path, change: str) ->
 FORKED = """
 import os, sys
 from pathlib import Path
-from reflact.errors import StoreError
-from reflact.store.lock import lock_run
+from reflact.store.lock import own_run
 
-with lock_run(Path(sys.argv[1])) as lock:
+with own_run(Path(sys.argv[1]), Path(sys.argv[1], "run.db"), "r1"):
     child = os.fork()
     if child:
-        lock.check()
         os.write(1, f"{child}\\n".encode())
-    else:
-        try:
-            lock.check()
-        except StoreError as error:
-            os.write(1, f"{error}\\n".encode())
     sys.stdin.read()
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 def test_a_fork_of_the_owner_owns_nothing(tmp_path: Path) -> None:
-    """A forked worker is refused by the lock, and does not keep it when the owner is killed."""
+    """A forked worker does not keep the lock when the owner is killed."""
     command = [sys.executable, "-c", FORKED, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
-        number, refused = sorted((owner.stdout.readline() for _ in range(2)), key=len)
-        fork = int(number)
-        assert f"is locked by process {owner.pid}, and this process is a fork of it" in refused
-        with pytest.raises(RunConflict), lock_run(tmp_path):
+        fork = int(owner.stdout.readline())
+        with pytest.raises(RunConflict), own(tmp_path):
             pass
         owner.kill()
         owner.wait()
         os.kill(fork, 0)
-        with lock_run(tmp_path):
+        with own(tmp_path):
             pass
 
 
@@ -185,21 +157,21 @@ def test_a_fork_of_the_owner_owns_nothing(tmp_path: Path) -> None:
 def test_a_lock_file_that_is_a_pipe(tmp_path: Path) -> None:
     """A pipe in place of the lock file is one error, and nothing waits for it."""
     os.mkfifo(tmp_path / "run.lock")
-    with pytest.raises(StoreError, match=r"run\.lock: it is no regular file"), lock_run(tmp_path):
+    with pytest.raises(StoreError, match=r"run\.lock: it is no regular file"), own(tmp_path):
         pass
 
 
 def test_an_error_releases_the_folder(tmp_path: Path) -> None:
     """An error inside the block is passed on and the folder is free afterwards."""
-    with pytest.raises(LookupError), lock_run(tmp_path):
+    with pytest.raises(LookupError), own(tmp_path):
         raise LookupError
-    with lock_run(tmp_path):
+    with own(tmp_path):
         pass
 
 
 def test_folders_are_apart_and_made_where_missing(tmp_path: Path) -> None:
     """Two folders can be held at the same time; one that does not exist is made."""
-    with lock_run(tmp_path / "a" / "b"), lock_run(tmp_path / "a" / "c"):
+    with own(tmp_path / "a" / "b"), own(tmp_path / "a" / "c"):
         assert (tmp_path / "a" / "b").is_dir()
 
 
@@ -208,7 +180,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(StoreError, match=r"cannot create the lock file .*run\.lock"),
-        lock_run(tmp_path / "file"),
+        own(tmp_path / "file"),
     ):
         pass
 

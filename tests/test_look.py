@@ -408,7 +408,7 @@ def test_settings_are_compared_in_words() -> None:
         "data": ("0123456789abcdef" * 4, "f" * 64),
         "environment": tuple(made),
         "environment.template": ("a", None),
-        "prompts.profile": ("default", "small"),
+        "prompts.folder": ("a", "b"),
     }
     prompts = {
         "prompts.merge": ("v2 0123456789abcdef", "v3 fedcba9876543210"),
@@ -419,7 +419,7 @@ def test_settings_are_compared_in_words() -> None:
     assert list_setting_rows(comparison) == [
         ("data (content)", ("01234567", "ffffffff")),
         ("environment.template", ("a", "-")),
-        ("prompts.profile", ("default", "small")),
+        ("prompts.folder", ("a", "b")),
     ]
     assert describe_prompts(comparison) == "prompts differ: merge (v2 and v3)"
     text = SettingDifference(key="prompts.merge", values=(f"v2 {'0' * 16}", f"v2 {'1' * 16}"))

@@ -61,10 +61,6 @@ def move_database(folder: Path, store: Path) -> None:
     store.rename(store.with_name("elsewhere.db"))
 
 
-def remove_log(folder: Path, store: Path) -> None:
-    store.with_name(f"{store.name}-wal").unlink()
-
-
 CHANGES = (
     remove_folder,
     move_folder,
@@ -72,7 +68,6 @@ CHANGES = (
     remove_identity_lock,
     remove_database,
     move_database,
-    remove_log,
 )
 
 

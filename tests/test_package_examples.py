@@ -191,3 +191,15 @@ async def test_both_starts_of_a_run_are_one_record_in_mlflow(tmp_path: Path) -> 
     assert len(records.metrics[f"{record} score.best"]) == summary.steps
     assert records.files[-1] == f"{record} " + (tmp_path / "run" / "best_skill.md").read_text("utf-8")
     assert records.statuses == [f"{record} FINISHED"] * 2
+
+
+async def test_a_loop_of_the_six_stages_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its loop takes a document to the full score, and rejects what adds nothing."""
+    example = load_example("own_loop")
+    target, environment = ToyTarget(), ToyEnvironment()
+    skill, decisions = await example.train(target, environment, ScriptedLLM(toy_optimizer()), steps=5)
+    assert [line.partition(":")[0] for line in decisions[:4]] == ["accept_new_best"] * 4
+    assert decisions[4].startswith("reject")
+    assert len(skill.text.split("\n\n")) == 4
+    await example.main()
+    assert skill.text.strip() in capsys.readouterr().out

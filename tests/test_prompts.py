@@ -24,7 +24,7 @@ PLAIN = """---
 name: ranking
 version: 7
 role: optimizer
-reply: RankReply
+reply: ReasonedRankReply
 variables: [document]
 changelog: Another one.
 ---
@@ -67,12 +67,12 @@ def test_every_version_renders(path: Path) -> None:
 
 
 def test_every_prompt_has_a_version() -> None:
-    """The book holds every name once, each in its newest version that is not for small models alone."""
+    """The book holds every name once, each in its newest version."""
     book = load_prompts()
     assert set(book.prompts) == set(PROMPT_NAMES) == {p.parent.name for p in FILES}
     for name, prompt in book.prompts.items():
         headers = [read_prompt(path).header for path in FILES if path.parent.name == name]
-        assert prompt.header.version == max(h.version for h in headers if h.profile == "default")
+        assert prompt.header.version == max(header.version for header in headers)
 
 
 def test_released_versions_never_change() -> None:
@@ -129,8 +129,8 @@ def test_an_own_folder_comes_first(tmp_path: Path) -> None:
     assert book.prompts["ranking"].header.version == 7
     assert book.prompts["merge"] == load_prompts().prompts["merge"]
     assert (
-        load_prompts(PromptsConfig(versions={"ranking": 2}, folder=tmp_path)).prompts["ranking"]
-        == load_prompts(PromptsConfig(versions={"ranking": 2})).prompts["ranking"]
+        load_prompts(PromptsConfig(versions={"ranking": 3}, folder=tmp_path)).prompts["ranking"]
+        == load_prompts(PromptsConfig(versions={"ranking": 3})).prompts["ranking"]
     )
 
 

@@ -73,7 +73,6 @@ async def train(folder: Path, model: Any, **config: Any) -> Any:
         "models": {"target": role, "optimizer": role},
         "search": {"sources": ["edits"]},
         "train": {"num_epochs": 1, "batch_size": 4},
-        "prompts": {"profile": "small"},
         **config,
     }
     return await Trainer(settings, environment=ToyEnvironment(train=4, val=2, test=2)).train()

@@ -91,7 +91,6 @@ async def test_a_limit_on_calls_holds(tmp_path: Path) -> None:
         config = {
             "out_dir": str(tmp_path),
             "models": {"optimizer": {"model": "m", "api_key_env": None, "call_id_header": "x-sample"}},
-            "prompts": {"profile": "small"},
             "search": {"sources": ["edits"]},
             "train": {"num_epochs": 1},
             "budget": {"max_calls": most},

@@ -65,7 +65,7 @@ async def measured(
         (0.2, {**PLAIN, **STRICT}),
         (0.0, {**PLAIN, "train": {"batch_size": 2, "num_epochs": 3, "accumulation": 2}}),
         (0.0, {**PLAIN, "update": {"mode": "rewrite"}, "select": {"lr_control": "autonomous"}}),
-        (0.2, {**PLAIN, "update": {"mode": "full_rewrite"}, "appendix": {"enabled": True}}),
+        (0.2, {**PLAIN, "update": {"mode": "full_rewrite"}}),
         (0.0, {**PLAIN, "slow_update": {"gated": False, "pair_policy": "changed", "samples": 3}}),
         (0.2, {**PLAIN, "gate": {"enabled": False}}),
         (0.2, {**PLAIN, "search": {"sources": ["rewrite"]}}),

@@ -6,8 +6,6 @@ import io
 import json
 import re
 import signal
-import sqlite3
-from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -221,8 +219,8 @@ def test_a_conflict_advises_what_its_cause_needs(tmp_path: Path) -> None:
     anyio.run(build_short_trainer(tmp_path).train)
     for trainer, advice in (
         (
-            build_short_trainer(tmp_path, prompts={"profile": "small"}),
-            "the same prompts (a new version of reflact, preset, prompts.profile or prompts.folder has changed them)",
+            build_short_trainer(tmp_path, prompts={"versions": {"analyst_failure": 1}}),
+            "the same prompts (a new version of reflact, preset or prompts.folder has changed them)",
         ),
         (
             build_short_trainer(tmp_path, seed=1),
@@ -248,22 +246,6 @@ def test_a_conflict_advises_what_its_cause_needs(tmp_path: Path) -> None:
         RunConflict, match="to resume it, restore the items of the data; to start another run"
     ):
         anyio.run(other.train)
-
-
-def test_a_run_of_a_removed_policy_says_that_its_version_is_needed(tmp_path: Path) -> None:
-    """Keys that this version does not have cannot be put back, so the error names the way out."""
-    trainer = build_short_trainer(tmp_path)
-    anyio.run(trainer.train)
-    change = "UPDATE runs SET identity = json_set(identity, '$.\"gate.alpha\"', 0.1, '$.\"gate.policy\"', 'paired')"
-    with closing(sqlite3.connect(tmp_path / "run.db")) as database, database:
-        database.execute(change)
-    with pytest.raises(RunConflict) as caught:
-        anyio.run(build_short_trainer(tmp_path).train)
-    message = str(caught.value)
-    assert "gate.alpha was 0.1 and is now absent" in message
-    assert "use the older version of reflact that began it" in message
-    assert "value of gate.alpha" not in message
-    assert "to start another run, choose another out_dir" in message
 
 
 def test_a_mute_optimizer_fails_the_run(tmp_path: Path) -> None:

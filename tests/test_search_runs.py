@@ -21,7 +21,7 @@ from reflact.protocols import Session
 from reflact.records import StepRecord
 from reflact.search.rewrite import PURPOSE
 from reflact.skills.document import find_regions, normalize_line
-from reflact.stages.reply_models import AnalystReply, RuleReply
+from reflact.stages.reply_models import AnalystReply
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
@@ -86,7 +86,7 @@ def write_anew(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: Ca
     line = f"- Idea {call_id.step} of part {call_id.part or 'one'} is worth a try."
     if issubclass(reply_type, Text):
         return f"```markdown\n{line}\n```"
-    if issubclass(reply_type, AnalystReply | RuleReply):
+    if issubclass(reply_type, AnalystReply):
         return append_reply(reply_type, line)
     return toy_optimizer()(prompt, reply_type, call_id)  # type: ignore[return-value]
 
@@ -234,7 +234,7 @@ def repeat_rules(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: 
     if issubclass(reply_type, Text):
         star = "\n".join(f"*  {line[2:]}" for line in (*lines, *lines))
         return f"```markdown\n{star}\n\n{lines[0]}\n```"
-    if issubclass(reply_type, AnalystReply | RuleReply):
+    if issubclass(reply_type, AnalystReply):
         return append_reply(reply_type, f"{lines[0]}\n{lines[1]}")
     return toy_optimizer()(prompt, reply_type, call_id)  # type: ignore[return-value]
 
@@ -256,7 +256,7 @@ async def test_no_document_of_a_run_says_a_rule_twice(tmp_path: Path) -> None:
             assert isinstance(text, dict)
             body = str(text["text"]).removeprefix("```markdown\n").removesuffix("\n```")
             return f"```markdown\n{body}\n\n{body.replace('- ', '* ')}\n```"
-        if issubclass(reply_type, AnalystReply | RuleReply):
+        if issubclass(reply_type, AnalystReply):
             new = list(LINES.values())[(call_id.step or 0) % 4]
             return append_reply(reply_type, f"{LINES['double']}\n{new}\n* {new[2:]}")
         return usual(prompt, reply_type, call_id)  # type: ignore[return-value]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reflact.messages import ReplyModel
 from reflact.stages.reply_models import AnalystReply, MergeReply
-from reflact.stages.select import SchedulerName, StepSizeReply, edit_budget
+from reflact.stages.select import ReasonedStepSizeReply, SchedulerName, edit_budget
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from toy_runs import Part, Ran, playing, run
@@ -97,7 +97,7 @@ def sized(*counts: int) -> Part:
         count = left.pop(0) if len(left) > 1 else left[0]
         return {"reasoning": "Few are sound.", "count": count, "confidence": 0.5, "risks": "Some."}
 
-    return StepSizeReply, give
+    return ReasonedStepSizeReply, give
 
 
 def taken(done: Ran) -> list[tuple[int, int]]:

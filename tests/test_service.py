@@ -33,7 +33,7 @@ from reflact.concurrency import Stream
 from reflact.config.loading import load_config
 from reflact.events import Event, StepStarted
 from reflact.protocols import EventCallback
-from reflact.store.lock import lock_run
+from reflact.store.lock import own_run
 from served import asked_of, send, serving
 
 SERVICE = Path(__file__).parents[1] / "examples" / "service.py"
@@ -308,7 +308,7 @@ def test_what_was_missed_is_told_again(tmp_path: Path) -> None:
 def test_a_run_that_cannot_start_says_why(tmp_path: Path) -> None:
     """An error of the run is the last event; the service goes on, and so can the run."""
     with configured(tmp_path, Provider()) as config, service(tmp_path, f"mine={config}") as url:
-        with lock_run(tmp_path / "run"), listening(url, "mine") as events:
+        with own_run(tmp_path / "run", tmp_path / "run" / "run.db", "r1"), listening(url, "mine") as events:
             (failed,) = events
         with listening(url, "mine") as events:
             *_, finished = events

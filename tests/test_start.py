@@ -280,25 +280,24 @@ def init_columns(folder: Path, columns: dict[str, list[str]]) -> tuple[str, str]
 
 
 @pytest.mark.parametrize(
-    ("models", "profile"),
+    ("models", "is_small"),
     [
-        (("qwen2.5-coder-1.5b",), "small"),
-        (("tiny-360m",), "small"),
-        (("llama-3.1-8b",), "default"),
-        (("my-model",), "default"),
-        (("qwen2.5-coder-1.5b", "--optimizer", "large"), "default"),
-        (("large", "--optimizer", "llama3.2:1b"), "small"),
-        (("mixtral-8x7b",), "default"),
-        (("claude-sonnet-4[1m]",), "default"),
+        (("qwen2.5-coder-1.5b",), True),
+        (("tiny-360m",), True),
+        (("llama-3.1-8b",), False),
+        (("my-model",), False),
+        (("qwen2.5-coder-1.5b", "--optimizer", "large"), False),
+        (("large", "--optimizer", "llama3.2:1b"), True),
+        (("mixtral-8x7b",), False),
+        (("claude-sonnet-4[1m]",), False),
     ],
 )
-def test_a_small_optimizer_gets_short_prompts(tmp_path: Path, models: tuple[str, ...], profile: str) -> None:
-    """The name of a model may have its number of parameters, and below three billion the profile is the small one."""
+def test_a_small_optimizer_is_told(tmp_path: Path, models: tuple[str, ...], is_small: bool) -> None:
+    """The name of a model may have its number of parameters, and below three billion there is a note."""
     path, data = tmp_path / "run.yaml", write_questions(tmp_path / "q.csv", 60)
     result = reflact("init", data, "--out", path, "--base-url", "http://127.0.0.1:1/v1", "--model", *models)
-    config = load_config(path)
-    assert config.prompt_profile == profile
-    assert ("is small for an optimizer" in result.stdout) is (profile == "small")
+    assert load_config(path).preset == "default"
+    assert ("is small for an optimizer" in result.stdout) is is_small
 
 
 @pytest.mark.parametrize(

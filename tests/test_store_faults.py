@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -132,50 +131,21 @@ def overwritten(path: Path) -> None:
     path.write_bytes(content[:place] + b"\xff" * PAGE + content[place + PAGE :])
 
 
-def emptied(path: Path) -> None:
-    """Leave a file without content, which is what a database of no tables looks like."""
-    path.write_bytes(b"")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (overwritten, "the file is damaged; put back a copy"),
-        (emptied, "has 0 of the 2 commits of run r[0-9a-f]+: .* older copy"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_a_damaged_database(place: World, spoil: Callable[[Path], None], words: str) -> None:
+def test_a_damaged_database(place: World) -> None:
     """Damage ends every start with one error before anything is asked; with a copy put back it goes on."""
     before = place.half_done()
     sound, asked = place.database.read_bytes(), len(place.endpoint.samples)
-    spoil(place.database)
+    overwritten(place.database)
     spoiled = place.database.read_bytes()
     for _ in range(2):
         done = reflact("train", place.config)
         assert done.exit_code == 2, done.output
+        words = "the file is damaged; put back a copy"
         assert_one_error(done.stderr, re.escape(str(place.database)), words)
     assert place.database.read_bytes() == spoiled
     assert len(place.endpoint.samples) == asked
     place.database.write_bytes(sound)
     place.goes_on(before)
-
-
-def test_a_lost_write_ahead_log(place: World, tmp_path: Path) -> None:
-    """Without the log that a killed process left, nothing is taken for the run; with it, all is there."""
-    with reflact_process("train", place.config) as process:
-        while not process.stdout.readline().startswith("step 1"):
-            pass
-        process.send_signal(signal.SIGKILL)
-    log, aside = place.out_dir / "run.db-wal", tmp_path / "aside"
-    log.rename(aside)
-    alone = place.database.read_bytes()
-    done = reflact("train", place.config)
-    assert done.exit_code == 2, done.output
-    assert_one_error(done.stderr, "has 0 of the 2 commits .* run.db-wal")
-    assert place.database.read_bytes() == alone
-    aside.rename(log)
-    place.goes_on(kept(place.out_dir), flown=IN_FLIGHT)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Stage 5 in its modes: edits, suggestions and whole drafts."""
+"""Stage 5 in its modes: edits, suggestions and whole documents."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from doubles import open_context
 from reflact.messages import ReplyModel
-from reflact.skills.document import editable_text
-from reflact.stages.reply_models import DraftMergeReply, DraftReply
 from reflact.stages.update import RewriteReply, update
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
@@ -55,7 +53,7 @@ async def test_a_run_leaves_protected_regions_as_they_were(tmp_path: Path, mode:
     assert done.summary.best.score == 1.0
 
 
-@MODES
+@pytest.mark.parametrize("mode", ["patch", "rewrite"])
 async def test_each_region_is_written_by_its_own_stage_alone(tmp_path: Path, mode: str) -> None:
     """With guidance and reminders on, steps change neither, and front matter never changes."""
     known = GUARDED.replace("Heed the rules.", LINES["double"])
@@ -138,48 +136,14 @@ async def test_a_rewrite_that_changes_nothing_is_no_candidate(
 
 
 @pytest.mark.parametrize("control", ["fixed", "autonomous", "none"])
-async def test_whole_drafts_are_never_ranked_and_have_no_budget(tmp_path: Path, control: str) -> None:
-    """Each analyst drafts a document, merges combine the drafts, and nobody is asked how many to take."""
+async def test_a_whole_document_is_written_by_one_call_and_never_ranked(tmp_path: Path, control: str) -> None:
+    """One call a step writes a document from all of its cases; nobody is asked how many edits to take."""
     done = await run(
-        tmp_path,
-        update={"mode": "full_rewrite"},
-        reflect={"minibatch_size": 2},
-        select={"max_edits": 1, "lr_control": control},
+        tmp_path, update={"mode": "full_rewrite"}, select={"max_edits": 1, "lr_control": control}
     )
-    assert asked_for(done) <= {"analyst_failure", "analyst_success", "draft_merge", "draft_merge_final"}
-    assert "draft_merge" in asked_for(done)
-    for record in done.records:
-        assert (record.chosen.budget, record.chosen.ranked, record.chosen.decision) == (None, False, None)
-        assert len(record.chosen.patch.edits) <= 1
+    assert asked_for(done) == {"write_document"}
+    assert len(done.asked("write_document")) == len(done.records)
     first = done.records[0]
-    assert all(LINES[name] in done.texts[first.candidate_hash] for name in _missed(done))
-
-
-def _missed(done: Ran) -> set[str]:
-    """Return the rules that the first step's cases lacked."""
-    types = {i.id: str(i.task_type) for i in WORLD.items(Split.train)}
-    return {types[item_id] for item_id in done.records[0].item_ids}
-
-
-async def test_drafts_that_cannot_be_combined_leave_the_first(tmp_path: Path) -> None:
-    """The first draft of the failures stands for all, the fallback is recorded, and the step goes on."""
-    done = await run(
-        tmp_path,
-        script=playing((DraftMergeReply, "no")),
-        update={"mode": "full_rewrite"},
-        reflect={"minibatch_size": 2},
-    )
-    first = done.records[0]
-    assert [f.label for f in first.merged.fallbacks] == ["draft_merge/failure/1/0"]
-    draft = first.reports[0].patch.edits[0].content
-    assert editable_text(done.texts[first.candidate_hash]).strip() == draft.strip()
-    assert first.verdict.action == "accept_new_best"
-
-
-@pytest.mark.parametrize("initial", ["Answer.\n", "\r\nAnswer.\r\n"])
-async def test_a_draft_that_leaves_the_document_proposes_nothing(tmp_path: Path, initial: str) -> None:
-    """Drafts equal to the document are no patches."""
-    pattern: dict[str, Any] = {"type": "t", "cases": [1], "description": "d"}
-    script = playing((DraftReply, {"reasoning": "r", "patterns": [pattern], "document": "Answer."}))
-    done = await run(tmp_path, initial=initial, script=script, update={"mode": "full_rewrite"})
-    assert done.actions == ["no_patches", "no_patches"]
+    types = {item.id: str(item.task_type) for item in WORLD.items(Split.train)}
+    missed = {types[item_id] for item_id in first.item_ids}
+    assert all(LINES[name] in done.texts[first.candidate_hash] for name in missed)

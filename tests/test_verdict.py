@@ -286,9 +286,7 @@ MORE_STEPS = "take more steps than 6 (a larger train.num_epochs extends this run
         ),
         (
             {"steps": 20, "claim": None, "best": V0}
-            | {
-                "config": {"models": {"optimizer": {"model": "tiny-1.5b"}}, "prompts": {"profile": "default"}}
-            },
+            | {"config": {"models": {"optimizer": {"model": "tiny-1.5b"}}}},
             "let a larger model than tiny-1.5b write the edits (models.optimizer.model); or write the rules "
             "that you know into the skill, with which a run begins (skill)",
         ),

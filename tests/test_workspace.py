@@ -59,7 +59,6 @@ async def test_a_command_is_trained_on_files(tmp_path: Path) -> None:
             "options": {"command": AGENT, "skill_file": "SKILL.md"},
         },
         "models": {"target": MODEL},
-        "prompts": {"profile": "small"},
         "search": {"sources": ["edits"]},
         "train": {"num_epochs": 1},
         "gate": {"policy": "strict"},

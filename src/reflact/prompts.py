@@ -1,7 +1,6 @@
 """Prompt files: finding, checking and rendering them.
 
-A prompt is ``NAME/vN.md``: YAML front matter (name, version, role, reply, variables, changelog, and
-``profile: small`` if only small models are asked with it), then the system part, a line ``<!-- user -->``, and the
+A prompt is ``NAME/vN.md``: YAML front matter (name, version, role, reply, variables, changelog), then the system part, a line ``<!-- user -->``, and the
 user part. Variables are written ``{{name}}``. They are replaced in one pass, so values may contain anything. A line
 ``{{name?}}`` is left out, together with the empty line after it, if the value is empty. A released version never
 changes.
@@ -16,7 +15,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
 
 import yaml
 from pydantic import Field, JsonValue, ValidationError
@@ -35,25 +33,7 @@ INVISIBLE_CATEGORIES = {"Cc", "Cf", "Mn", "Me"}
 """Unicode categories of invisible characters: controls, formats, combining accents."""
 OPTIONAL_VARIABLES = {"attempts", "figures", "max_edits", "notes", "task"}
 """Variables that a prompt may omit: advice, context and limits, not material."""
-SMALL_PROFILE: Mapping[str, int] = {
-    "analyst_failure": 3,
-    "analyst_success": 1,
-    "suggest_failure": 1,
-    "suggest_success": 1,
-    "draft_failure": 1,
-    "draft_success": 1,
-    "draft_merge": 1,
-    "draft_merge_final": 1,
-    "merge": 2,
-    "merge_final": 2,
-    "ranking": 2,
-    "rewrite": 1,
-    "step_size": 1,
-    "slow_update": 1,
-    "meta_skill": 1,
-}
-"""The versions of ``prompts.profile: small``: short prompts and replies for optimizers of few parameters."""
-ANALYST_PROMPTS = {"patch": "analyst", "rewrite": "suggest", "full_rewrite": "draft"}
+ANALYST_PROMPTS = {"patch": "analyst", "rewrite": "suggest"}
 """The first word of the names of analysts' prompts, by ``update.mode``."""
 
 
@@ -63,7 +43,6 @@ class PromptHeader(FrozenModel):
     name: str
     version: int = Field(ge=1)
     role: str
-    profile: Literal["default", "small"] = "default"
     reply: str
     variables: tuple[str, ...] = ()
     changelog: str
@@ -113,10 +92,6 @@ class PromptBook(FrozenModel):
         """Whether the replies to a prompt begin with reasoning in free text, without limits of length."""
         return self.prompts[name].header.reply.startswith("Reasoned")
 
-    def asks_for_rule(self, name: str) -> bool:
-        """Whether the reply to a prompt is one rule, which is added to the document."""
-        return self.prompts[name].header.reply == "RuleReply"
-
     def identity(self, names: Collection[str]) -> dict[str, JsonValue]:
         """Return version and checksum of the named prompts, for the identity of a run."""
         return {
@@ -156,17 +131,16 @@ def _resembles(name: str, tag: str) -> bool:
 
 
 def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = None) -> PromptBook:
-    """Load all prompts: pinned versions, else the profile's, else the newest.
+    """Load all prompts: pinned versions, else the newest ones.
 
-    A prompt for small models alone is among these only if ``prompts.profile`` is ``small``. Those of ``prompts.folder`` come first, then those of ``folder``, which an environment may bring.
+    Those of ``prompts.folder`` come first, then those of ``folder``, which an environment may bring.
 
     Raises:
         PromptError: A file is missing or malformed, or a name is unknown.
     """
     config = config or PromptsConfig()
     packaged = find_data_folder("prompts")
-    pinned, profile = config.versions, SMALL_PROFILE if config.profile == "small" else {}
-    fit = {"default", config.profile}
+    pinned = config.versions
     names = sorted(path.name for path in packaged.iterdir() if path.is_dir())
     unknown = set(pinned) - set(names)
     if unknown:
@@ -178,28 +152,7 @@ def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = N
         if place is not None and not place.is_dir():
             raise PromptError(f"{key}: {place} is not a folder; name the one that has NAME/vN.md")
     folders = [*(place for place in own.values() if place is not None), packaged]
-    return PromptBook(
-        prompts={
-            name: _find_prompt(name, pinned.get(name), folders, profile.get(name), fit) for name in names
-        }
-    )
-
-
-def load_run_prompts(config: TrainerConfig, folder: Path | None) -> PromptBook:
-    """Load the prompts of a run; see ``load_prompts``.
-
-    Raises:
-        PromptError: An analyst is asked for a rule to add, and ``update.operations`` has no additions.
-    """
-    prompts = config.prompts.model_copy(update={"profile": config.prompt_profile})
-    book, name = load_prompts(prompts, folder=folder), "analyst_failure"
-    is_used = name in list_used_prompts(config)
-    if is_used and book.asks_for_rule(name) and "append" not in config.update.operations:
-        raise PromptError(
-            f"prompt {name} v{book.prompts[name].header.version} asks for rules that are added, so update.operations "
-            "needs `append`"
-        )
-    return book
+    return PromptBook(prompts={name: _find_prompt(name, pinned.get(name), folders) for name in names})
 
 
 def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
@@ -220,13 +173,16 @@ def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
 
 
 def _list_stage_prompts(config: TrainerConfig, sources: Iterable[str]) -> set[str]:
-    draft = config.update.mode == "full_rewrite"
-    names = {f"{ANALYST_PROMPTS[config.update.mode]}_{source}" for source in sources}
-    names |= {"draft_merge", "draft_merge_final"} if draft else {"merge", "merge_final"}
-    if config.select.lr_control != "none" and not draft:
-        names |= {"ranking"} | ({"step_size"} if config.select.lr_control == "autonomous" else set())
-    if config.update.mode == "rewrite":
+    mode, lr_control = config.update.mode, config.select.lr_control
+    if mode == "full_rewrite":
+        return {"write_document"}
+    names = {f"{ANALYST_PROMPTS[mode]}_{source}" for source in sources} | {"merge", "merge_final"}
+    if mode == "rewrite":
         names.add("rewrite")
+    if lr_control != "none":
+        names.add("ranking")
+    if lr_control == "autonomous":
+        names.add("step_size")
     return names
 
 
@@ -278,19 +234,11 @@ def _parse_prompt(path: Path, text: str) -> Prompt:
     return Prompt(header=header, system=system.strip(), user=user.strip(), checksum=checksum)
 
 
-def _find_prompt(
-    name: str, version: int | None, folders: Sequence[Path], packaged: int | None, profiles: Collection[str]
-) -> Prompt:
-    """Return the pinned version, else that of the first folder that has one.
-
-    This is ``packaged`` in the last folder, else the newest one for one of the ``profiles``.
-    """
+def _find_prompt(name: str, version: int | None, folders: Sequence[Path]) -> Prompt:
+    """Return the pinned version of a prompt, else the newest one, of the first folder that has it."""
     for folder in folders:
         paths = {int(p.stem[1:]): p for p in (folder / name).glob("v*.md") if p.stem[1:].isdigit()}
-        chosen = version if version is not None else packaged if folder == folders[-1] else None
-        if chosen is None:
-            newest = sorted(paths, reverse=True)
-            chosen = next((n for n in newest if read_prompt(paths[n]).header.profile in profiles), None)
+        chosen = version if version is not None else max(paths, default=None)
         if chosen in paths:
             return read_prompt(paths[chosen])
     wanted = f"v{version}" if version is not None else "any version"

@@ -9,12 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 
 from reflact.config.models import ModelConfig
 from reflact.data import DataSet
 from reflact.errors import InterfaceError
 from reflact.events import Event
+from reflact.jsonutil import parse_stored
 from reflact.messages import (
     AgentAnswer,
     CallId,
@@ -48,6 +49,7 @@ from reflact.skills.rejected_edits import RejectedEdit
 from reflact.types import Case, FrozenModel, Grade, Item, Rewrite, Rollout, Skill, Split, Turn
 
 R = TypeVar("R", bound=ReplyModel)
+T = TypeVar("T")
 
 EventCallback = Callable[[Event], Awaitable[None]]
 """Is called with every event; a slow callback delays the run."""
@@ -396,6 +398,22 @@ class DecisionLog(Protocol):
 
     async def put(self, step: int, label: str, value: JsonValue) -> None:
         """Log an outcome before it is used; the first one under a label is kept."""
+
+    async def once(
+        self, step: int, label: str, work: Callable[[], Awaitable[T]], adapter: TypeAdapter[T]
+    ) -> T:
+        """Return the logged outcome, or do the work and log its outcome before anyone uses it.
+
+        What has been seen is stored; what is stored is not done again. None is no outcome, and is
+        not logged.
+        """
+        logged = await self.get(step, label)
+        if logged is not None:
+            return parse_stored(adapter.validate_python, logged, f"outcome {label} of step {step}")
+        outcome = await work()
+        if outcome is not None:
+            await self.put(step, label, adapter.dump_python(outcome, mode="json"))
+        return outcome
 
 
 class RunStore(RolloutStore, ResponseStore, Protocol):

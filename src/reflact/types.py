@@ -1,4 +1,7 @@
-"""The frozen values that modules exchange, canonical JSON, and short representations of values."""
+"""The frozen values that stages exchange, canonical JSON, and short representations of values.
+
+The typed outputs of the stages are public; a contrast pair of the critic is in ``reflact.memory``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,33 @@ from functools import cached_property
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+__all__ = [
+    "AggregateResult",
+    "AnalystReport",
+    "AppendixResult",
+    "Candidate",
+    "Case",
+    "Edit",
+    "EditResult",
+    "FailurePattern",
+    "Fallback",
+    "Grade",
+    "Item",
+    "Measurement",
+    "Patch",
+    "RaceEntry",
+    "Rewrite",
+    "Rollout",
+    "Score",
+    "SelectResult",
+    "Skill",
+    "Split",
+    "StepSize",
+    "Turn",
+    "Verdict",
+    "WorkedExample",
+]
 
 CANONICAL_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 

@@ -54,10 +54,8 @@ LOCAL_LINES = """\
 """
 LOCAL_OPTIMIZER = """\
 # The prompt and so many tokens must fit into the server's context together.
-    max_tokens: {tokens}
+    max_tokens: 2048
     timeout: 600"""
-SMALL_TOKENS, LARGE_TOKENS = 600, 2048
-"""The most tokens of a reply of an optimizer at a local address, if it is small and if it is not known to be so."""
 TEMPLATE = """\
 # A training of reflact on {data}. Next:
 #   reflact check {name}             one small call to each model and one graded item
@@ -220,14 +218,12 @@ def fill_template(
     draft: Mapping[str, str], model: str, optimizer: str | None, base_url: str, api_key_env: str | None
 ) -> str:
     """Return a configuration; a local address needs no key unless one is named."""
-    from reflact.config.models import is_local_address, is_small_model
+    from reflact.config.models import is_local_address
 
     is_local = is_local_address(base_url)
     key = api_key_env or ("null" if is_local else "OPENAI_API_KEY")
     critic = f"  # The model that grades.\n  critic:\n    model: {quote_yaml(optimizer or model)}\n"
     own = "" if optimizer is None else f"model: {quote_yaml(optimizer)}\n    "
-    is_small = is_small_model(optimizer or model)
-    limit = LOCAL_OPTIMIZER.format(tokens=SMALL_TOKENS if is_small else LARGE_TOKENS)
     return TEMPLATE.format(
         **draft,
         critic=critic if draft["grader"] == "critic" else "",
@@ -235,7 +231,7 @@ def fill_template(
         base_url=quote_yaml(base_url),
         key="null" if key == "null" else quote_yaml(key),
         pace=LOCAL_LINES if is_local else "",
-        optimizer=own + (limit if is_local else "max_tokens: 4096"),
+        optimizer=own + (LOCAL_OPTIMIZER if is_local else "max_tokens: 4096"),
     )
 
 

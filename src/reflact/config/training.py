@@ -20,7 +20,6 @@ from reflact.config.models import (
     ModelsConfig,
     TelemetryConfig,
     changeable_field,
-    is_small_model,
     option,
     refuse_secrets,
 )
@@ -225,7 +224,7 @@ class UpdateConfig(ConfigSection):
     mode: Literal["patch", "rewrite", "full_rewrite"] = option(
         "patch",
         description="`patch`: the chosen edits are applied in order; `rewrite`: one call rewrites the document according "
-        "to the chosen suggestions; `full_rewrite`: each analyst writes a whole document, and merges combine them.",
+        "to the chosen suggestions; `full_rewrite`: one call writes the whole document from the cases of a step.",
     )
     operations: tuple[Operation, ...] = option(
         ("append", "insert_after", "replace", "delete"),
@@ -388,17 +387,12 @@ class TestConfig(ConfigSection):
 class PromptsConfig(ConfigSection):
     """The prompt files."""
 
-    profile: Literal["auto", "default", "small"] = changeable_field(
-        "auto",
-        description="`default` lets the optimizer reason at length; `small` suits models below about 3B parameters; `auto` "
-        "is `small` if the name of the optimizer's model says so.",
-    )
     folder: Path | None = changeable_field(
         None, description="Folder of your own prompts; missing ones come from the package."
     )
     versions: dict[str, int] = Field(
         default_factory=dict,
-        description="Pinned version by prompt name; default: that of your folder or of the profile.",
+        description="Pinned version by prompt name; default: the newest one.",
     )
 
 
@@ -489,6 +483,8 @@ class TrainerConfig(ConfigSection):
     def _check_combinations(self) -> TrainerConfig:
         if self.appendix.enabled and "edits" not in self.search.sources:
             raise ValueError("`appendix.enabled` needs the source `edits`, whose analysts find the lapses")
+        if self.appendix.enabled and self.update.mode == "full_rewrite":
+            raise ValueError("`appendix.enabled` needs another `update.mode`: `full_rewrite` has no analysts")
         if self.skill_files and self.update.mode != "patch":
             raise ValueError("`skill_files` needs `update.mode: patch`: a rewrite would join the files")
         if self.skill_files and self.search.sources == ("rewrite",):
@@ -496,13 +492,6 @@ class TrainerConfig(ConfigSection):
         if self.skill_files and self.skill is None:
             raise ValueError("`skill_files` needs `skill`, the folder of the skill")
         return self
-
-    @property
-    def prompt_profile(self) -> Literal["default", "small"]:
-        """The profile of prompts that the optimizer gets."""
-        if self.prompts.profile != "auto":
-            return self.prompts.profile
-        return "small" if is_small_model(self.models.optimizer.model) else "default"
 
     @property
     def uses_critic(self) -> bool:

@@ -55,8 +55,7 @@ class MemoryStore(SQLiteTraceStore):
         scan: Scans every text before it is stored; None: the rules of docs/memory.md.
         clock: Returns the time of a change, with its time zone.
         lock_timeout: Seconds to wait for another process's lock.
-        read_only: Write nothing to the file, which must exist. If its folder is not writable, a copy is read.
-            Methods that write raise.
+        read_only: Write nothing to the file, which must exist. Methods that write raise.
 
     Raises:
         StoreError: On opening and from every method; names the file and the problem.

@@ -12,13 +12,11 @@ from reflact.messages import NoReply
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_edits, show_skill
 from reflact.stages.reply_models import (
-    DraftMergeReply,
-    MergeReply,
-    ReasonedDraftMergeReply,
     ReasonedMergeReply,
     build_edit,
     check_reply,
     list_allowed_operations,
+    list_changes,
     merge_reply_type,
 )
 from reflact.types import (
@@ -35,6 +33,9 @@ from reflact.types import (
 SIDES: tuple[RolloutSource, ...] = ("failure", "success")
 """The sides of the merge, in the order in which a final merge gets them."""
 
+OPERATIONS: tuple[EditKind, ...] = ("append", "insert_after", "replace", "delete")
+"""The kinds of edit in patches, unless the configuration allows fewer."""
+
 EditKey = tuple[str, str, str]
 """What an edit does: its operation, its target, and its content without spaces around it."""
 
@@ -44,23 +45,23 @@ async def aggregate(
     skill: Skill,
     *,
     context: StageContext,
-    config: AggregateConfig,
-    operations: tuple[EditKind, ...],
-    notes: str,
+    config: AggregateConfig | None = None,
+    operations: tuple[EditKind, ...] = OPERATIONS,
+    notes: str = "",
 ) -> AggregateResult:
     """Merge the patches of all reports: failures and successes separately, then both, failures first.
 
-    Groups of ``merge_batch_size`` patches are merged level by level, in the order of the reports. A single
-    patch passes unchanged. If a merge call gives no valid reply, the group's edits are concatenated without
-    duplicates, or the first of whole drafts is taken, and the result records the fallback.
+    Groups of ``merge_batch_size`` patches are merged level by level, in the order of the reports. A
+    single patch passes unchanged. If a merge call gives no valid reply, the group's edits are
+    concatenated without duplicates, and the result records the fallback.
 
-    No two edits of the result are equal. The support of a merged edit is the number of cases in the reports that it
-    comes from; a report counts once, however many of its edits were merged.
+    No two edits of the result are equal. The support of a merged edit is the number of cases in the
+    reports that it comes from; a report counts once, however many of its edits were merged.
     """
     ordered = sorted(reports, key=lambda r: (r.source_type, r.batch, r.index))
-    merger = _Merger(
-        skill, context, config.merge_batch_size, operations, notes, tuple(len(r.item_ids) for r in ordered)
-    )
+    group_size = (config or AggregateConfig()).merge_batch_size
+    cases = tuple(len(report.item_ids) for report in ordered)
+    merger = _Merger(skill, context, group_size, operations, notes, cases)
     leaves = [(r.source_type, _build_leaf(n, r.patch)) for n, r in enumerate(ordered) if r.patch.edits]
     sides = await fan_out(
         merger.merge_tree,
@@ -136,35 +137,28 @@ class _Merger:
         if len(proposals) == 1:
             return _Node(reasoning, proposals)
         edits = [proposal.edit for proposal in proposals]
-        is_draft = edits[0].op == "rewrite"
-        purpose = f"draft_{name}" if is_draft else name
-        reasoned = self.context.prompts.is_reasoned(purpose)
-        reply_type: type[MergeReply | DraftMergeReply] = (
-            ReasonedDraftMergeReply if reasoned else DraftMergeReply
+        reply_type = merge_reply_type(
+            list_allowed_operations(self.skill, self.operations),
+            proposals=len(edits),
+            reasoned=self.context.prompts.is_reasoned(name),
         )
-        if not is_draft:
-            kinds = list_allowed_operations(self.skill, self.operations)
-            reply_type = merge_reply_type(kinds, proposals=len(edits), reasoned=reasoned)
         reply = await self.context.ask_or_fallback(
-            purpose,
+            name,
             {"document": show_skill(self.skill), "notes": self.notes, "proposals": show_edits(edits)},
             reply_type,
             part=part,
             check=partial(check_reply, skill=self.skill, material=[edit.content for edit in edits]),
         )
         if isinstance(reply, NoReply):
-            replacement = "the first draft" if is_draft else "the proposals, concatenated without duplicates"
-            fallback = Fallback(label=f"{purpose}/{part}", reason=reply.reason, replacement=replacement)
-            return _Node(reasoning, proposals[:1] if is_draft else proposals, (fallback,))
-        if isinstance(reply, ReasonedMergeReply | ReasonedDraftMergeReply):
+            replacement = "the proposals, concatenated without duplicates"
+            fallback = Fallback(label=f"{name}/{part}", reason=reply.reason, replacement=replacement)
+            return _Node(reasoning, proposals, (fallback,))
+        if isinstance(reply, ReasonedMergeReply):
             reasoning = reply.reasoning
-        if isinstance(reply, DraftMergeReply):
-            merged = [self._credit(Edit(op="rewrite", content=reply.document), proposals)]
-        else:
-            merged = [
-                self._credit(build_edit(edit), [proposals[n - 1] for n in sorted(set(edit.sources))])
-                for edit in reply.edits
-            ]
+        merged = []
+        for change in list_changes(reply):
+            sources = [proposals[number - 1] for number in sorted(set(change.sources))]
+            merged.append(self._credit(build_edit(change), sources))
         return _Node(reasoning, tuple(merged))
 
     def join(self, proposals: Sequence[_Proposal]) -> tuple[_Proposal, ...]:

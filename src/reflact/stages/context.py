@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from pydantic import JsonValue
 
 from reflact.errors import CallError, ContextOverflow, RequestRefused
 from reflact.messages import CallId, NoReply, RenderedPrompt
-from reflact.prompts import PromptBook
+from reflact.prompts import PromptBook, load_prompts
 from reflact.protocols import LLM, DecisionLog, R
 from reflact.stages.prompt_sections import BYTES_PER_TOKEN
+from reflact.types import Rollout
 
 REPLY_TOKENS = 300
 """The tokens of a reply in the estimate of what a step costs."""
@@ -27,17 +30,53 @@ class AskedTokens:
         self.tokens += size // BYTES_PER_TOKEN + REPLY_TOKENS
 
 
+class Journal(DecisionLog):
+    """The outcomes of a loop of your own, in memory: what is known is not done again.
+
+    It is the ``protocols.RolloutStore`` too; a run has a store on disk in its place.
+    """
+
+    def __init__(self) -> None:
+        self._rollouts: dict[str, Rollout] = {}
+        self._outcomes: dict[tuple[int, str], JsonValue] = {}
+
+    async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
+        """Return the known rollouts among the keys."""
+        return {key: self._rollouts[key] for key in keys if key in self._rollouts}
+
+    async def store_rollout(self, rollout: Rollout) -> None:
+        """Keep a measured rollout."""
+        self._rollouts.setdefault(rollout.key, rollout)
+
+    async def get(self, step: int, label: str) -> JsonValue:
+        """Return the outcome of a step under a label, or None."""
+        return self._outcomes.get((step, label))
+
+    async def find(self, step: int, labels: Sequence[str]) -> Mapping[str, JsonValue]:
+        """Return the outcomes among those of the labels."""
+        return {label: self._outcomes[step, label] for label in labels if (step, label) in self._outcomes}
+
+    async def put(self, step: int, label: str, value: JsonValue) -> None:
+        """Keep an outcome; the first one under a label stays."""
+        self._outcomes.setdefault((step, label), value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
     """The collaborators of the optimizer's calls in one step; the log holds missing replies.
 
-    ``task`` is the prompt section on the tasks, the score and the agent (``show_task``).
+    Attributes:
+        llm: The optimizer.
+        prompts: Its prompts; by default those of the package.
+        decision_log: By default one in memory, as for a loop of your own.
+        step: The number of the step, from 1.
+        task: The prompt section on the tasks, the score and the agent (``show_task``).
     """
 
     llm: LLM
-    prompts: PromptBook
-    decision_log: DecisionLog
-    step: int
+    prompts: PromptBook = field(default_factory=load_prompts)
+    decision_log: DecisionLog = field(default_factory=Journal)
+    step: int = 1
     task: str = ""
     asked: AskedTokens = field(default_factory=AskedTokens)
 
@@ -54,13 +93,14 @@ class StageContext:
     ) -> R | NoReply:
         """Return the optimizer's reply, or ``NoReply`` if no attempt was valid, or the prompt was too long or refused.
 
-        If the prompt is too long, the call is repeated once with the variables of ``shorten``. That and a
-        missing reply are logged before they are used, so that a resumed run does the same. The purpose of the
-        call is the prompt's name, unless ``purpose`` is given. ``check`` raises ValueError if a reply cannot
-        be used.
+        If the prompt is too long, the call is repeated once with the variables of ``shorten``. That
+        and a missing reply are logged before they are used, so that a resumed run does the same.
+        The purpose of the call is the prompt's name, unless ``purpose`` is given. ``check`` raises
+        ValueError if a reply cannot be used.
 
         Raises:
-            ProviderError: The endpoint refuses all calls, failed or could not be reached; nothing is logged.
+            ProviderError: The endpoint refuses all calls, failed or could not be reached; nothing
+            is logged.
         """
 
         def render(variables: Mapping[str, str]) -> RenderedPrompt:

@@ -118,8 +118,9 @@ def decide_without_evaluation(
 ) -> Verdict | None:
     """Return the verdict on a candidate that needs no evaluation; None if it needs one.
 
-    ``chosen`` are the edits of the pool ``merged`` that the candidate was made with. ``known`` are all documents that
-    this run uses or has rejected, by hash, each with the version or the step that it is from.
+    ``chosen`` are the edits of the pool ``merged`` that the candidate was made with. ``known`` are
+    all documents that this run uses or has rejected, by hash, each with the version or the step
+    that it is from.
     """
     if not merged.patch.edits:
         return Verdict(action="no_patches", reason="No analyst proposed an edit.")
@@ -156,9 +157,9 @@ async def evaluate(
 ) -> EvaluationResult | None:
     """Return the verdict on a candidate by the greater mean of one pass; None if a repeat shows a noisy target.
 
-    A candidate with a greater mean than the current skill is accepted. To become the best skill, it must also have a
-    greater mean than the best skill, unless that is the current one. ``run_pass`` rolls a skill out on the
-    validation split.
+    A candidate with a greater mean than the current skill is accepted. To become the best skill, it
+    must also have a greater mean than the best skill, unless that is the current one. ``run_pass``
+    rolls a skill out on the validation split.
     """
     first = await roll_out_pairs(candidate, current, settings.item_ids, trial=0, run_pass=run_pass)
     scores = [metric.score_pair(*pair) for pair in first]

@@ -1,7 +1,8 @@
 """Skill-aware reflection: separates lapses from defects, and keeps reminders in the appendix.
 
-A *defect* is a rule that the document lacks or states wrongly; edits correct it. A *lapse* is a rule of the
-document that was not followed; it gets a short reminder in the appendix of execution notes.
+A *defect* is a rule that the document lacks or states wrongly; edits correct it. A *lapse* is a
+rule of the document that was not followed; it gets a short reminder in the appendix of execution
+notes.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def lapse_reply_type(*, cases: int) -> type[LapseReply]:
 class LapseTriage:
     """Takes lapses out of a minibatch and leaves the other cases to ``analyse``.
 
-    ``successes``: minibatches of successes may give reminders too. ``tokens`` is the maximum of estimated
-    tokens of trajectories in one prompt.
+    ``successes``: minibatches of successes may give reminders too. ``tokens`` is the maximum of
+    estimated tokens of trajectories in one prompt.
     """
 
     context: StageContext
@@ -86,8 +87,8 @@ class LapseTriage:
     async def report(self, batch: Minibatch) -> AnalystReport:
         """Return the report on a minibatch, with reminders for its lapses.
 
-        A document without rules has no lapses. If the optimizer gives no valid reply, the analyst gets all
-        cases, and the report states the reason.
+        A document without rules has no lapses. If the optimizer gives no valid reply, the analyst
+        gets all cases, and the report states the reason.
         """
         if not _rules_text(self.skill).strip() or (batch.source == "success" and not self.successes):
             return await self.analyse(batch)
@@ -185,12 +186,12 @@ async def update_appendix(
 ) -> AppendixResult:
     """Return the document with the reports' reminders added to its appendix, without duplicates.
 
-    ``earlier`` are the notes of the version that was current, if the run returns to an older one: that a document is
-    given up is no reason to give up what was learnt beside it.
+    ``earlier`` are the notes of the version that was current, if the run returns to an older one:
+    that a document is given up is no reason to give up what was learnt beside it.
 
-    If there are more than ``threshold`` notes, one call compacts them to at most that many. If it gives no
-    valid reply, the notes stay as they are, and the result records the fallback. The text outside the
-    appendix does not change.
+    If there are more than ``threshold`` notes, one call compacts them to at most that many. If it
+    gives no valid reply, the notes stay as they are, and the result records the fallback. The text
+    outside the appendix does not change.
     """
     reminders = [*earlier, *(reminder for report in reports for reminder in report.reminders)]
     before = read_notes(skill.text)

@@ -39,7 +39,8 @@ def score_skill(
 ) -> SkillScore:
     """Return the mean, count, 95% interval and task types of one skill's rollouts, in any order.
 
-    The interval is that of the hard score. Several trials of an item count as one value in the interval, because they are not independent.
+    The interval is that of the hard score. Several trials of an item count as one value in the
+    interval, because they are not independent.
     """
     measured = build_measurement(skill.hash, split, rollouts)
     means = _mean_by_item(rollouts, GateMetric(metric="hard"))

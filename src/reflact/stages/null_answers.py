@@ -1,6 +1,7 @@
 """Null answers: constants that are graded in place of the target's answers, as a control.
 
-No model is called: a target replies with the constant to every message, and the environment grades as always.
+No model is called: a target replies with the constant to every message, and the environment grades
+as always.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ class ConstantSession:
         """Return the text.
 
         Raises:
-            ContextOverflow: The conversation does not end. A model's context would be full too, so the score is 0.
+            ContextOverflow: The conversation does not end. A model's context would be full too, so
+            the score is 0.
         """
         await checkpoint()
         if len(self._turns) >= 2 * MAX_REPLIES:

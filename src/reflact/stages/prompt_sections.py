@@ -69,8 +69,8 @@ def count_bytes(text: str) -> int:
 def share_bytes(sizes: Sequence[int], max_bytes: int) -> tuple[int, ...]:
     """Divide ``max_bytes`` among texts: short texts get all they need, long ones get equal parts.
 
-    Long texts share the bytes that short texts leave over. The sum is at most ``max_bytes``, and equals it if
-    the texts do not fit.
+    Long texts share the bytes that short texts leave over. The sum is at most ``max_bytes``, and
+    equals it if the texts do not fit.
     """
     limits = [0] * len(sizes)
     left = max(0, max_bytes)
@@ -83,8 +83,8 @@ def share_bytes(sizes: Sequence[int], max_bytes: int) -> tuple[int, ...]:
 def truncate(text: str, max_bytes: int) -> str:
     """Return a text in at most ``max_bytes``: two thirds from its beginning, one third from its end.
 
-    A mark between them states the size of the cut. If ``max_bytes`` is too small even for the mark, the result
-    is the mark alone, or the text if it is shorter.
+    A mark between them states the size of the cut. If ``max_bytes`` is too small even for the mark,
+    the result is the mark alone, or the text if it is shorter.
     """
     if count_bytes(text) <= max_bytes:
         return text
@@ -100,10 +100,11 @@ def truncate(text: str, max_bytes: int) -> str:
 def fit_conversation(turns: Sequence[Turn], max_bytes: int) -> str:
     """Return a conversation in at most ``max_bytes``: its key turns, then as many others as fit, last first.
 
-    The key turns are, in order of priority: the first turn and the first of the user; the last turn, the last
-    answer and the turn before it; turns in which the user or a tool reports trouble; and turns before an
-    answer that changes course, by words such as "instead". They share the bytes as in ``share_bytes``. Cuts
-    in a turn are marked; omitted turns are counted in a mark at their position.
+    The key turns are, in order of priority: the first turn and the first of the user; the last
+    turn, the last answer and the turn before it; turns in which the user or a tool reports trouble;
+    and turns before an answer that changes course, by words such as "instead". They share the bytes
+    as in ``share_bytes``. Cuts in a turn are marked; omitted turns are counted in a mark at their
+    position.
     """
     texts = [_format_turn(turn) for turn in turns]
     sizes = [count_bytes(text) for text in texts]
@@ -185,7 +186,8 @@ def show_skill(skill: Skill) -> str:
 def show_cases(rollouts: Sequence[Rollout], items: Sequence[Item], *, failed: bool, tokens: int) -> str:
     """Return a minibatch's trajectories, numbered; failed ones with feedback and reference.
 
-    ``tokens`` is the maximum of their estimated tokens. Short cases leave unused tokens to long ones.
+    ``tokens`` is the maximum of their estimated tokens. Short cases leave unused tokens to long
+    ones.
     """
     cases = [_case_passages(rollout, item, failed) for rollout, item in zip(rollouts, items, strict=True)]
     return "\n\n".join(_fence_cases(cases, tokens))

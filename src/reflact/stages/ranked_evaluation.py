@@ -62,8 +62,8 @@ class RankedEvaluator:
     ) -> EvaluationResult:
         """Return the verdict on a candidate, which was made from the current skill.
 
-        ``measures_current``: a current skill without a pass gets one first. It was accepted before the target
-        showed noise, while no beliefs were kept.
+        ``measures_current``: a current skill without a pass gets one first. It was accepted before
+        the target showed noise, while no beliefs were kept.
         """
         settings, skills = self._settings, {skill.hash: skill for skill in (candidate, current)}
         known = len(ranking.passes)

@@ -1,4 +1,4 @@
-"""Stage 2: analysts read minibatches of trajectories and propose edits, suggestions or whole drafts."""
+"""Stage 2: analysts read minibatches of trajectories and propose edits or suggestions."""
 
 from __future__ import annotations
 
@@ -16,31 +16,24 @@ from reflact.data import shuffle
 from reflact.messages import NoReply
 from reflact.prompts import ANALYST_PROMPTS
 from reflact.protocols import Annotator, R
-from reflact.skills.document import is_same_body
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import list_material, show_cases, show_skill, truncate
 from reflact.stages.reply_models import (
+    AnalysisReply,
     AnalystReply,
-    DraftReply,
     PatternReply,
-    Proposals,
     Reasoned,
     ReasonedPattern,
-    ReasonedSuccessDraftReply,
-    RuleReply,
-    SuccessDraftReply,
-    SuccessReply,
     build_edit,
     check_reply,
-    draft_reply_type,
     failure_reply_type,
     list_allowed_operations,
+    list_changes,
     success_reply_type,
 )
 from reflact.stages.rollout import RolloutRunner, log_unmeasured, require_coverage
 from reflact.types import (
     AnalystReport,
-    Edit,
     EditKind,
     FailurePattern,
     FrozenModel,
@@ -63,7 +56,8 @@ MAX_FAIL_REASONS, FAIL_REASON_BYTES = 3, 300
 class Minibatch(FrozenModel):
     """The trajectories of one analyst call, in the plan's order.
 
-    ``index`` numbers the minibatches of the same source and batch; ``batch`` numbers the step's batches.
+    ``index`` numbers the minibatches of the same source and batch; ``batch`` numbers the step's
+    batches.
     """
 
     source: RolloutSource
@@ -109,21 +103,15 @@ def classify_rollout(rollout: Rollout, threshold: float | None) -> RolloutSource
 
 def list_edit_kinds(config: UpdateConfig) -> tuple[EditKind, ...]:
     """Return the kinds of edit in a step's patches."""
-    match config.mode:
-        case "patch":
-            return config.operations
-        case "rewrite":
-            return ("suggest",)
-        case "full_rewrite":
-            return ("rewrite",)
+    return ("suggest",) if config.mode == "rewrite" else config.operations
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analyst:
-    """Reads one minibatch at a time and proposes edits, suggestions or a whole document, as ``config`` says.
+    """Reads one minibatch at a time and proposes edits or suggestions, as ``config`` says.
 
-    ``tokens`` is the maximum of estimated tokens of trajectories in one prompt. ``notes`` returns the notes
-    on earlier attempts for a minibatch's prompt.
+    ``tokens`` is the maximum of estimated tokens of trajectories in one prompt. ``notes`` returns
+    the notes on earlier attempts for a minibatch's prompt.
     """
 
     context: StageContext
@@ -135,21 +123,24 @@ class Analyst:
 
     async def report(self, batch: Minibatch) -> AnalystReport:
         """Return the report on a minibatch; without a valid reply it holds the reason alone."""
-        variables = {"document": show_skill(self.skill), "attempts": self.notes(batch)}
-        if self.config.mode != "full_rewrite":
-            variables["max_edits"] = str(self.max_edits)
-        cases = len(batch.items) if batch.source == "failure" else None
         prompt = f"{ANALYST_PROMPTS[self.config.mode]}_{batch.source}"
-        reasoned = self.context.prompts.is_reasoned(prompt)
-        asks_rule = self.context.prompts.asks_for_rule(prompt)
-        reply_type: type[Proposals] = RuleReply
-        if not asks_rule:
-            reply_type = self._choose_reply_type(cases, reasoned=reasoned)
+        book = self.context.prompts
+        reasoned = book.is_reasoned(prompt)
+        cases = len(batch.items) if batch.source == "failure" else None
+        kinds = list_allowed_operations(self.skill, list_edit_kinds(self.config))
+
+        reply_type: type[AnalysisReply] = success_reply_type(kinds, most=self.max_edits)
+        if cases is not None:
+            reply_type = failure_reply_type(kinds, cases=cases, most=self.max_edits, reasoned=reasoned)
         reply = await ask_about_minibatch(
             self.context,
             batch,
             prompt,
-            variables,
+            {
+                "document": show_skill(self.skill),
+                "attempts": self.notes(batch),
+                "max_edits": str(self.max_edits),
+            },
             reply_type,
             purpose=f"analyst_{batch.source}",
             tokens=self.tokens,
@@ -157,23 +148,13 @@ class Analyst:
                 check_reply,
                 skill=self.skill,
                 cases=cases,
-                items=batch.items if reasoned or asks_rule else (),
+                items=batch.items if reasoned else (),
                 material=list_material(batch.items, batch.rollouts),
             ),
         )
         if isinstance(reply, NoReply):
             return batch.empty_report.model_copy(update={"no_reply_reason": reply.reason})
-        return _build_report(batch.empty_report, self.skill, reply)
-
-    def _choose_reply_type(self, cases: int | None, *, reasoned: bool) -> type[Proposals]:
-        if self.config.mode == "full_rewrite":
-            if cases is not None:
-                return draft_reply_type(cases=cases, reasoned=reasoned)
-            return ReasonedSuccessDraftReply if reasoned else SuccessDraftReply
-        kinds = list_allowed_operations(self.skill, list_edit_kinds(self.config))
-        if cases is None:
-            return success_reply_type(kinds, most=self.max_edits, reasoned=reasoned)
-        return failure_reply_type(kinds, cases=cases, most=self.max_edits, reasoned=reasoned)
+        return _build_report(batch.empty_report, reply)
 
 
 async def ask_about_minibatch(
@@ -203,28 +184,19 @@ async def ask_about_minibatch(
     )
 
 
-def _build_report(blank: AnalystReport, skill: Skill, reply: Proposals) -> AnalystReport:
-    """Return a report with the reply's edits; a draft that changes nothing is none."""
+def _build_report(blank: AnalystReport, reply: AnalysisReply) -> AnalystReport:
+    """Return a report with the patterns and the edits of a reply."""
     patterns: tuple[FailurePattern, ...] = ()
-    if isinstance(reply, AnalystReply | DraftReply):
+    reasoning = ""
+    if isinstance(reply, AnalystReply):
         patterns = tuple(build_pattern(pattern, blank.item_ids) for pattern in reply.patterns)
-        reasoning = "; ".join(p.description for p in patterns)
-    if isinstance(reply, RuleReply):
-        reasoning, n = reply.difference, len(blank.item_ids)
-        patterns = (
-            FailurePattern(type="missing rule", count=n, description=reasoning, item_ids=blank.item_ids),
-        )
-    elif isinstance(reply, Reasoned):
+        reasoning = "; ".join(pattern.description for pattern in patterns)
+    if isinstance(reply, Reasoned):
         reasoning = reply.reasoning
-    elif isinstance(reply, SuccessReply | SuccessDraftReply):
-        reasoning = reply.strengths
-    if isinstance(reply, DraftReply | SuccessDraftReply | ReasonedSuccessDraftReply):
-        is_same = is_same_body(skill.text, reply.document)
-        edits = [] if is_same else [Edit(op="rewrite", content=reply.document)]
-    else:
-        edits = [build_edit(proposal) for proposal in reply.edits]
+
     support = {"source_type": blank.source_type, "support_count": len(blank.item_ids)}
-    patch = Patch(reasoning=reasoning, edits=tuple(edit.model_copy(update=support) for edit in edits))
+    edits = tuple(build_edit(change).model_copy(update=support) for change in list_changes(reply))
+    patch = Patch(reasoning=reasoning, edits=edits)
     return blank.model_copy(update={"patch": patch, "patterns": patterns})
 
 
@@ -273,12 +245,12 @@ async def annotate_failures(batch: Minibatch, annotator: Annotator, context: Sta
 
     async def annotate(case: tuple[Item, Rollout]) -> Rollout:
         item, rollout = case
+
+        async def ask() -> tuple[str, ...]:
+            return tuple(await annotator.annotate(item, rollout))
+
         label = f"notes/{rollout.key}"
-        logged = await context.decision_log.get(context.step, label)
-        if logged is None:
-            logged = list(await annotator.annotate(item, rollout))
-            await context.decision_log.put(context.step, label, logged)
-        notes = _NOTES_ADAPTER.validate_python(logged)
+        notes = await context.decision_log.once(context.step, label, ask, _NOTES_ADAPTER)
         lines = notes if rollout.feedback is None else (rollout.feedback, *notes)
         return rollout.model_copy(update={"feedback": "\n".join(lines)}) if notes else rollout
 
@@ -305,7 +277,8 @@ async def roll_out_and_reflect(
     """Roll out a step's batches and analyse them; an item that occurs in several has a trial for each.
 
     Returns:
-        The rollouts in the order of the items, and the reports batch by batch, failures before successes.
+        The rollouts in the order of the items, and the reports batch by batch, failures before
+        successes.
 
     Raises:
         RunFailed: No rollout could be measured; nothing is logged.
@@ -348,8 +321,8 @@ async def roll_out_and_reflect(
 class MinibatchDealer:
     """Deals the rollouts of a batch, in its seeded order, into minibatches.
 
-    Failures and successes are dealt separately, without unmeasured rollouts. A full minibatch is complete with its
-    last member, a smaller one with the end of the batch.
+    Failures and successes are dealt separately, without unmeasured rollouts. A full minibatch is
+    complete with its last member, a smaller one with the end of the batch.
     """
 
     def __init__(

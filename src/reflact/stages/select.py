@@ -16,30 +16,22 @@ from reflact.stages.reply_models import check_ranking, narrow_reply_type, rank_r
 from reflact.types import AggregateResult, Edit, Fallback, Patch, SelectResult, Skill, StepSize
 
 
-class StepSizeReply(ReplyModel):
-    """How many of the proposals to apply in this step."""
-
-    version: ClassVar[int] = 1
-    reasoning: str = Field(description="What speaks for few and what for many, in short.")
-    count: int = Field(ge=0, description="How many of the proposals to apply.")
-    confidence: float = Field(ge=0, le=1, description="How sure this is, from 0 to 1.")
-    risks: str = Field(max_length=250, description="What could go wrong; empty if nothing.")
-
-
-class ReasonedStepSizeReply(StepSizeReply):
+class ReasonedStepSizeReply(ReplyModel):
     """How many of the proposals to apply in this step, reasoning first."""
 
+    version: ClassVar[int] = 1
     reasoning: str = Field(
         min_length=1, description="What speaks for few and what for many, before the number."
     )
+    count: int = Field(ge=0, description="How many of the proposals to apply.")
+    confidence: float = Field(ge=0, le=1, description="How sure this is, from 0 to 1.")
     risks: str = Field(description="What could go wrong; empty if nothing.")
 
 
 @lru_cache(maxsize=64)
-def step_size_reply_type(*, offered: int, reasoned: bool = False) -> type[StepSizeReply]:
+def step_size_reply_type(*, offered: int) -> type[ReasonedStepSizeReply]:
     """Return the reply type of a step size of at most ``offered`` proposals."""
-    base = ReasonedStepSizeReply if reasoned else StepSizeReply
-    return narrow_reply_type(base, count=(int, {"ge": 0, "le": offered}))
+    return narrow_reply_type(ReasonedStepSizeReply, count=(int, {"ge": 0, "le": offered}))
 
 
 async def choose_step_size(
@@ -47,14 +39,14 @@ async def choose_step_size(
 ) -> StepSize | Fallback:
     """Let the optimizer decide how many of the pooled edits a step applies; without a valid reply ``default``.
 
-    The pool must not be empty. ``notes`` are the epoch's earlier steps and the optimizer's memory, ``figures``
-    those of the step's rollouts (``show_figures``).
+    The pool must not be empty. ``notes`` are the epoch's earlier steps and the optimizer's memory,
+    ``figures`` those of the step's rollouts (``show_figures``).
     """
     pool = merged.patch.edits
     reply = await context.ask_or_fallback(
         "step_size",
         {**_describe_pool(pool, skill, notes), "figures": figures},
-        step_size_reply_type(offered=len(pool), reasoned=context.prompts.is_reasoned("step_size")),
+        step_size_reply_type(offered=len(pool)),
     )
     if isinstance(reply, NoReply):
         return Fallback(label="step_size", reason=reply.reason, replacement=f"at most {default} edits")
@@ -68,14 +60,15 @@ async def select(
     context: StageContext,
     budget: int | None,
     attempts: str = "",
-    notes: str,
+    notes: str = "",
 ) -> SelectResult:
     """Select at most ``budget`` edits; None takes all, and a pool within the budget passes unchanged.
 
-    ``attempts`` are the epoch's earlier steps with their verdicts, ``notes`` the optimizer's memory.
+    ``attempts`` are the epoch's earlier steps with their verdicts, ``notes`` the optimizer's
+    memory.
 
-    The optimizer ranks a larger pool. If it gives no valid ranking, the edits with the highest support are
-    taken, earlier ones first among equals, and the result records the fallback.
+    The optimizer ranks a larger pool. If it gives no valid ranking, the edits with the highest
+    support are taken, earlier ones first among equals, and the result records the fallback.
     """
     pool = merged.patch.edits
     outcome = SelectResult(patch=merged.patch, pool_size=len(pool), budget=budget)
@@ -86,7 +79,7 @@ async def select(
     reply = await context.ask_or_fallback(
         "ranking",
         {**_describe_pool(pool, skill, notes), "attempts": attempts, "budget": str(budget)},
-        rank_reply_type(proposals=len(pool), budget=budget, reasoned=context.prompts.is_reasoned("ranking")),
+        rank_reply_type(proposals=len(pool), budget=budget),
         check=check_ranking,
     )
     if isinstance(reply, NoReply):
@@ -119,9 +112,10 @@ SchedulerName = Literal["constant", "linear", "cosine"]
 def edit_budget(step: int, total_steps: int, *, scheduler: SchedulerName, max_edits: int, floor: int) -> int:
     """Return how many edits a step may apply.
 
-    The first step gets ``max_edits``. The last one gets ``floor``, unless the schedule is ``constant`` or the
-    run has one step. Between them the budget falls linearly, or along half a cosine wave (Loshchilov and
-    Hutter, SGDR, 2017, without restarts). It is rounded to the nearest integer, halves upward.
+    The first step gets ``max_edits``. The last one gets ``floor``, unless the schedule is
+    ``constant`` or the run has one step. Between them the budget falls linearly, or along half a
+    cosine wave (Loshchilov and Hutter, SGDR, 2017, without restarts). It is rounded to the nearest
+    integer, halves upward.
 
     Raises:
         ValueError: An argument is out of its range.

@@ -80,8 +80,8 @@ async def update_meta_skill(
 ) -> MemoryReply | NoReply:
     """Return the optimizer's memory after the comparison of two epochs' skills.
 
-    The arguments are those of ``slow_update``, and ``attempts`` (the outcomes of the epoch's steps, as text)
-    and ``memory`` (the memory so far).
+    The arguments are those of ``slow_update``, and ``attempts`` (the outcomes of the epoch's steps,
+    as text) and ``memory`` (the memory so far).
     """
     variables = {
         "earlier": show_skill(earlier),
@@ -147,10 +147,10 @@ async def compare_skills(
 ) -> Comparison:
     """Compare two skills on train items: up to ``config.samples`` items on which both were measured.
 
-    The items are shuffled with ``seed + 2000 * epoch``. ``mixed`` takes the first ones. ``changed`` and
-    ``unchanged`` select items whose outcome differs, or does not. They roll out as many further items at a
-    time until there are enough or none are left; the others that were measured are left out. The order of
-    completion has no effect.
+    The items are shuffled with ``seed + 2000 * epoch``. ``mixed`` takes the first ones. ``changed``
+    and ``unchanged`` select items whose outcome differs, or does not. They roll out as many further
+    items at a time until there are enough or none are left; the others that were measured are left
+    out. The order of completion has no effect.
 
     Raises:
         RunFailed: No item of the first round was measured under both skills.

@@ -31,8 +31,8 @@ async def update(
 
     That call sees ``attempts``, the epoch's earlier steps with their verdicts.
 
-    Protected regions stay byte-identical. If the rewrite call gives no valid reply, the document stays as it
-    is, and the candidate records the fallback.
+    Protected regions stay byte-identical. If the rewrite call gives no valid reply, the document
+    stays as it is, and the candidate records the fallback.
     """
     edits = chosen.patch.edits
     if not edits or edits[0].op != "suggest":

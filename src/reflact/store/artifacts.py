@@ -1,6 +1,7 @@
 """Exported files of a run: each is written atomically and never through a link.
 
-The path of a run's folder may contain links. A link inside the folder may be planted and is refused.
+The path of a run's folder may contain links. A link inside the folder may be planted and is
+refused.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def find_exports(out_dir: Path, run_id: str) -> Path:
 def choose_exports(out_dir: Path, run_id: str, others: Collection[str]) -> Path:
     """Return the folder for a run's exported files.
 
-    It is ``out_dir``, unless the files of another run are there. ``others`` are the other runs of the folder that may
-    have exported files.
+    It is ``out_dir``, unless the files of another run are there. ``others`` are the other runs of
+    the folder that may have exported files.
     """
     own = resolve_inside(out_dir, run_id)
     is_taken = any(not (out_dir / other).is_dir() for other in others)
@@ -73,8 +74,8 @@ def resolve_inside(folder: Path, name: str) -> Path:
 def write_atomically(path: Path, text: str) -> Path:
     """Replace a file's content in one step, so that readers see the old or the new text; StoreError if it fails.
 
-    A file with the same text stays unchanged; a link is replaced by the file. The next call removes a partial
-    file that a crash left. Only one process may write; the run's lock ensures that.
+    A file with the same text stays unchanged; a link is replaced by the file. The next call removes
+    a partial file that a crash left. Only one process may write; the run's lock ensures that.
     """
     part = path.with_name(f".{path.name}.part")
     try:

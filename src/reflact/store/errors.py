@@ -40,12 +40,7 @@ RESTORE_ADVICE = {
 }
 """How to undo a change of what is part of a run's identity and no key of the configuration."""
 
-REMOVED_SETTINGS = frozenset(
-    f"gate.{name}" for name in ("alpha", "early_stop", "effect", "interleave", "min_improvement")
-)
-"""Keys of runs that an older version of reflact began, for policies of the gate that no longer exist."""
-
-PROMPT_ADVICE = "use the same prompts (a new version of reflact, preset, prompts.profile or prompts.folder has changed them)"
+PROMPT_ADVICE = "use the same prompts (a new version of reflact, preset or prompts.folder has changed them)"
 
 MAX_SHOWN_DIFFERENCES, MAX_SHOWN_CHARS, SHOWN_BEFORE_CHANGE = 5, 60, 20
 """Values in a conflict: their number, their length, and how much stands before the first difference of long ones."""
@@ -86,14 +81,10 @@ def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunCo
     """Return the error for a folder that contains a run with another identity."""
     keys = {difference.partition(" ")[0] for difference in differences}
     prompts = {key for key in keys if key.startswith("prompts.")}
-    removed = keys & REMOVED_SETTINGS
-    settings = keys - RESTORE_ADVICE.keys() - prompts - removed
+    settings = keys - RESTORE_ADVICE.keys() - prompts
     advice = [words for key, words in RESTORE_ADVICE.items() if key in keys]
     advice += [PROMPT_ADVICE] if prompts else []
     advice += [f"put the old value of {', '.join(sorted(settings))} back"] if settings else []
-    advice += (
-        ["use the older version of reflact that began it, whose gate had other policies"] if removed else []
-    )
     rest = len(differences) - MAX_SHOWN_DIFFERENCES
     shown = [*differences[:MAX_SHOWN_DIFFERENCES], *([f"and {rest} more"] if rest > 0 else [])]
     return RunConflict(

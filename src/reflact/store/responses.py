@@ -1,8 +1,12 @@
-"""Stored responses and rollouts by content key, and the ledger of calls.
+"""Stored outcomes by key, and the ledger of calls.
 
-A row of the ledger is one call. It is *open* from its reservation until its cost is known, then *settled*. An
-open call becomes *unsettled* when the run is started again. Open and unsettled calls count at their worst
-case. All runs of a store share responses and rollouts; the ledger names the run that paid.
+What has been seen is stored, and what is stored is not done again: responses and rollouts by
+content key, for all runs of a store, and the other outcomes that decisions of a run used, by step
+and label. Each has a checksum, since SQLite does not check contents; a damaged outcome is an error.
+
+A row of the ledger is one call. It is *open* from its reservation until its cost is known, then
+*settled*. An open call becomes *unsettled* when the run is started again. Open and unsettled calls
+count at their worst case. The ledger names the run that paid.
 """
 
 from __future__ import annotations
@@ -11,14 +15,14 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import JsonValue, TypeAdapter
 
 from reflact.errors import StoreError
 from reflact.jsonutil import parse_stored
 from reflact.messages import CallReservation, StoredResponse
+from reflact.protocols import DecisionLog
 from reflact.records import FaultCount, FaultKind, Reuse, Spend, Usage
 from reflact.store.database import Database, Tables
 from reflact.types import Rollout, canonical_json
@@ -26,9 +30,6 @@ from reflact.types import Rollout, canonical_json
 T = TypeVar("T")
 
 JSON_ADAPTER: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
-ROLLOUT_VALUES = "INTO rollouts (key, rollout, checksum) VALUES (?, ?, ?)"
-RESPONSE_VALUES = "INTO responses (key, run_id, response, checksum) VALUES (?, ?, ?, ?)"
-RESPONSE_QUERY = "SELECT CAST(response AS BLOB), CAST(checksum AS BLOB) FROM responses WHERE key = ?"
 NEWEST_OPEN_CALL = "(SELECT max(id) FROM calls WHERE run_id = ? AND key = ? AND state = 'open')"
 
 SPEND_SUMS = """
@@ -58,13 +59,13 @@ CheckCall = Callable[[tuple[Spend, ...], Usage], None]
 
 
 def compute_checksum(*parts: object) -> str:
-    """Return a checksum of a row's key and texts, as 16 hexadecimal digits; SQLite does not check contents."""
+    """Return a checksum of a row's key and texts, as 16 hexadecimal digits."""
     text = "\0".join("\1" if part is None else str(part) for part in parts)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def parse_checked(validate: Callable[[str], T], text: str, what: str, *, valid: bool) -> T:
-    """Return the value of a stored text; StoreError if it does not validate or match its checksum."""
+    """Return the value of a stored text; StoreError if it is not valid or damaged."""
     value = parse_stored(validate, text, what)
     if not valid:
         raise StoreError(
@@ -88,10 +89,12 @@ class SQLiteResponseStore:
         return Reuse(rollouts=self._n_rollouts_reused, replies=self._n_replies_reused)
 
     async def find_response(self, key: str) -> StoredResponse | None:
-        """Return the response under a key; None if there is none or it is unreadable."""
-        found = _read_response(key, await self._database.fetch_rows(RESPONSE_QUERY, (key,)))
-        self._n_replies_reused += found is not None
-        return found
+        """Return the response under a key, or None."""
+        sql = "SELECT response, checksum FROM responses WHERE key = ?"
+        for text, checksum in await self._database.fetch_rows(sql, (key,)):
+            self._n_replies_reused += 1
+            return _parse_outcome(StoredResponse.model_validate_json, "response", key, text, checksum)
+        return None
 
     async def reserve(self, reservation: CallReservation) -> None:
         """Add an open call to the ledger before it is sent; on disk when this returns."""
@@ -104,20 +107,19 @@ class SQLiteResponseStore:
         await self._database.write(insert)
 
     def check_calls(self, check: CheckCall) -> None:
-        """Let a function refuse calls by what all connections to this file have spent and reserved."""
+        """Let a function refuse calls by what all connections have spent and reserved."""
         self._check_call = check
 
     async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
-        """Store a response, unless its key has a readable one, and settle its call in one transaction."""
+        """Store a response, unless its key has one, and settle its call in one transaction."""
         text = response.model_dump_json()
         row = (response.key, reservation.run_id, text, compute_checksum(response.key, text))
-        find = (RESPONSE_QUERY, (response.key,))
 
         def store(tables: Tables) -> None:
             _settle(tables, reservation, response.usage)
-            added = tables.execute(f"INSERT OR IGNORE {RESPONSE_VALUES}", row).rowcount
-            if not added and _read_response(response.key, tables.execute(*find).fetchall()) is None:
-                tables.execute(f"INSERT OR REPLACE {RESPONSE_VALUES}", row)
+            tables.execute(
+                "INSERT OR IGNORE INTO responses (key, run_id, response, checksum) VALUES (?, ?, ?, ?)", row
+            )
 
         await self._database.write(store)
 
@@ -144,31 +146,28 @@ class SQLiteResponseStore:
         )
 
     async def faults(self, run_id: str) -> tuple[FaultCount, ...]:
-        """Return how often attempts failed in each way, over all starts of the run, sorted by kind."""
+        """Return how often attempts failed, over all starts of the run, sorted by kind."""
         rows = await self._database.fetch_rows(
             "SELECT kind, count FROM faults WHERE run_id = ? ORDER BY kind", (run_id,)
         )
         return tuple(FaultCount(kind=kind, count=count) for kind, count in rows)
 
     async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
-        """Return the stored rollouts among the keys, in their order, without damaged ones."""
-        found = await self._database.read(lambda tables: _find_rollouts(tables, keys))
+        """Return the stored rollouts among the keys, in their order."""
+        sql = "SELECT key, rollout, checksum FROM rollouts WHERE key IN (SELECT value FROM json_each(?))"
+        rows = await self._database.fetch_rows(sql, (json.dumps(list(keys)),))
+        found = {row[0]: _parse_outcome(Rollout.model_validate_json, "rollout", *row) for row in rows}
         self._n_rollouts_reused += len(found)
         return {key: found[key] for key in keys if key in found}
 
     async def list_rollouts(self, skill_hashes: Sequence[str]) -> tuple[Rollout, ...]:
-        """Return the stored rollouts of all runs under some documents, in the order of storing, without damaged ones."""
+        """Return the stored rollouts of all runs under some documents, in the order of storing."""
         sql = (
-            "SELECT key FROM rollouts WHERE json_valid(rollout)"
-            " AND json_extract(rollout, '$.skill_hash') IN (SELECT value FROM json_each(?)) ORDER BY rowid"
+            "SELECT key, rollout, checksum FROM rollouts"
+            " WHERE json_extract(rollout, '$.skill_hash') IN (SELECT value FROM json_each(?)) ORDER BY rowid"
         )
-
-        def read(tables: Tables) -> tuple[Rollout, ...]:
-            keys = [key for (key,) in tables.execute(sql, (json.dumps(list(skill_hashes)),))]
-            found = _find_rollouts(tables, keys)
-            return tuple(found[key] for key in keys if key in found)
-
-        return await self._database.read(read)
+        rows = await self._database.fetch_rows(sql, (json.dumps(list(skill_hashes)),))
+        return tuple(_parse_outcome(Rollout.model_validate_json, "rollout", *row) for row in rows)
 
     async def rollout_usage(self) -> Mapping[str, Usage]:
         """Return the usage of the calls that were made for each rollout, by its key."""
@@ -181,24 +180,20 @@ class SQLiteResponseStore:
         return usage
 
     async def unmeasured(self, run_id: str) -> Mapping[str, str]:
-        """Return the logged error of each rollout of a run that could not be measured, by its key."""
+        """Return the error of each rollout of a run that could not be measured, by its key."""
         sql = "SELECT label, value FROM decision_log WHERE run_id = ? AND label LIKE 'unmeasured/%' ORDER BY rowid"
         rows = await self._database.fetch_rows(sql, (run_id,))
         return {label.partition("/")[2]: str(JSON_ADAPTER.validate_json(value)) for label, value in rows}
 
     async def store_rollout(self, rollout: Rollout) -> None:
-        """Store a measured rollout, unless its key has an undamaged one; StoreError if it is unmeasured."""
+        """Store a measured rollout, unless its key has one; StoreError if it is unmeasured."""
         if rollout.score is None:
             raise StoreError(f"rollout {rollout.key} was not measured ({rollout.error}) and cannot be stored")
-        key, text = rollout.key, rollout.model_dump_json()
-        row = (key, text, compute_checksum(key, text))
-
-        def store(tables: Tables) -> None:
-            added = tables.execute(f"INSERT OR IGNORE {ROLLOUT_VALUES}", row).rowcount
-            if not added and key not in _find_rollouts(tables, [key]):
-                tables.execute(f"INSERT OR REPLACE {ROLLOUT_VALUES}", row)
-
-        await self._database.write(store)
+        text = rollout.model_dump_json()
+        await self._database.execute(
+            "INSERT OR IGNORE INTO rollouts (key, rollout, checksum) VALUES (?, ?, ?)",
+            (rollout.key, text, compute_checksum(rollout.key, text)),
+        )
 
     async def answered_calls(self) -> frozenset[str]:
         """Return the ids of all calls of all runs that have a stored response."""
@@ -208,12 +203,12 @@ class SQLiteResponseStore:
         return frozenset(call_id for (call_id,) in rows)
 
     async def spend(self, run_id: str) -> tuple[Spend, ...]:
-        """Return the run's spending by role and purpose, sorted; independent of the order of answers."""
+        """Return the run's spending by role and purpose, sorted, whatever the order of answers."""
         return await self._database.read(lambda tables: _sum_spend(tables, run_id))
 
 
-class SQLiteDecisionLog:
-    """Implements ``protocols.DecisionLog`` for one run."""
+class SQLiteDecisionLog(DecisionLog):
+    """The decision log of one run, on a database."""
 
     def __init__(self, database: Database, run_id: str) -> None:
         self._database = database
@@ -230,23 +225,26 @@ class SQLiteDecisionLog:
             " WHERE run_id = ? AND step = ? AND label IN (SELECT value FROM json_each(?))",
             (self._run_id, step, json.dumps(list(labels))),
         )
-        return {label: self._parse(step, label, text, checksum) for label, text, checksum in rows}
-
-    def _parse(self, step: int, label: str, text: str, checksum: str) -> JsonValue:
-        return parse_checked(
-            JSON_ADAPTER.validate_json,
-            text,
-            f"outcome {label} of step {step} of run {self._run_id}",
-            valid=checksum == compute_checksum(self._run_id, step, label, text),
-        )
+        return {
+            label: parse_checked(
+                JSON_ADAPTER.validate_json,
+                text,
+                self._describe(step, label),
+                valid=checksum == compute_checksum(self._run_id, step, label, text),
+            )
+            for label, text, checksum in rows
+        }
 
     async def put(self, step: int, label: str, value: JsonValue) -> None:
         """Store an outcome before its first use; the first one under a label stays."""
-        sql = (
-            "INSERT OR IGNORE INTO decision_log (run_id, step, label, value, checksum) VALUES (?, ?, ?, ?, ?)"
-        )
         row = (self._run_id, step, label, canonical_json(value))
-        await self._database.execute(sql, (*row, compute_checksum(*row)))
+        await self._database.execute(
+            "INSERT OR IGNORE INTO decision_log (run_id, step, label, value, checksum) VALUES (?, ?, ?, ?, ?)",
+            (*row, compute_checksum(*row)),
+        )
+
+    def _describe(self, step: int, label: str) -> str:
+        return f"outcome {label} of step {step} of run {self._run_id}"
 
 
 def mark_unsettled(tables: Tables, run_id: str) -> None:
@@ -254,34 +252,8 @@ def mark_unsettled(tables: Tables, run_id: str) -> None:
     tables.execute("UPDATE calls SET state = 'unsettled' WHERE run_id = ? AND state = 'open'", (run_id,))
 
 
-def _read_response(key: str, rows: Sequence[tuple[Any, ...]]) -> StoredResponse | None:
-    """Return the response in the row of a key; None if there is none or it is damaged."""
-    if not rows or (text := _decode_checked(key, *rows[0])) is None:
-        return None
-    try:
-        return StoredResponse.model_validate_json(text)
-    except ValidationError:
-        return None
-
-
-def _find_rollouts(tables: Tables, keys: Sequence[str]) -> dict[str, Rollout]:
-    """Return the stored rollouts among the keys; damaged ones count as absent, and are made anew."""
-    sql = (
-        "SELECT key, CAST(rollout AS BLOB), CAST(checksum AS BLOB) FROM rollouts"
-        " WHERE key IN (SELECT value FROM json_each(?))"
-    )
-    found = {}
-    for key, content, checksum in tables.execute(sql, (json.dumps(list(keys)),)):
-        if (text := _decode_checked(key, content, checksum)) is not None:
-            with suppress(ValidationError):
-                found[key] = Rollout.model_validate_json(text)
-    return found
-
-
-def _decode_checked(key: str, content: bytes, checksum: bytes) -> str | None:
-    """Return a stored text, which is read as bytes since it may be no text; None if it is damaged."""
-    text = content.decode("utf-8", "replace")
-    return text if checksum == compute_checksum(key, text).encode("ascii") else None
+def _parse_outcome(validate: Callable[[str], T], what: str, key: str, text: str, checksum: str) -> T:
+    return parse_checked(validate, text, f"{what} {key}", valid=checksum == compute_checksum(key, text))
 
 
 def _insert_call(tables: Tables, reservation: CallReservation) -> int:
@@ -311,7 +283,7 @@ def _sum_spend(tables: Tables, run_id: str) -> tuple[Spend, ...]:
 
 
 def _sum_groups(tables: Tables, run_id: str, columns: str) -> Iterator[tuple[tuple[Any, ...], Spend]]:
-    """Yield the spend of each group of calls with equal columns, the last two of which are role and purpose."""
+    """Yield the spend of each group of calls; its last two columns are role and purpose."""
     usd = _sum_prices(tables, run_id, columns, "usd", PAID)
     worst_usd = _sum_prices(tables, run_id, columns, "worst_usd", UNSETTLED)
     names = ("calls", "input_tokens", "cached_tokens", "output_tokens", "uncounted")

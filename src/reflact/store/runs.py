@@ -1,6 +1,7 @@
 """The store of runs: their identities, committed steps, skills and durable events.
 
-Values are stored as JSON text and validated again when they are read. Wall times have their own columns.
+Values are stored as JSON text and validated again when they are read. Wall times have their own
+columns.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
+from sqlite_utils.db import NotFoundError
 
 from reflact.data import DataSet
 from reflact.errors import RunConflict, StoreError
@@ -36,7 +38,7 @@ from reflact.records import (
 )
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
 from reflact.store.errors import build_conflict, describe_changes
-from reflact.store.lock import Ownership, is_owned, read_commit_counts
+from reflact.store.lock import Ownership, is_owned
 from reflact.store.responses import (
     JSON_ADAPTER,
     SQLiteDecisionLog,
@@ -60,16 +62,7 @@ RECORD_TYPES: dict[str, type[StepRecord] | type[EpochRecord] | type[PromotionRec
 MAX_FAILURES = 1_000
 """The most exceptions of the caller's code that are stored of a run."""
 
-COMMIT_COLUMNS = "number, kind, step, record, state, checksum"
-COMMITS = f"SELECT {COMMIT_COLUMNS} FROM commits WHERE run_id = ?"  # noqa: S608
-LAST_STATE = "SELECT max(number) FROM commits WHERE run_id = ? AND state <> ''"
-"""The first commit has a state; earlier versions of reflact stored one with each, and some of these runs go on."""
-CHECKED_ROWS = {
-    "commit": COMMITS,
-    "outcome of step": "SELECT step, label, value, checksum FROM decision_log WHERE run_id = ?",
-    "event": "SELECT id, event, at, checksum FROM events WHERE run_id = ?",
-}
-"""Rows with checksums of a run, each with what it is."""
+COMMITS = "SELECT number, kind, step, record, state, checksum FROM commits WHERE run_id = ?"
 
 
 class RunRow(FrozenModel):
@@ -94,35 +87,11 @@ async def open_store(
     lock_timeout: float = LOCK_TIMEOUT_SECONDS,
     read_only: bool = False,
 ) -> AsyncIterator[SQLiteRunStore]:
-    """Open a store while the block runs; see ``Database``.
-
-    With ``ownership`` the store is written only while it lasts. StoreError if the store is missing, or lacks commits,
-    that the lock files of its runs have counted.
-    """
-    guard = None if ownership is None else _make_guard(path)
-    async with Database(
-        path, SCHEMA, lock_timeout=lock_timeout, guard=guard, read_only=read_only
-    ) as database:
+    """Open a store while the block runs; with ``ownership`` it is written only while that lasts."""
+    async with Database(path, SCHEMA, lock_timeout=lock_timeout, read_only=read_only) as database:
+        if ownership is not None:
+            ownership = ownership.including(path)
         yield SQLiteRunStore(database, ownership)
-
-
-def _make_guard(path: Path) -> Callable[[Tables], None] | None:
-    """Return a check that a store has the commits that lock files have counted; StoreError if it is missing."""
-    counts = read_commit_counts(path)
-    if not counts:
-        return None
-    lock, (run_id, commits) = next(iter(counts.items()))
-    if not path.exists():
-        raise StoreError(
-            f"database {path}: it is missing, and it had {commits} commits of run {run_id}; put it back with its "
-            f"file {path.name}-wal, or delete {lock} to start the run from the beginning"
-        )
-
-    def check(tables: Tables) -> None:
-        for lock, (run_id, commits) in counts.items():
-            check_commit_count(tables, path, lock, run_id, commits)
-
-    return check
 
 
 class SQLiteRunStore(SQLiteResponseStore):
@@ -141,54 +110,55 @@ class SQLiteRunStore(SQLiteResponseStore):
     ) -> RunState | None:
         """Start or resume a run, and own it; RunConflict names each key of another identity."""
 
-        def start(tables: Tables) -> tuple[RunState | None, int | None]:
+        def start(tables: Tables) -> tuple[RunState | None, int]:
             state = open_or_resume(tables)
-            if self._ownership is None or self._database.fence is not None:
-                return state, None
-            sql = "UPDATE runs SET epoch = epoch + 1, owner = ? WHERE run_id = ?"
-            tables.execute(sql, (self._ownership.identity.holder, run_id))
-            return state, read_column(tables, "epoch", run_id)
+            if claims:
+                sql = "UPDATE runs SET owners = owners + 1, owner = ? WHERE run_id = ?"
+                tables.execute(sql, (self._ownership.owner if self._ownership else None, run_id))
+            return state, read_run(tables, run_id)["owners"]
 
         def open_or_resume(tables: Tables) -> RunState | None:
-            known = tables.execute("SELECT identity FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-            if known is None:
+            runs = tables.table("runs")
+            try:
+                stored = runs.get(run_id)
+            except NotFoundError:
                 texts = {"identity": canonical_json(dict(identity)), "config": canonical_json(config)}
-                tables.table("runs").insert({"run_id": run_id, **texts})
+                runs.insert({"run_id": run_id, **texts})
                 return None
-            before = parse_stored(IDENTITY_ADAPTER.validate_json, known[0], f"identity of run {run_id}")
+            before = parse_identity(run_id, stored["identity"])
             if differences := describe_changes(before, identity):
                 raise build_conflict(run_id, self._database.path, differences)
             if resume:
-                tables.table("runs").update(
-                    run_id, {"config": canonical_json(config), "status": None, "reason": None}
-                )
+                runs.update(run_id, {"config": canonical_json(config), "status": None, "reason": None})
                 mark_unsettled(tables, run_id)
-            check_rows(tables, run_id)
             return read_state(tables, run_id)
 
-        state, epoch = await self._database.write(start)
-        if epoch is not None:
-            self._database.fence = partial(self._check_owner, run_id=run_id, epoch=epoch)
+        claims = self._ownership is not None and self._database.fence is None
+        state, owners = await self._database.write(start)
+        if claims:
+            self._database.fence = partial(self._check_owner, run_id=run_id, owners=owners)
         return state
 
-    def _check_owner(self, tables: Tables, *, run_id: str, epoch: int) -> None:
-        """Check that this process still owns the run, by its locks and by the run's row; StoreError otherwise."""
+    def _check_files(self) -> None:
         if self._ownership is not None:
             self._ownership.check()
-        row = tables.execute("SELECT epoch, owner FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-        if row is None or row[0] != epoch:
+
+    def _check_owner(self, tables: Tables, *, run_id: str, owners: int) -> None:
+        """Check that no other process has continued the run since; StoreError otherwise."""
+        sql = "SELECT owners, owner FROM runs WHERE run_id = ?"
+        row = tables.execute(sql, (run_id,)).fetchone() or (0, "another process")
+        if row[0] != owners:
             raise StoreError(
-                f"database {self._database.path}: run {run_id} was continued by "
-                f"{row[1] if row else 'another process'}, so this process stops; only one of them may own a run"
+                f"database {self._database.path}: run {run_id} was continued by {row[1]}, so this process stops; "
+                "only one of them may own a run"
             )
 
     async def identity(self, run_id: str) -> Mapping[str, JsonValue]:
         """Return the identity of a run; StoreError if there is no such run."""
-        text = await self._database.read(lambda tables: read_column(tables, "identity", run_id))
-        return parse_stored(IDENTITY_ADAPTER.validate_json, text, f"identity of run {run_id}")
+        return parse_identity(run_id, (await self._read_run(run_id))["identity"])
 
     async def last_commit(self, run_id: str) -> CommitRecord | RunState | None:
-        """Return the record of the last commit, or the state of the first one if it is the only one."""
+        """Return the record of the last commit; the state if there is only the first one."""
         rows = await self._database.fetch_rows(f"{COMMITS} ORDER BY number DESC LIMIT 1", (run_id,))
         return parse_commit(run_id, rows[0]) if rows else None
 
@@ -202,21 +172,21 @@ class SQLiteRunStore(SQLiteResponseStore):
         return tuple(parse_stored(SkillScore.model_validate_json, text, what) for (text,) in rows)
 
     async def refuse_other_runs(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
-        """Raise the ``RunConflict`` with another run, if there is one; otherwise delete other runs that left no work."""
+        """Raise the ``RunConflict`` with another run; without one, delete runs that left no work."""
         if (conflict := await self.find_conflict(run_id, identity)) is not None:
             raise conflict
         await self._database.write(partial(delete_idle_runs, run_id=run_id))
 
     async def find_conflict(self, run_id: str, identity: Mapping[str, JsonValue]) -> RunConflict | None:
-        """Return a conflict, with the differences from the latest run, if the store has only other runs with work."""
+        """Return the differences from the latest run, if the store has only other runs with work."""
         shown = f"run_id = ? OR run_id NOT IN ({IDLE_RUNS})"
         sql = f"SELECT run_id, identity FROM runs WHERE {shown} ORDER BY rowid"  # noqa: S608 - own words
         rows = await self._database.fetch_rows(sql, (run_id,))
         if not rows or run_id in {known for known, _ in rows}:
             return None
         known, text = rows[-1]
-        before = parse_stored(IDENTITY_ADAPTER.validate_json, text, f"identity of run {known}")
-        return build_conflict(known, self._database.path, describe_changes(before, identity))
+        changes = describe_changes(parse_identity(known, text), identity)
+        return build_conflict(known, self._database.path, changes)
 
     def decision_log(self, run_id: str) -> SQLiteDecisionLog:
         """Return the run's decision log."""
@@ -225,27 +195,29 @@ class SQLiteRunStore(SQLiteResponseStore):
     async def commit(
         self, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
     ) -> None:
-        """Write a commit; a repeated one is harmless, and StoreError if it differs from the stored one."""
+        """Write a commit; a repeated one is harmless.
+
+        StoreError if it differs from the stored one, or if a file of the run went away.
+        """
+        self._check_files()
         await self._database.write(lambda tables: write_commit(tables, run_id, record, state, skills))
-        if self._ownership is not None:
-            self._ownership.identity.record_commits(state.commits)
 
     async def records(self, run_id: str) -> tuple[StepRecord, ...]:
         """Return the records of all committed steps, in order."""
-        return await self._read_commits(run_id, "step", StepRecord)
+        return await self._read_commits(run_id, StepRecord)
 
     async def epochs(self, run_id: str) -> tuple[EpochRecord, ...]:
         """Return the records of all committed epochs, in order."""
-        return await self._read_commits(run_id, "epoch", EpochRecord)
+        return await self._read_commits(run_id, EpochRecord)
 
     async def promotions(self, run_id: str) -> tuple[PromotionRecord, ...]:
         """Return the comparisons of the last with the best skill, in order."""
-        return await self._read_commits(run_id, "promotion", PromotionRecord)
+        return await self._read_commits(run_id, PromotionRecord)
 
     async def records_of_other_runs(
         self, environment: str, *, exclude: str
     ) -> Mapping[str, tuple[StepRecord, ...]]:
-        """Return the committed steps of other runs of an environment by run, the oldest run first."""
+        """Return the steps of other runs of an environment by run, the oldest run first."""
         rows = await self._database.fetch_rows(
             "SELECT run_id FROM runs WHERE run_id <> ? AND json_extract(identity, '$.environment') = ?"
             " ORDER BY rowid",
@@ -253,13 +225,11 @@ class SQLiteRunStore(SQLiteResponseStore):
         )
         return {run_id: await self.records(run_id) for (run_id,) in rows}
 
-    async def _read_commits(self, run_id: str, kind: str, record_type: type[Record]) -> tuple[Record, ...]:
-        def read(tables: Tables) -> tuple[Record, ...]:
-            rows = tables.execute(f"{COMMITS} AND kind = ? ORDER BY number", (run_id, kind))
-            records = (parse_commit(run_id, row) for row in rows)
-            return tuple(record for record in records if isinstance(record, record_type))
-
-        return await self._database.read(read)
+    async def _read_commits(self, run_id: str, record_type: type[Record]) -> tuple[Record, ...]:
+        kind = find_kind(record_type)
+        rows = await self._database.fetch_rows(f"{COMMITS} AND kind = ? ORDER BY number", (run_id, kind))
+        commits = (parse_commit(run_id, row) for row in rows)
+        return tuple(commit for commit in commits if isinstance(commit, record_type))
 
     async def skill(self, skill_hash: str) -> Skill:
         """Return a stored document; StoreError if there is none."""
@@ -276,26 +246,18 @@ class SQLiteRunStore(SQLiteResponseStore):
 
     async def append_event(self, event: Event) -> bool:
         """Store a durable event; False if the run already has it."""
-        sql = "INSERT OR IGNORE INTO events (run_id, id, event, at, checksum) VALUES (?, ?, ?, ?, ?)"
-        values = (event.run_id, event.id, event.canonical_content, event.at.isoformat())
-        return await self._database.execute(sql, (*values, compute_checksum(*values))) == 1
+        sql = "INSERT OR IGNORE INTO events (run_id, id, event, at) VALUES (?, ?, ?, ?)"
+        row = (event.run_id, event.id, event.canonical_content, event.at.isoformat())
+        return await self._database.execute(sql, row) == 1
 
     async def events(self, run_id: str) -> tuple[Event, ...]:
         """Return the run's durable events, in order."""
-        sql = "SELECT id, event, at, checksum FROM events WHERE run_id = ? ORDER BY sequence"
-
-        def read(tables: Tables) -> tuple[Event, ...]:
-            return tuple(
-                parse_checked(
-                    EVENT_ADAPTER.validate_json,
-                    text,
-                    f"event {event_id} of run {run_id}",
-                    valid=checksum == compute_checksum(run_id, event_id, text, at),
-                ).model_copy(update={"at": datetime.fromisoformat(at)})
-                for event_id, text, at, checksum in tables.execute(sql, (run_id,))
-            )
-
-        return await self._database.read(read)
+        sql = "SELECT id, event, at FROM events WHERE run_id = ? ORDER BY sequence"
+        events = []
+        for event_id, text, at in await self._database.fetch_rows(sql, (run_id,)):
+            event = parse_stored(EVENT_ADAPTER.validate_json, text, f"event {event_id} of run {run_id}")
+            events.append(event.model_copy(update={"at": datetime.fromisoformat(at)}))
+        return tuple(events)
 
     async def add_seconds(
         self, run_id: str, seconds: float, stages: Mapping[tuple[int, str], float] | None = None
@@ -310,21 +272,21 @@ class SQLiteRunStore(SQLiteResponseStore):
                     " ON CONFLICT (run_id, step, stage) DO UPDATE SET seconds = seconds + excluded.seconds",
                     (run_id, step, stage, spent),
                 )
-            total: float = read_column(tables, "seconds", run_id)
+            total: float = read_run(tables, run_id)["seconds"]
             return total
 
         return await self._database.write(add)
 
     async def stage_times(self, run_id: str) -> tuple[StageTime, ...]:
         """Return the active time of each stage over all starts of the run."""
-        rows = await self._database.fetch_rows(
-            "SELECT stage, sum(seconds) FROM stage_times WHERE run_id = ? GROUP BY stage ORDER BY stage",
-            (run_id,),
-        )
-        return tuple(StageTime(stage=stage, seconds=seconds) for stage, seconds in rows)
+        seconds: dict[str, float] = {}
+        for cost in await self.stage_costs(run_id):
+            if cost.seconds:
+                seconds[cost.stage] = seconds.get(cost.stage, 0.0) + cost.seconds
+        return tuple(StageTime(stage=stage, seconds=seconds[stage]) for stage in sorted(seconds))
 
     async def stage_costs(self, run_id: str) -> tuple[StageCost, ...]:
-        """Return what each stage of each step took over all starts: steps in order, stages as they ended first."""
+        """Return what each stage of each step took: steps in order, stages as they ended first."""
 
         def read(tables: Tables) -> tuple[StageCost, ...]:
             sql = "SELECT step, stage, seconds FROM stage_times WHERE run_id = ? ORDER BY step, rowid"
@@ -345,20 +307,16 @@ class SQLiteRunStore(SQLiteResponseStore):
 
     async def store_items(self, data: DataSet) -> None:
         """Store all items under the fingerprint of their data, unless they are stored."""
-        fingerprint = data.fingerprint
-
         fingerprint = data.fingerprint  # computed once, since it reads all items
 
         def store(tables: Tables) -> None:
-            if tables.execute("SELECT 1 FROM items WHERE data = ?", (fingerprint,)).fetchone():
+            table = tables.table("items")
+            if table.count_where("data = ?", (fingerprint,)):
                 return
-            tables.conn.executemany(
-                "INSERT INTO items (data, split, number, item) VALUES (?, ?, ?, ?)",
-                (
-                    (fingerprint, split.value, number, item.model_dump_json())
-                    for split in Split
-                    for number, item in enumerate(data.items(split))
-                ),
+            table.insert_all(
+                {"data": fingerprint, "split": split.value, "number": number, "item": item.model_dump_json()}
+                for split in Split
+                for number, item in enumerate(data.items(split))
             )
 
         await self._database.write(store)
@@ -381,7 +339,7 @@ class SQLiteRunStore(SQLiteResponseStore):
         return data
 
     async def store_failure(self, run_id: str, key: str, failure: CodeFailure) -> None:
-        """Store an exception of the caller's code in place of an earlier one; beyond ``MAX_FAILURES`` none is added."""
+        """Store an exception of the caller's code under a key, at most ``MAX_FAILURES`` of them."""
         sql = (
             "INSERT OR REPLACE INTO failures (run_id, key, step, item_id, reason, traceback)"
             " SELECT ?, ?, ?, ?, ?, ? WHERE (SELECT count(*) FROM failures WHERE run_id = ?) < ?"
@@ -402,9 +360,10 @@ class SQLiteRunStore(SQLiteResponseStore):
         """Store status, reason and summary (JSON text) of this start's end."""
 
         def end(tables: Tables) -> None:
-            read_column(tables, "status", run_id)
+            read_run(tables, run_id)
             tables.table("runs").update(run_id, {"status": status, "reason": reason, "summary": summary})
 
+        self._check_files()
         await self._database.write(end)
 
     async def runs(self) -> tuple[RunRow, ...]:
@@ -441,10 +400,13 @@ class SQLiteRunStore(SQLiteResponseStore):
 
     async def summary(self, run_id: str) -> RunSummary | None:
         """Return the summary of the run's latest end; None if it was always killed."""
-        text = await self._database.read(lambda tables: read_column(tables, "summary", run_id))
+        text = (await self._read_run(run_id))["summary"]
         if text is None:
             return None
         return parse_stored(RunSummary.model_validate_json, text, f"summary of run {run_id}")
+
+    async def _read_run(self, run_id: str) -> Mapping[str, Any]:
+        return await self._database.read(lambda tables: read_run(tables, run_id))
 
 
 IDLE_RUNS = (
@@ -452,7 +414,10 @@ IDLE_RUNS = (
     " (SELECT run_id FROM calls WHERE calls > 0 OR uncounted > 0 OR state <> 'settled') AND"
     " (json_extract(identity, '$.target') IS NULL OR NOT EXISTS (SELECT 1 FROM rollouts))"
 )
-"""Runs that committed and paid nothing. Calls of a target from Python are not seen, so with rollouts its run has paid."""
+"""Runs that committed and paid nothing.
+
+Calls of a target from Python are not seen, so with rollouts its run has paid.
+"""
 
 
 def delete_idle_runs(tables: Tables, *, run_id: str) -> None:
@@ -461,104 +426,85 @@ def delete_idle_runs(tables: Tables, *, run_id: str) -> None:
         return
     for (idle,) in tables.execute(IDLE_RUNS).fetchall():
         for name in ("calls", "faults", "stage_times", "events", "decision_log", "failures", "runs"):
-            tables.execute(f"DELETE FROM {name} WHERE run_id = ?", (idle,))  # noqa: S608 - own names
-
-
-def check_commit_count(tables: Tables, path: Path, lock: Path, run_id: str, commits: int) -> None:
-    """Check that a database contains all commits of a run that its lock file has counted; StoreError otherwise."""
-    stored = 0
-    if tables.execute("SELECT 1 FROM sqlite_master WHERE name = 'commits'").fetchone():
-        (latest,) = tables.execute("SELECT max(number) FROM commits WHERE run_id = ?", (run_id,)).fetchone()
-        stored = latest or 0
-    if stored < commits:
-        raise StoreError(
-            f"database {path}: it has {stored} of the {commits} commits of run {run_id}: it is an older copy, "
-            f"or its file {path.name}-wal is missing; restore the right files, or delete {lock} to resume from the "
-            "older state"
-        )
+            tables.table(name).delete_where("run_id = ?", [idle])
 
 
 def write_commit(
     tables: Tables, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
 ) -> None:
     """Write a commit; see ``SQLiteRunStore.commit``."""
-    read_column(tables, "run_id", run_id)
+    read_run(tables, run_id)
     if record is not None and record.step != state.step:
         raise StoreError(
             f"run {run_id}: the record is of step {record.step} and the state of step {state.step}"
         )
-    texts: tuple[str, str | None, str]
-    if record is None:
-        texts = ("first", None, state.model_dump_json())
-    else:
-        kind = next(name for name, record_type in RECORD_TYPES.items() if isinstance(record, record_type))
-        texts = (kind, record.model_dump_json(), "")
-    stored = tables.execute(
-        "SELECT kind, record, state FROM commits WHERE run_id = ? AND number = ?", (run_id, state.commits)
-    ).fetchone()
-    if stored is not None:
-        if stored != texts:
-            raise StoreError(
-                f"run {run_id}: commit {state.commits} (step {state.step}) exists and differs from "
-                "the new one; the stored commit stays, start again to resume from it"
-            )
+    content: tuple[str, str | None, str] = ("first", None, state.model_dump_json())
+    if record is not None:
+        content = (find_kind(type(record)), record.model_dump_json(), "")
+
+    sql = "SELECT kind, record, state FROM commits WHERE run_id = ? AND number = ?"
+    stored = tables.execute(sql, (run_id, state.commits)).fetchone()
+    if stored == content:
         return
-    rows = ({"hash": skill.hash, "text": skill.text} for skill in skills)
-    tables.table("skills").insert_all(rows, ignore=True)
+    if stored is not None:
+        raise StoreError(
+            f"run {run_id}: commit {state.commits} (step {state.step}) exists and differs from the new one; "
+            "the stored commit stays, start again to resume from it"
+        )
+
+    documents = tables.table("skills")
+    documents.insert_all(({"hash": skill.hash, "text": skill.text} for skill in skills), ignore=True)
     for skill_hash in (state.current.skill_hash, state.best.skill_hash):
-        if not tables.execute("SELECT 1 FROM skills WHERE hash = ?", (skill_hash,)).fetchone():
+        if not documents.count_where("hash = ?", [skill_hash]):
             raise StoreError(
                 f"run {run_id}: step {state.step} names the skill {skill_hash}, which is not stored"
             )
-    row = (run_id, state.commits, texts[0], state.step, *texts[1:])
+    kind, *texts = content
+    row = (run_id, state.commits, kind, state.step, *texts)
     tables.execute(
-        f"INSERT INTO commits (run_id, {COMMIT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - a constant
+        "INSERT INTO commits (run_id, number, kind, step, record, state, checksum)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
         (*row, compute_checksum(*row)),
     )
 
 
-def check_rows(tables: Tables, run_id: str) -> None:
-    """Check all that a run has stored and decides by; StoreError names the first damaged row."""
-    for what, sql in CHECKED_ROWS.items():
-        for row in tables.execute(sql, (run_id,)):
-            if row[-1] != compute_checksum(run_id, *row[:-1]):
-                raise StoreError(
-                    f"the stored {what} {row[0]} of run {run_id} does not match its checksum, so the database is "
-                    "damaged; put back a copy of it, or choose another out_dir"
-                )
+def find_kind(record_type: type[CommitRecord]) -> str:
+    """Return the kind of commits with a type of record."""
+    return next(kind for kind, known in RECORD_TYPES.items() if issubclass(record_type, known))
 
 
 def read_state(tables: Tables, run_id: str) -> RunState | None:
-    """Return a run's state after its last commit: the last one that is stored, and the records since."""
-    (number,) = tables.execute(LAST_STATE, (run_id,)).fetchone()
-    if number is None:
-        return None
-    rows = tables.execute(f"{COMMITS} AND number >= ? ORDER BY number", (run_id, number))
-    state = parse_state(run_id, next(rows))
-    commits = (parse_commit(run_id, row) for row in rows)
-    return state.after(commit for commit in commits if not isinstance(commit, RunState))
+    """Return a run's state after its last commit: the first state, and the records since."""
+    state, records = None, list[CommitRecord]()
+    for row in tables.execute(f"{COMMITS} ORDER BY number", (run_id,)):
+        commit = parse_commit(run_id, row)
+        if isinstance(commit, RunState):
+            state, records = commit, []
+        else:
+            records.append(commit)
+    return None if state is None else state.after(records)
 
 
 def parse_commit(run_id: str, row: Sequence[Any]) -> CommitRecord | RunState:
-    """Return the record of a commit's columns, or the state of the first one; StoreError if they are damaged."""
-    _, kind, step, text, _, checksum = row
-    if text is None:
-        return parse_state(run_id, row)
-    validate: Callable[[str], CommitRecord] = RECORD_TYPES.get(kind, StepRecord).model_validate_json
-    what = f"record of {kind} at step {step} of run {run_id}"
-    return parse_checked(validate, text, what, valid=checksum == compute_checksum(run_id, *row[:-1]))
+    """Return the record in a commit's columns, or the first state; StoreError if damaged."""
+    number, kind, step, record, state, checksum = row
+    validate: Callable[[str], CommitRecord | RunState] = RunState.model_validate_json
+    if record is not None:
+        validate = RECORD_TYPES[kind].model_validate_json
+    what = f"commit {number} ({kind}, step {step}) of run {run_id}"
+    valid = checksum == compute_checksum(run_id, *row[:-1])
+    return parse_checked(validate, record or state, what, valid=valid)
 
 
-def parse_state(run_id: str, row: Sequence[Any]) -> RunState:
-    """Return the state of a commit's columns; StoreError if they are damaged."""
-    valid = row[-1] == compute_checksum(run_id, *row[:-1])
-    return parse_checked(RunState.model_validate_json, row[4], f"state of run {run_id}", valid=valid)
+def parse_identity(run_id: str, text: str) -> dict[str, JsonValue]:
+    """Return the identity of a run; StoreError if it is damaged."""
+    return parse_stored(IDENTITY_ADAPTER.validate_json, text, f"identity of run {run_id}")
 
 
-def read_column(tables: Tables, name: str, run_id: str) -> Any:
-    """Return a column of a run's row; StoreError if there is no such run."""
-    sql = f"SELECT {name} FROM runs WHERE run_id = ?"  # noqa: S608 - a constant of this module
-    row = tables.execute(sql, (run_id,)).fetchone()
-    if row is None:
-        raise StoreError(f"the store has no run {run_id}; open it first")
-    return row[0]
+def read_run(tables: Tables, run_id: str) -> Mapping[str, Any]:
+    """Return the row of a run; StoreError if there is no such run."""
+    try:
+        row: dict[str, Any] = tables.table("runs").get(run_id)
+    except NotFoundError:
+        raise StoreError(f"the store has no run {run_id}; open it first") from None
+    return row

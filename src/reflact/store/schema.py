@@ -18,7 +18,7 @@ CREATE TABLE runs (
     reason TEXT,
     summary TEXT,
     seconds REAL NOT NULL DEFAULT 0,
-    epoch INTEGER NOT NULL DEFAULT 0,
+    owners INTEGER NOT NULL DEFAULT 0,
     owner TEXT
 );
 
@@ -54,7 +54,6 @@ CREATE TABLE events (
     run_id TEXT NOT NULL REFERENCES runs (run_id),
     id TEXT NOT NULL,
     event TEXT NOT NULL,
-    checksum TEXT NOT NULL,
     at TEXT NOT NULL DEFAULT {CURRENT_TIME},
     UNIQUE (run_id, id)
 );

@@ -121,17 +121,12 @@ class InMemoryDatabase(Database):
         self._tables = Tables(connection, execute_plugins=False)
         weakref.finalize(self, connection.close)
 
-    async def write(self, work: Callable[[Tables], T]) -> T:
-        """Run a function in a transaction and return its result."""
+    async def _submit(self, jobs: object, work: Callable[[Tables], T]) -> T:
         try:
             with self._tables.atomic():
                 return work(self._tables)
         except (sqlite3.Error, *UNSTORABLE_ERRORS) as error:
             raise translate_error(error, self.path) from error
-
-    async def read(self, work: Callable[[Tables], T], *, single: bool = False) -> T:
-        """Run a function and return its result."""
-        return await self.write(work)
 
     async def checkpoint(self) -> bool:
         """Return that there is no log."""

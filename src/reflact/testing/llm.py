@@ -16,7 +16,6 @@ from reflact.jsonutil import describe_problems
 from reflact.messages import NO_VALID_REPLY, CallId, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.protocols import R
 from reflact.records import Usage
-from reflact.stages.reply_models import RuleReply
 
 ScriptedAnswer: TypeAlias = ReplyModel | JsonValue | Exception
 """An answer of a script; see ``ScriptedLLM``."""
@@ -116,17 +115,12 @@ def append_reply(reply_type: type[ReplyModel], *contents: str) -> dict[str, Json
     """Return an analyst's whole reply that appends texts to the document; as many as it may hold.
 
     Args:
-        reply_type: What the stage asks for: the reply of an analyst of failures or successes, with reasoning
-            (default prompts) or without (``prompts.profile: small``).
+        reply_type: What the stage asks for: the reply of an analyst of failures or successes.
         contents: The texts, most important first.
     """
-    if issubclass(reply_type, RuleReply):
-        return {"difference": "The document lacks a rule.", "rule": contents[0] if contents else ""}
     _, most = find_bounds(reply_type, "edits")
     edits: list[JsonValue] = [append_edit(reply_type, content) for content in contents[:most]]
     reply: dict[str, JsonValue] = {"edits": edits}
-    if "strengths" in reply_type.model_fields:
-        reply["strengths"] = "As it should be."
     if "patterns" in reply_type.model_fields:
         reply["patterns"] = [describe_pattern(reply_type, "missing rule", 1, "The document lacks a rule.")]
     return add_reasoning(reply_type, reply)

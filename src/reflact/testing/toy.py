@@ -22,17 +22,11 @@ from reflact.messages import CallId, RenderedPrompt, ReplyModel, Text
 from reflact.stages.execution_notes import CompactReply, LapseReply, ReminderReply
 from reflact.stages.reply_models import (
     AnalystReply,
-    DraftMergeReply,
-    DraftReply,
     MergeReply,
-    RankReply,
-    ReasonedSuccessDraftReply,
+    ReasonedRankReply,
     ReasonedSuccessReply,
-    RuleReply,
-    SuccessDraftReply,
-    SuccessReply,
 )
-from reflact.stages.select import StepSizeReply
+from reflact.stages.select import ReasonedStepSizeReply
 from reflact.stages.slow_update import GuidanceReply, MemoryReply
 from reflact.stages.update import RewriteReply
 from reflact.testing.llm import (
@@ -163,7 +157,7 @@ def toy_optimizer(*, edits: int = 1) -> Script:
 
     The failure analyst proposes the missing rules that its cases name, most frequent first, and rules that
     stand in the document last. The success analyst has nothing to add. Merges join equal proposals, rankings
-    take the first ones, and all offered edits are applied. Rewrites and drafts hold the lines of the document
+    take the first ones, and all offered edits are applied. Rewrites hold the lines of the document
     and of the missing rules; guidance holds the lines of missing rules.
 
     Args:
@@ -174,26 +168,18 @@ def toy_optimizer(*, edits: int = 1) -> Script:
         document = shown.splitlines()
         lines = [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
         lines.sort(key=lambda line: line in document)
-        if issubclass(reply_type, RuleReply):
-            return append_reply(reply_type, *lines)
         most = find_bounds(reply_type, "edits")[1]
         proposed = [append_edit(reply_type, line) for line in lines[:edits][:most]]
         return {"patterns": _reply_patterns(reply_type, shown), "edits": [*proposed]}
 
     parts: tuple[tuple[type[ReplyModel], Callable[[type[ReplyModel], str], dict[str, JsonValue]]], ...] = (
         (ReasonedSuccessReply, lambda kind, _: append_reply(kind)),
-        (ReasonedSuccessDraftReply, lambda _, shown: {"document": _reply_document(shown)}),
         (Text, lambda _, shown: {"text": f"```markdown\n{_reply_document(shown)}\n```"}),
         (AnalystReply, analyse),
-        (RuleReply, analyse),
-        (SuccessReply, lambda kind, _: append_reply(kind)),
         (MergeReply, lambda kind, shown: {"edits": _reply_merge(kind, shown)}),
-        (RankReply, _reply_ranking),
-        (StepSizeReply, _reply_step_size),
+        (ReasonedRankReply, _reply_ranking),
+        (ReasonedStepSizeReply, _reply_step_size),
         (RewriteReply, lambda _, shown: {"summary": "Rules added.", "document": _reply_document(shown)}),
-        (DraftReply, _reply_draft),
-        (SuccessDraftReply, lambda _, shown: {"strengths": "They fit.", "document": _reply_document(shown)}),
-        (DraftMergeReply, lambda _, shown: {"document": _reply_document(shown)}),
         (LapseReply, lambda _, shown: {"lapses": _reply_lapses(shown)}),
         (ReminderReply, lambda *_: {"reminders": []}),
         (CompactReply, _reply_notes),
@@ -264,10 +250,6 @@ def _reply_document(shown: str) -> str:
 
 def _list_rules(text: str) -> Sequence[str]:
     return [rule.line for rule in TOY_RULES.values() if rule.line in text]
-
-
-def _reply_draft(reply_type: type[ReplyModel], shown: str) -> dict[str, JsonValue]:
-    return {"patterns": _reply_patterns(reply_type, shown), "document": _reply_document(shown)}
 
 
 def _reply_lapses(shown: str) -> list[JsonValue]:

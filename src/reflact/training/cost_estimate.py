@@ -140,6 +140,8 @@ def count_calls(plan: RunPlan, steps: int) -> dict[tuple[str, str], float]:
 
 def _count_step_calls(config: TrainerConfig, batch: int) -> Counter[str]:
     """Return the calls of one step of edits with batches of a size, half of whose rollouts fail."""
+    if config.update.mode == "full_rewrite":
+        return Counter(write_document=1)
     n = config.train.accumulation
     minibatch = config.reflect.minibatch_size
     share = 1 if config.reflect.failure_only else 2
@@ -148,15 +150,13 @@ def _count_step_calls(config: TrainerConfig, batch: int) -> Counter[str]:
     calls = Counter(analyst_failure=failure, analyst_success=success)
     if config.appendix.enabled:
         calls += Counter(lapse_failure=failure, lapse_success=success)
-    draft = "draft_" if config.update.mode == "full_rewrite" else ""
     # A tree over so many reports has so many nodes.
     reports = n * math.ceil(batch / minibatch)
-    calls[f"{draft}merge"] = math.ceil((reports - 1) / (config.aggregate.merge_batch_size - 1))
-    calls[f"{draft}merge_final"] = int(success > 0)
-    if not draft:
-        calls["ranking"] = int(config.select.lr_control != "none" and failure + success > 1)
-        calls["step_size"] = int(config.select.lr_control == "autonomous")
-        calls["rewrite"] = int(config.update.mode == "rewrite")
+    calls["merge"] = math.ceil((reports - 1) / (config.aggregate.merge_batch_size - 1))
+    calls["merge_final"] = int(success > 0)
+    calls["ranking"] = int(config.select.lr_control != "none" and failure + success > 1)
+    calls["step_size"] = int(config.select.lr_control == "autonomous")
+    calls["rewrite"] = int(config.update.mode == "rewrite")
     return calls
 
 

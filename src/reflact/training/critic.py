@@ -20,15 +20,14 @@ from reflact.calibration.labeled_steps import list_pair_steps
 from reflact.config.training import TrainerConfig
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.errors import ConfigError
-from reflact.jsonutil import parse_stored
 from reflact.memory.models import ContrastPair
 from reflact.memory.store import MemoryStore
 from reflact.prompts import PromptBook
 from reflact.protocols import LLM, DecisionLog, Environment, RunStore
 from reflact.records import CriticAccuracy, CriticDescription
-from reflact.types import canonical_json
 
 PAIRS_ADAPTER: TypeAdapter[tuple[ContrastPair, ...]] = TypeAdapter(tuple[ContrastPair, ...])
+ACCURACY_ADAPTER: TypeAdapter[CriticAccuracy | None] = TypeAdapter(CriticAccuracy | None)
 PAIRS_LABEL = "critic_pairs"
 ACCURACY_LABEL = "critic_accuracy"
 
@@ -45,10 +44,11 @@ async def pin_critic(
     """Return a run's critic with the pairs that were promoted at the run's first start."""
     decision_log = store.decision_log(run_id)
     critic = Critic(llm, settings=config.critic.settings, prompts=prompts)
-    stored = await decision_log.get(0, PAIRS_LABEL)
-    if stored is None:
+
+    async def read_pairs() -> tuple[ContrastPair, ...]:
         pairs: tuple[ContrastPair, ...] = ()
-        if (path := config.critic.memory) is not None:
+        path = config.critic.memory
+        if path is not None:
             if not path.is_file():
                 raise ConfigError(
                     f"critic.memory: there is no file {path}; null is a critic without examples"
@@ -56,9 +56,10 @@ async def pin_critic(
             async with MemoryStore(path) as memory:
                 pairs = (await Critic(llm, memory=memory).pin()).pairs or ()
         await store.open_run(run_id, identity, config.model_dump(mode="json"), resume=False)
-        stored = canonical_json(PAIRS_ADAPTER.dump_python(pairs, mode="json"))
-        await decision_log.put(0, PAIRS_LABEL, stored)
-    return critic.pin_to(parse_stored(PAIRS_ADAPTER.validate_json, str(stored), "critic of this run"))
+        return pairs
+
+    pairs = await decision_log.once(0, PAIRS_LABEL, read_pairs, PAIRS_ADAPTER)
+    return critic.pin_to(pairs)
 
 
 async def measure_critic(
@@ -70,22 +71,20 @@ async def measure_critic(
         ProviderError, BudgetSpent: Its endpoint or the run's budget failed.
         StoreError: The memory cannot be read.
     """
-    stored = await decision_log.get(0, ACCURACY_LABEL)
-    if stored is not None:
-        accuracy = CriticAccuracy.model_validate(stored)
-        return describe_critic(critic, None).model_copy(update={"accuracy": accuracy})
-    anchors: tuple[ContrastPair, ...] = ()
-    path, most = config.critic.memory, config.critic.max_anchors
-    if path is not None and most and path.is_file():
-        async with MemoryStore(path) as memory:
-            anchors = (await memory.anchors())[:most]
-    measurements = await measure_critic_on_steps(
-        critic, list_pair_steps(anchors), max_concurrent=config.models.critic.concurrency
-    )
-    description = describe_critic(critic, measurements)
-    if description.accuracy is not None:
-        await decision_log.put(0, ACCURACY_LABEL, description.accuracy.model_dump(mode="json"))
-    return description
+
+    async def measure() -> CriticAccuracy | None:
+        anchors: tuple[ContrastPair, ...] = ()
+        path, most = config.critic.memory, config.critic.max_anchors
+        if path is not None and most and path.is_file():
+            async with MemoryStore(path) as memory:
+                anchors = (await memory.anchors())[:most]
+        measurements = await measure_critic_on_steps(
+            critic, list_pair_steps(anchors), max_concurrent=config.models.critic.concurrency
+        )
+        return describe_critic(critic, measurements).accuracy
+
+    accuracy = await decision_log.once(0, ACCURACY_LABEL, measure, ACCURACY_ADAPTER)
+    return describe_critic(critic, None).model_copy(update={"accuracy": accuracy})
 
 
 def grade_with_critic(

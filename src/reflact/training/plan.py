@@ -18,7 +18,7 @@ from reflact.data import TRAINING_SPLITS, DataSet, check_dataset, count_steps_pe
 from reflact.errors import ConfigError
 from reflact.lazy import CLIENT_MODULES, import_all
 from reflact.llm.budget import require_caps
-from reflact.prompts import PromptBook, list_used_prompts, load_run_prompts
+from reflact.prompts import PromptBook, list_used_prompts, load_prompts
 from reflact.protocols import (
     LLM,
     Annotator,
@@ -243,7 +243,7 @@ def prepare_run(
     if not data.test:
         config = config.model_copy(update={"test": config.test.model_copy(update={"enabled": False})})
     own = environment.prompt_folder if isinstance(environment, Prompted) else None
-    prompts = load_run_prompts(config, own)
+    prompts = load_prompts(config.prompts, folder=own)
     initial = load_initial_skill(config, overrides.target)
     identity: dict[str, JsonValue] = {
         **config_identity(config),

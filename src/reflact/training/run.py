@@ -126,8 +126,6 @@ class Run:
         sources = (unwrap_environment(self.plan.environment), self.target)
         described = [source.description for source in sources if isinstance(source, Described)]
         own = self.config.environment.description
-        if own.strip() and self.config.prompt_profile == "small":
-            described = []  # a small model copies them
         return StageContext(
             llm=self.optimizer,
             prompts=self.plan.prompts,

@@ -155,7 +155,12 @@ async def propose(run: Run, work: StepInput) -> StepProposal:
 
 
 async def propose_edits(run: Run, work: StepInput) -> StepProposal:
-    """Return the candidate of the published algorithm: reflect, aggregate, select, update."""
+    """Return the candidate of the published algorithm: reflect, aggregate, select, update.
+
+    With ``full_rewrite``, one document from all cases of the step takes the place of the stages.
+    """
+    if run.config.update.mode == "full_rewrite":
+        return await propose_rewrites(run, work, documents=1, most=len(work.items))
     context = work.context
     skill = work.skill
     notes = show_meta(work.state.meta_skill)
@@ -238,8 +243,6 @@ async def _select(
     run: Run, work: StepInput, merged: AggregateResult, rollouts: Sequence[Rollout]
 ) -> SelectResult:
     """Return the edits to apply, after the step size that the optimizer chose if it is asked for one."""
-    if run.config.update.mode == "full_rewrite":
-        return SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
     notes = show_meta(work.state.meta_skill)
     attempts = show_buffer(work.attempts)
     budget = work.max_edits
@@ -380,9 +383,11 @@ def render_message(run: Run, item: Item) -> str:
     return show_json(item.input)
 
 
-async def propose_rewrites(run: Run, work: StepInput) -> StepProposal:
-    """Return whole documents that the optimizer writes, several at a time."""
-    rollouts = await roll_out_items(run, work, most=CASES)
+async def propose_rewrites(
+    run: Run, work: StepInput, *, documents: int = DOCUMENTS, most: int = CASES
+) -> StepProposal:
+    """Return whole documents that the optimizer writes, several at a time, from at most ``most`` items."""
+    rollouts = await roll_out_items(run, work, most=most)
     cases = build_cases(work.items, rollouts, run.config.train.success_threshold)
     shown = {case.item.id for case in cases} | {example.item_id for example in work.examples}
     material = RewriteInput(
@@ -391,7 +396,7 @@ async def propose_rewrites(run: Run, work: StepInput) -> StepProposal:
         notes=join_sections(show_buffer(work.attempts), show_meta(work.state.meta_skill)),
     )
     async with run.timer.stage("update", step=work.step):
-        n = DOCUMENTS * (1 + work.is_stalled)
+        n = documents * (1 + work.is_stalled)
         rewrites = await write_documents(
             work.skill, material, context=work.context, n=n, seed=run.config.seed
         )

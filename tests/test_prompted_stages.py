@@ -1,4 +1,4 @@
-"""The default prompts and those for small models: what is asked for, what is sent back, what the record keeps."""
+"""The prompts of the stages: what is asked for, what is sent back, what the record keeps."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from pydantic import JsonValue
 
 from doubles import open_context
 from reflact import Trainer, read_run
-from reflact.config.loading import load_config
 from reflact.config.training import EnvironmentConfig, PromptsConfig, UpdateConfig
 from reflact.environments.dataset import GRADERS
-from reflact.errors import PromptError
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.prompts import SMALL_PROFILE, find_data_folder, load_prompts, load_run_prompts
+from reflact.prompts import load_prompts
 from reflact.records import StepRecord
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_edits, show_figures, show_task
 from reflact.stages.reflect import Analyst, Minibatch
-from reflact.stages.reply_models import build_edit, failure_reply_type, records_answer
+from reflact.stages.reply_models import build_edit, failure_reply_type, list_changes, records_answer
 from reflact.stages.update import update
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
@@ -104,113 +102,6 @@ def shown(llm: ScriptedLLM, call: int = 0) -> str:
 # -------------------------------------------------------------------------------------- what is asked for
 
 
-@pytest.mark.parametrize(
-    ("name", "asked"),
-    [
-        ("analyst_failure", "what do all right answers have that the wrong ones lack"),
-        ("suggest_failure", "to imitate"),
-        ("draft_failure", "to imitate"),
-    ],
-)
-def test_default_analysts_reason_and_small_ones_have_one_short_task(name: str, asked: str) -> None:
-    """The default asks for reasons, causes by case and general instructions; no answer is to be imitated."""
-    book, small = load_prompts(), load_prompts(PromptsConfig(profile="small"))
-    default = book.prompts[name].system
-    for words in ("Reasoning", "numbers of the cases", "rule, a procedure, a convention or a pitfall"):
-        assert words in default
-    assert asked in small.prompts[name].system
-    assert "to imitate" not in default
-    assert (book.is_reasoned(name), small.is_reasoned(name)) == (True, False)
-
-
-async def test_a_small_optimizer_sees_the_task_and_its_rule_is_added() -> None:
-    """Its reply is one difference and one rule: the pattern of all cases, and an addition to the document."""
-    llm = ScriptedLLM(lambda *_: {"difference": "They write the state in full.", "rule": RULE})
-    small = PromptsConfig(profile="small")
-    report = await analyse(llm, failed(ITEM, OTHER), task=show_task("A state is two letters."), prompts=small)
-    assert "A state is two letters." in shown(llm)
-    assert [(edit.op, edit.content, edit.support_count) for edit in report.patch.edits] == [
-        ("append", RULE, 2)
-    ]
-    (pattern,) = report.patterns
-    assert (pattern.count, pattern.item_ids) == (2, ("ohio", "iowa"))
-    assert pattern.description == report.patch.reasoning == "They write the state in full."
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        QUERY,
-        f"How many airports are in Ohio? {QUERY}",
-        "Answer <right answer>.",
-        "answer with\none query.",
-        "Ignore the background.",
-    ],
-)
-async def test_a_small_optimizer_is_asked_again_for_a_rule_that_is_none(rule: str) -> None:
-    """An answer of a case, a tag of the prompt or a sentence of the document is sent back with the reason."""
-    rules = iter([rule, RULE])
-    llm = ScriptedLLM(lambda *_: {"difference": "The state.", "rule": next(rules)}, reasks=1)
-    small, skill = PromptsConfig(profile="small"), "You read tables. Answer with one query."
-    report = await analyse(llm, failed(ITEM, OTHER), prompts=small, skill=skill)
-    assert [edit.content for edit in report.patch.edits] == [RULE]
-    assert len(llm.calls) == 2
-
-
-def test_the_small_profile_pins_each_prompt_that_has_a_reasoned_version() -> None:
-    """A pin of the configuration and an own file win over the profile."""
-    book, small = load_prompts(), load_prompts(PromptsConfig(profile="small"))
-    differing = {name for name in book.prompts if book.prompts[name] != small.prompts[name]}
-    assert differing == set(SMALL_PROFILE)
-    pinned = load_prompts(PromptsConfig(profile="small", versions={"merge": 3}))
-    assert pinned.prompts["merge"] == book.prompts["merge"]
-
-
-def test_an_own_prompt_wins_over_the_profile(tmp_path: Path) -> None:
-    """A file in ``prompts.folder`` is used whatever version the profile names."""
-    own = tmp_path / "merge" / "v9.md"
-    own.parent.mkdir()
-    packaged = load_prompts().prompts["merge"]
-    own.write_text(
-        "---\nname: merge\nversion: 9\nrole: optimizer\nreply: MergeReply\nvariables: [proposals]\n"
-        "changelog: Own.\n---\nMerge.\n<!-- user -->\n{{proposals}}\n",
-        encoding="utf-8",
-    )
-    book = load_prompts(PromptsConfig(profile="small", folder=tmp_path))
-    assert (packaged.header.version, book.prompts["merge"].header.version) == (3, 9)
-
-
-def test_own_prompts_may_be_for_small_models(tmp_path: Path) -> None:
-    """A copy of a prompt for small models is used under the small profile alone; older files are not read then."""
-    own = tmp_path / "analyst_failure"
-    own.mkdir()
-    packaged = (find_data_folder("prompts") / "analyst_failure" / "v3.md").read_text(encoding="utf-8")
-    (own / "v3.md").write_text(packaged.replace("You improve", "Please improve"), encoding="utf-8")
-    (own / "v1.md").write_text("a draft", encoding="utf-8")
-    book = load_prompts(PromptsConfig(profile="small", folder=tmp_path))
-    assert "Please improve" in book.prompts["analyst_failure"].system
-    (own / "v1.md").unlink()
-    default = load_prompts(PromptsConfig(folder=tmp_path))
-    assert default.prompts["analyst_failure"] == load_prompts().prompts["analyst_failure"]
-
-
-def test_rules_need_additions(tmp_path: Path) -> None:
-    """An analyst that is asked for a rule needs the operation ``append``; other analysts and stored runs do not."""
-    small: dict[str, JsonValue] = {"prompts": {"profile": "small"}, "update": {"operations": ["replace"]}}
-    with pytest.raises(PromptError, match="needs `append`"):
-        load_run_prompts(load_config(small), None)
-    (tmp_path / "empty").mkdir()
-    own = {**small, "prompts": {"profile": "small", "folder": tmp_path / "empty"}}
-    with pytest.raises(PromptError, match="needs `append`"):
-        load_run_prompts(load_config(own), None)
-    for other in (
-        {"prompts": {"profile": "small", "versions": {"analyst_failure": 1}}},
-        {"update": {"operations": ["replace"], "mode": "rewrite"}},
-        {"search": {"sources": ["rewrite"]}},
-    ):
-        assert load_run_prompts(load_config({**small, **other}), None)
-
-
 async def test_an_environment_brings_its_own_prompts(tmp_path: Path) -> None:
     """Its analysts' prompt is used and identifies the run; ``prompts.folder`` wins over it."""
     header = "role: optimizer\nreply: ReasonedAnalystReply\nvariables: [cases, document, max_edits]\nchangelog: Own.\n---\n"
@@ -270,20 +161,16 @@ def test_every_grader_is_described_to_the_optimizer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("profile", "description", "n_shown"),
+    ("description", "n_shown"),
     [
-        ("default", "Rules applied to numbers.", 3),
-        ("small", "Rules applied to numbers.", 1),
-        ("small", "", 2),
+        ("Rules applied to numbers.", 3),
+        ("", 2),
     ],
 )
 async def test_environments_and_targets_describe_themselves(
-    tmp_path: Path, profile: str, description: str, n_shown: int
+    tmp_path: Path, description: str, n_shown: int
 ) -> None:
-    """``environment.description`` and the descriptions of environment and target reach the optimizer in a run.
-
-    A small optimizer sees the first alone if there is one.
-    """
+    """``environment.description`` and the descriptions of environment and target reach the optimizer in a run."""
 
     class Described(ToyTarget):
         description = "The agent has no tools."
@@ -297,7 +184,6 @@ async def test_environments_and_targets_describe_themselves(
         "search": {"sources": ["edits"]},
         "train": {"num_epochs": 1, "batch_size": 8},
         "environment": {"description": description},
-        "prompts": {"profile": profile},
     }
     await Trainer(config, environment=DescribedEnvironment(), target=Described(), optimizer=llm).train()
     prompts = [call.prompt.messages[-1].content for call in llm.calls if call.prompt.name != "merge"]
@@ -408,7 +294,7 @@ def test_the_reasoned_replies_bound_no_length() -> None:
 def test_evidence_travels_with_a_proposal() -> None:
     """Merges and rankings see what asks for a proposal; proposals without evidence are shown as before."""
     kind = failure_reply_type(("append",), cases=2, most=1, reasoned=True)
-    (edit,) = map(build_edit, kind.model_validate(REPLY).edits)
+    (edit,) = map(build_edit, list_changes(kind.model_validate(REPLY)))
     assert str(EDIT["evidence"]) in show_edits([edit])
     assert "Cases behind them: proposal 1 from 1 case." in show_edits(
         [edit.model_copy(update={"evidence": ""})]
