@@ -24,9 +24,8 @@ from reflact.config.training import ALL_SOURCES
 from reflact.environments import DatasetEnvironment
 from reflact.errors import ConfigError, ProviderDown, WorkerLost
 from reflact.executors import EnvironmentReference, ExecutorJob, ExecutorResult
-from reflact.executors.environment import select_variables
-from reflact.executors.jobs import refer_to_environment
-from reflact.executors.pool import WorkerPool
+from reflact.executors.environment import refer_to_named_environment, select_variables
+from reflact.executors.ray import WorkerPool
 from reflact.records import RunSummary
 from reflact.testing import ToyEnvironment
 from reflact.types import Grade, Item, Score
@@ -240,7 +239,7 @@ async def test_a_critic_does_not_grade_in_workers() -> None:
     """Workers have no key for the critic's model, so a critic's grades are refused with advice."""
     config = load_config({"environment": {"grader": "critic"}, "executor": FARM})
     with pytest.raises(ConfigError, match="no key for the critic"):
-        refer_to_environment(ToyEnvironment(), config, named=True)
+        refer_to_named_environment(ToyEnvironment(), config)
 
 
 async def test_no_key_reaches_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from bank_agent import ITEMS, RULE
 from reflact import Trainer
+from reflact.adapters import load_named_environment, load_named_target
 from reflact.cli.app import app
 from reflact.cli.common import load_trainer_config
 from reflact.config.loading import load_config
 from reflact.errors import ConfigError, UsageError
 from reflact.records import SkillComparison
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply
-from reflact.training.named_objects import load_named_environment, load_named_target
 
 SUPPORT = """
 from bank_agent import BankModel, make_agent, make_deps
@@ -150,7 +150,7 @@ def test_entry_points_are_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     def find(*, group: str, name: str | None = None) -> Any:
         return [entry] if group == entry.group and name in {None, entry.name} else []
 
-    monkeypatch.setattr("reflact.training.named_objects.entry_points", find)
+    monkeypatch.setattr("reflact.adapters.entry_points", find)
     assert isinstance(load_named_environment(name("environment.name", "shop")), ToyEnvironment)
     with pytest.raises(ConfigError, match=r"no installed package offers 'shap'.*there are: shop"):
         load_named_environment(name("environment.name", "shap"))

@@ -10,11 +10,11 @@ import pytest
 
 from bank_agent import BankModel, make_agent
 from reflact import Grade, Item, Score, Session, Split, Trainer, read_run
+from reflact.adapters import load_named_environment
 from reflact.config.loading import load_config
 from reflact.errors import ConfigError
 from reflact.targets import Skill, Turn
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply
-from reflact.training.named_objects import load_named_environment
 
 pytestmark = pytest.mark.anyio
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +16,13 @@ import httpx
 from pydantic import JsonValue
 
 from doubles import completion, config
+from reflact.adapters import adapt_target
 from reflact.config.models import Price
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ProviderDown
 from reflact.events import Event
 from reflact.integrations.opentelemetry import Tracing
-from reflact.llm.budget import Account, Amount, Budget, BudgetedEnvironment, amount_of, find_exceeded_limit
+from reflact.llm.budget import Account, Amount, Budget, amount_of, cover_rollout, find_exceeded_limit
 from reflact.llm.client import ResponseCache
 from reflact.llm.drafts import RequestContext
 from reflact.llm.metering import RESERVATION, MeteredTransport
@@ -28,7 +30,7 @@ from reflact.llm.pricing import BILLION, read_cap, usd_of
 from reflact.llm.rate_limit import endpoint_for
 from reflact.llm.retry import RetryTransport
 from reflact.messages import CallId, RenderedPrompt, Reply
-from reflact.protocols import R, RunStore, Session
+from reflact.protocols import R, Session
 from reflact.records import RunSummary, Usage
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.training import setup as wiring
@@ -240,7 +242,7 @@ def planned(folder: Path) -> wiring.RunPlan:
 
 @asynccontextmanager
 async def furnished(
-    plan: wiring.RunPlan, store: RunStore, network: Provider, limits: BudgetConfig
+    plan: wiring.RunPlan, store: InMemoryRunStore, network: Provider, limits: BudgetConfig
 ) -> AsyncIterator[wiring.Runtime]:
     """Connect the toy world to a provider, through all that pays."""
     budget = Budget(limits)
@@ -254,9 +256,9 @@ async def furnished(
             effects = ResponseCache(role, MODEL.model, account, endpoint="toll", root="/v1")
             tills.append(Till(role, effects, retrying))
         target, optimizer = PaidTarget(tills[0]), PaidLLM(tills[1])
-        environment = BudgetedEnvironment(plan.environment, account)
+        environment = plan.environment.surround(partial(cover_rollout, account=account))
         plan = replace(plan, environment=environment)
-        yield wiring.Runtime(plan, store, target, optimizer, budget, Tracing(plan.run_id))
+        yield wiring.Runtime(plan, store, adapt_target(target), optimizer, budget, Tracing(plan.run_id))
 
 
 async def started(

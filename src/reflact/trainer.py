@@ -14,6 +14,7 @@ import anyio
 from pydantic import Field, JsonValue
 
 from reflact import events
+from reflact.adapters import EnvironmentAdapter, describe_exception
 from reflact.concurrency import Stream, finish_if_cancelled, require_asyncio
 from reflact.config import loading
 from reflact.config.models import ModelConfig, ModelsConfig
@@ -30,7 +31,6 @@ from reflact.errors import (
     RunFailed,
     StoreError,
 )
-from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.llm.pricing import usd_of
 from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.protocols import (
@@ -39,20 +39,17 @@ from reflact.protocols import (
     Approver,
     Environment,
     EventCallback,
-    ProbedTarget,
     Proposer,
     Session,
     Target,
 )
 from reflact.records import (
-    CriticDescription,
     RunStatus,
     RunSummary,
     SkillComparison,
     SkillScore,
     Usage,
 )
-from reflact.stages.rollout import describe_exception, run_environment, start_session
 from reflact.store.artifacts import write_atomically
 from reflact.training.evaluation import compare_skill
 from reflact.training.rollouts import manage_environment
@@ -344,7 +341,7 @@ def must_test_optimizer(plan: RunPlan, overrides: Overrides) -> bool:
     return overrides.optimizer is None and (plan.target is not None or config.models.is_optimizer_separate)
 
 
-async def _run(run: Run, environment: Environment, graceful_stop: GracefulStop) -> RunSummary:
+async def _run(run: Run, environment: EnvironmentAdapter, graceful_stop: GracefulStop) -> RunSummary:
     try:
         await run.start_or_resume()
         with graceful_stop.cancel_scope():
@@ -419,7 +416,7 @@ class EventStepAssigner:
         await self._on_event(event)
 
 
-class _ItemsEnvironment(EnvironmentMiddleware):
+class _ItemsEnvironment(EnvironmentAdapter):
     """The environment of lists of items, built at its first use, which is on a worker thread."""
 
     def __init__(self, splits: Mapping[Split, Sequence[Item | Example]], grade: Grader) -> None:
@@ -427,15 +424,11 @@ class _ItemsEnvironment(EnvironmentMiddleware):
         self._grade = grade
 
     @cached_property
-    def inner(self) -> DatasetEnvironment:  # type: ignore[override]
+    def own(self) -> DatasetEnvironment:  # type: ignore[override]
         from reflact.environments.dataset import DatasetEnvironment
 
         splits = {split.value: tuple(map(_build_item, items)) for split, items in self._splits.items()}
         return DatasetEnvironment(DataSet.model_validate(splits), grade=self._grade)
-
-    @property
-    def scored_by(self) -> CriticDescription | None:
-        return self.inner.scored_by
 
 
 def _build_item(item: Item | Example) -> Item:
@@ -518,7 +511,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         skill = None
         failures = FailureLog(plan.run_id, plan.config, store, collect, plan.label)
         async with manage_environment(plan.environment, failures):
-            if isinstance(plan.target, ProbedTarget) and plan.target.preflight:
+            if plan.target is not None and plan.target.preflight:
                 warning = await plan.target.test_skill(
                     plan.environment, plan.data.train, plan.initial_skill, plan.config.models.target
                 )
@@ -564,8 +557,8 @@ async def _grade_item(item: Item, runtime: Runtime) -> Grade:
     target, skill, plan = runtime.target, runtime.plan.initial_skill, runtime.plan
     session: Session | None = None
     try:
-        session = start_session(target, item, skill, rollout="check")
-        grade = await run_environment(plan.environment, item, session, seed=0)
+        session = target.session_for(item, skill, rollout="check")
+        grade = await plan.environment.run(item, session, seed=0)
         if plan.annotator is not None:
             rollout = Rollout(
                 key="check",

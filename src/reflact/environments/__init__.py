@@ -18,7 +18,7 @@ from reflact.environments.graders import (
 from reflact.environments.python_grader import PythonGrader
 from reflact.environments.simulators import CallBatcher, SimulatorEnvironment
 from reflact.environments.sql_grader import SQLGrader, read_tables
-from reflact.protocols import Environment, ManagedEnvironment, Session
+from reflact.protocols import Environment, Session
 from reflact.types import Grade, Item, Score, Split
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "Grader",
     "Item",
     "JsonFieldsGrader",
-    "ManagedEnvironment",
     "NormalizedGrader",
     "NumericGrader",
     "PythonGrader",

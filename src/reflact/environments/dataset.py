@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from reflact.adapters import describe_not_async, find_critic
 from reflact.config.fields import is_labels, list_telling_columns
 from reflact.config.training import TrainerConfig
 from reflact.data import MAX_SHOWN_ROWS, TRAINING_SPLITS, DataSet, check_dataset, has_made_id, load_dataset
@@ -32,7 +33,7 @@ from reflact.environments.graders import (
 from reflact.environments.python_grader import PythonGrader
 from reflact.environments.sql_grader import SQLGrader
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
-from reflact.protocols import CriticBacked, Session, describe_not_async
+from reflact.protocols import Session
 from reflact.records import CriticDescription
 from reflact.types import Grade, Item, Split, canonical_json
 
@@ -100,7 +101,6 @@ class DatasetEnvironment:
         self._template = template
         self._name = name
         self._version = version
-        self._critic = grade if isinstance(grade, CriticBacked) else None
         self._identity = canonical_json(
             {"environment": name, "version": version, "template": template, "grader": identify_grader(grade)}
         )
@@ -120,7 +120,7 @@ class DatasetEnvironment:
     @property
     def scored_by(self) -> CriticDescription | None:
         """The critic, if one grades."""
-        return None if self._critic is None else self._critic.scored_by
+        return find_critic(self._grade)
 
     def with_grader(self, grade: Grader) -> DatasetEnvironment:
         """Return the environment with another grader."""

@@ -18,12 +18,11 @@ import anyio
 from reflact.config.models import ModelConfig
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ConfigError
-from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.llm.pricing import BILLION, read_cap, usd_of
 from reflact.messages import CallReservation
-from reflact.protocols import DecisionLog, Environment, ResponseStore, Session
+from reflact.protocols import DecisionLog, ResponseStore
 from reflact.records import FaultKind, Spend, Usage
-from reflact.types import Grade, Item
+from reflact.types import Item
 
 RAISE_HINT = "set a larger one to go on"
 
@@ -338,48 +337,44 @@ def _list_set(limits: BudgetConfig, *keys: str) -> list[str]:
     return [key for key in keys if getattr(limits, key) is not None]
 
 
-class BudgetedEnvironment(EnvironmentMiddleware):
-    """An environment that returns no result after the budget is spent, even if it caught the error.
+@asynccontextmanager
+async def cover_rollout(
+    item: Item, seed: int, *, account: Account, worst: Usage | None = None
+) -> AsyncIterator[None]:
+    """Surround a rollout, which has no result after the budget is spent, even if the environment caught the error.
 
     Args:
-        worst: The most that a rollout costs, if the target makes calls that reflact does not see.
+        item: The item.
+        seed: The seed of the trial.
+        account: The run's account.
+        worst: The most that the rollout costs, if the target makes calls that reflact does not see.
+
+    Raises:
+        BudgetSpent: The declared cost does not fit, or a call of this or another rollout was refused meanwhile.
     """
-
-    def __init__(self, inner: Environment, account: Account, *, worst: Usage | None = None) -> None:
-        super().__init__(inner)
-        self._account = account
-        self._worst = worst
-
-    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Run and judge an item, once its declared cost fits the budget.
-
-        Raises:
-            BudgetSpent: It does not fit, or a call of this or another rollout was refused meanwhile.
-        """
-        budget, responses, worst = self._account.budget, self._account.responses, self._worst
-        if worst is None:
-            graded = await self.inner.run(item, session, seed=seed)
-            budget.check()
-            return graded
-        key = f"target/rollout/unseen/{item.fingerprint}/{seed}"
-        call = CallReservation(
-            key=key,
-            run_id=self._account.run_id,
-            call_id=key,
-            role="target",
-            purpose="rollout",
-            endpoint="unseen",
-            model="unseen",
-            worst_case=worst,
-        )
-        async with budget.reserve(worst) as reservation:
-            reservation.mark_sent()
-            await responses.reserve(budget.current_stage.book(call))
-            graded = await self.inner.run(item, session, seed=seed)
-            usage = Usage(calls=worst.calls, uncounted=worst.calls)
-            await responses.settle(call, usage)
-            reservation.settle(usage)
-            return graded
+    budget, responses = account.budget, account.responses
+    if worst is None:
+        yield
+        budget.check()
+        return
+    key = f"target/rollout/unseen/{item.fingerprint}/{seed}"
+    call = CallReservation(
+        key=key,
+        run_id=account.run_id,
+        call_id=key,
+        role="target",
+        purpose="rollout",
+        endpoint="unseen",
+        model="unseen",
+        worst_case=worst,
+    )
+    async with budget.reserve(worst) as reservation:
+        reservation.mark_sent()
+        await responses.reserve(budget.current_stage.book(call))
+        yield
+        usage = Usage(calls=worst.calls, uncounted=worst.calls)
+        await responses.settle(call, usage)
+        reservation.settle(usage)
 
 
 def worst_rollout_cost(config: TrainerConfig) -> Usage | None:

@@ -20,11 +20,11 @@ import anyio
 import httpx
 import regex
 
+from reflact.adapters import CatchExits
 from reflact.config.models import KeyProvider, ModelConfig
 from reflact.errors import ConfigError
 from reflact.llm.bodies import DEFAULT_MAX_BYTES, MAX_BYTES, read_pieces
 from reflact.llm.cache_keys import strip_to_endpoint
-from reflact.protocols import CatchExits
 
 KEY_MARK = "[key]"
 """The replacement for a key."""

@@ -11,7 +11,6 @@ from pydantic import Field, TypeAdapter
 from reflact import events
 from reflact.concurrency import start_ahead
 from reflact.errors import EnvironmentFailure, InterfaceError, ModelError, RunFailed
-from reflact.llm.middleware import unwrap_environment
 from reflact.protocols import EventCallback
 from reflact.records import Claim, Improvement, PromotionRecord, RunState, SkillScore
 from reflact.search.examples import apply_examples, shuffle_answers
@@ -67,7 +66,7 @@ class NullAnswerGrader:
     def list_all(self) -> tuple[NullAnswer, ...]:
         """Return the constants of the run, also if its configuration switches them off."""
         plan = self.runtime.plan
-        return list_null_answers(unwrap_environment(plan.environment), plan.data.train)
+        return list_null_answers(plan.environment, plan.data.train)
 
     async def check_train_items(self) -> events.NullAnswersGraded | None:
         """Grade the constants on some train items, once in a run.

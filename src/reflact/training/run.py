@@ -15,7 +15,7 @@ from reflact.data import describe_near_copies
 from reflact.errors import RunFailed, Unmeasured
 from reflact.llm.pricing import BYTES_PER_TOKEN
 from reflact.messages import NO_VALID_REPLY, CallId, Message, RenderedPrompt, Text
-from reflact.protocols import Approver, EventCallback, ProbedTarget
+from reflact.protocols import Approver, EventCallback
 from reflact.records import (
     CommitRecord,
     CriticDescription,
@@ -240,7 +240,7 @@ class Run:
         """
         target, is_near = self._plan.target, self._config.executor.name != "ray"
         warning = await self._decision_log.get(0, SKILL_TEST_LABEL)
-        if warning is None and is_near and isinstance(target, ProbedTarget) and target.preflight:
+        if warning is None and is_near and target is not None and target.preflight:
             plan, config = self._plan, self._config.models.target
             items = plan.data.train or plan.data.val
             warning = await target.test_skill(plan.environment, items, plan.initial_skill, config) or ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -13,6 +13,22 @@ from typing import TYPE_CHECKING, cast
 
 from pydantic import JsonValue
 
+from reflact.adapters import (
+    REQUIRED_PARTS,
+    EnvironmentAdapter,
+    ObjectRole,
+    TargetAdapter,
+    adapt_environment,
+    adapt_target,
+    check_object,
+    check_texts,
+    explain_exceptions,
+    find_critic,
+    load_named_environment,
+    load_named_proposer,
+    load_named_target,
+    read_dataset,
+)
 from reflact.concurrency import open_outbox
 from reflact.config.loading import config_identity, list_set_keys
 from reflact.config.models import PRICING_KEYS, ModelConfig
@@ -21,26 +37,10 @@ from reflact.data import TRAINING_SPLITS, DataSet, check_dataset, count_steps_pe
 from reflact.errors import ConfigError
 from reflact.events import BudgetUpdated, Event, RateLimited
 from reflact.lazy import CLIENT_MODULES, import_all
-from reflact.llm.budget import Account, Budget, BudgetedEnvironment, require_caps, worst_rollout_cost
-from reflact.llm.middleware import CheckedEnvironment, compose, unwrap_environment
+from reflact.llm.budget import Account, Budget, cover_rollout, require_caps, worst_rollout_cost
 from reflact.llm.pricing import usd_of
 from reflact.prompts import PromptBook, list_used_prompts, load_run_prompts
-from reflact.protocols import (
-    LLM,
-    Annotator,
-    ConnectedTarget,
-    CriticBacked,
-    DecisionLog,
-    Described,
-    Environment,
-    EventCallback,
-    InstructedTarget,
-    ProbedTarget,
-    Prompted,
-    Proposer,
-    RunStore,
-    Target,
-)
+from reflact.protocols import LLM, Annotator, DecisionLog, Environment, EventCallback, Proposer, Target
 from reflact.records import CriticDescription, Spend, Usage
 from reflact.skills.document import check_document
 from reflact.skills.package import load_skill
@@ -48,20 +48,9 @@ from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_task
 from reflact.store.artifacts import choose_exports, resolve_inside
 from reflact.training.cost_estimate import RunCostEstimate, RunCostEstimator
-from reflact.training.named_objects import (
-    PROTOCOLS,
-    ObjectRole,
-    check_object,
-    check_texts,
-    explain_exceptions,
-    load_named_environment,
-    load_named_proposer,
-    load_named_target,
-    read_dataset,
-)
-from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableEnvironment, StoppableLLM
+from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableLLM
 from reflact.training.trouble import RunWatch
-from reflact.types import Skill, Split, digest_json
+from reflact.types import Grade, Item, Skill, Split, digest_json
 
 if TYPE_CHECKING:
     import httpx
@@ -97,7 +86,7 @@ class Overrides:
     @property
     def objects(self) -> tuple[tuple[ObjectRole, object], ...]:
         """The targets, environments and so on that the caller brings, with their roles."""
-        return tuple((role, value) for role in PROTOCOLS if (value := getattr(self, role)) is not None)
+        return tuple((role, value) for role in REQUIRED_PARTS if (value := getattr(self, role)) is not None)
 
     @property
     def brought_roles(self) -> frozenset[str]:
@@ -107,7 +96,16 @@ class Overrides:
     @property
     def unseen_roles(self) -> frozenset[str]:
         """The roles whose calls are not seen."""
-        return self.brought_roles - ({"target"} if isinstance(self.target, ConnectedTarget) else set())
+        return self.brought_roles - ({"target"} if self.is_target_seen else set())
+
+    def with_target(self, target: TargetAdapter | None) -> Overrides:
+        """Return the collaborators with the target of the plan, which the configuration may have named."""
+        return self if target is None else replace(self, target=target.own)
+
+    @property
+    def is_target_seen(self) -> bool:
+        """Whether a target of the caller sends its requests through the run."""
+        return self.target is not None and adapt_target(self.target).is_connectable
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ class RunPlan:
     """All of a run that is known before anything is opened or sent."""
 
     config: TrainerConfig
-    environment: Environment
+    environment: EnvironmentAdapter
     data: DataSet
     prompts: PromptBook
     initial_skill: Skill
@@ -124,7 +122,7 @@ class RunPlan:
     critic: CriticDescription | None = None
     annotator: Annotator | None = None
     proposer: Proposer | None = None
-    target: Target | None = None
+    target: TargetAdapter | None = None
     label: str = ""
 
     @property
@@ -144,7 +142,7 @@ class RunPlan:
     @property
     def notes_critic(self) -> CriticDescription | None:
         """The critic whose opinion failure analysts are shown, where there is one."""
-        return _find_critic(self.annotator)
+        return find_critic(self.annotator)
 
     def estimate_cost(self, *, done: int, skill: str | None, spent: Sequence[Spend]) -> RunCostEstimate:
         """Return what the run will take from a step on; without a skill it starts with the initial one."""
@@ -170,15 +168,15 @@ class Runtime:
     """
 
     plan: RunPlan
-    store: RunStore
-    target: Target
+    store: SQLiteRunStore
+    target: TargetAdapter
     optimizer: LLM
     budget: Budget
     tracing: Tracing
     critic: Critic | None = None
     graceful_stop: GracefulStop = field(default_factory=GracefulStop)
     rejected: Sequence[str] = ()
-    control_environment: Environment | None = None
+    control_environment: EnvironmentAdapter | None = None
     exports: Path | None = None
 
     @property
@@ -204,8 +202,7 @@ class Runtime:
     def make_context(self, step: int) -> StageContext:
         """Return the collaborators of the optimizer's calls; a small one, which copies, sees the own description alone."""
         own, profile = self.config.environment.description, self.config.prompt_profile
-        sources = (unwrap_environment(self.plan.environment), self.target)
-        described = [source.description for source in sources if isinstance(source, Described)]
+        described = [self.plan.environment.description, self.target.description]
         described = [] if own.strip() and profile == "small" else described
         return StageContext(
             llm=self.optimizer,
@@ -248,7 +245,7 @@ def refuse_idle_keys(config: TrainerConfig, overrides: Overrides) -> None:
         "environment": ("environment.", "data."),
         "target": ("target.kind", "target.options", "target.preamble", "target.postamble"),
     }
-    if not isinstance(overrides.target, ConnectedTarget | ProbedTarget):
+    if not overrides.is_target_seen:
         idle["target"] += ("models.target.",)
     used = {"environment.description", "data.train_size", *(f"models.target.{name}" for name in PRICING_KEYS)}
     heirs = {*_list_roles(config)} - overrides.brought_roles - {"target"}
@@ -307,15 +304,15 @@ def prepare_run(
     for each, value in overrides.objects:
         with explain(f"the {each}, of type {type(value).__name__},"):
             check_texts(each, value)
-    environment = overrides.environment or build_environment(config, needed)
-    with explain(f"`items` of {type(environment).__name__}"):
+    environment = adapt_environment(overrides.environment or build_environment(config, needed))
+    target = None if overrides.target is None else adapt_target(overrides.target)
+    with explain(f"`items` of {type(environment.own).__name__}"):
         data = read_dataset(environment)
     check_dataset(data, config.data.train_size, needed)
     if not data.test:
         config = config.model_copy(update={"test": config.test.model_copy(update={"enabled": False})})
-    own = environment.prompt_folder if isinstance(environment, Prompted) else None
-    prompts = load_run_prompts(config, own)
-    initial = load_initial_skill(config, overrides.target)
+    prompts = load_run_prompts(config, environment.prompt_folder)
+    initial = load_initial_skill(config, target)
     identity: dict[str, JsonValue] = {
         **config_identity(config),
         **prompts.identity(list_used_prompts(config)),
@@ -326,8 +323,8 @@ def prepare_run(
     for name in ("target", "optimizer", "annotator", "proposer"):
         if (collaborator := getattr(overrides, name)) is not None:
             identity[name] = collaborator.identity
-    if isinstance(overrides.target, ConnectedTarget):
-        identity["target"] = _identify_connected(overrides.target, _add_agent_model(config, overrides))
+    if target is not None and target.is_connectable:
+        identity["target"] = _identify_connected(target, _add_agent_model(config, overrides))
     if config.uses_critic:
         identity["critic.memory"] = config.critic.memory is not None
     return RunPlan(
@@ -338,15 +335,15 @@ def prepare_run(
         initial,
         identity,
         f"r{digest_json(identity)[:12]}",
-        _find_critic(environment),
+        environment.scored_by,
         overrides.annotator,
         overrides.proposer,
-        overrides.target,
+        target,
         overrides.label,
     )
 
 
-def load_initial_skill(config: TrainerConfig, target: Target | None) -> Skill:
+def load_initial_skill(config: TrainerConfig, target: TargetAdapter | None) -> Skill:
     """Return the document that ``skill`` names, or else the target's own instructions.
 
     Raises:
@@ -354,13 +351,12 @@ def load_initial_skill(config: TrainerConfig, target: Target | None) -> Skill:
     """
     if config.skill is not None:
         return load_skill(config.skill, config.skill_files)
-    if not isinstance(target, InstructedTarget):
-        return Skill(text="")
-    check_document(target.instructions)
-    return Skill(text=target.instructions)
+    instructions = "" if target is None else target.instructions
+    check_document(instructions)
+    return Skill(text=instructions)
 
 
-def _identify_connected(target: ConnectedTarget, config: TrainerConfig) -> str:
+def _identify_connected(target: TargetAdapter, config: TrainerConfig) -> str:
     """Return the identity that a target has in the run, and so in the keys of its rollouts."""
     from reflact.llm.client import identify_model
 
@@ -370,11 +366,10 @@ def _identify_connected(target: ConnectedTarget, config: TrainerConfig) -> str:
 
 def _add_agent_model(config: TrainerConfig, overrides: Overrides) -> TrainerConfig:
     """Return the configuration with the model of an agent that brings its own."""
-    if not isinstance(overrides.target, ConnectedTarget):
+    if overrides.target is None:
         return config
-    models = config.models.model_copy(
-        update={"target": overrides.target.describe_model(config.models.target)}
-    )
+    described = adapt_target(overrides.target).describe_model(config.models.target)
+    models = config.models.model_copy(update={"target": described})
     return config.model_copy(update={"models": models})
 
 
@@ -391,10 +386,6 @@ def _require_critic(config: TrainerConfig, overrides: Overrides) -> None:
         )
     if config.critic.annotate and overrides.annotator is not None:
         raise ConfigError("critic.annotate is on, and an annotator is passed in Python: choose one of them")
-
-
-def _find_critic(collaborator: object) -> CriticDescription | None:
-    return collaborator.scored_by if isinstance(collaborator, CriticBacked) else None
 
 
 async def ignore_event(event: Event) -> None:
@@ -428,7 +419,7 @@ async def open_runtime(
     from reflact.store.lock import own_run
     from reflact.store.runs import open_store
 
-    config, overrides = plan.config, replace(overrides, target=plan.target)
+    config, overrides = plan.config, overrides.with_target(plan.target)
     async with AsyncExitStack() as stack:
         path = (config.store or resolve_inside(config.out_dir, "run.db")).absolute()
         ownership = stack.enter_context(own_run(config.out_dir.absolute(), path, plan.run_id))
@@ -481,21 +472,21 @@ async def _refuse_gaps(config: TrainerConfig, overrides: Overrides, store: SQLit
 async def connect_models(
     plan: RunPlan,
     overrides: Overrides,
-    store: RunStore,
+    store: SQLiteRunStore,
     on_event: EventCallback = ignore_event,
     *,
     graceful_stop: GracefulStop | None = None,
 ) -> AsyncIterator[Runtime]:
     """Connect a run's models and environment to an open store, under the run's budget.
 
-    Middleware is composed here and nowhere else: see the lists of ``compose``, outermost first.
+    What surrounds a model or a rollout is composed here and nowhere else.
 
     Raises:
         ConfigError: A key is missing.
     """
-    from reflact.integrations.opentelemetry import TracedEnvironment, TracedLLM, TracedResponseStore, Tracing
+    from reflact.integrations.opentelemetry import TracedLLM, TracedResponseStore, Tracing
 
-    config, overrides = plan.config, replace(overrides, target=plan.target)
+    config, overrides = plan.config, overrides.with_target(plan.target)
     stop = graceful_stop or GracefulStop()
     async with AsyncExitStack() as stack:
         hide = await _make_redactor(plan, overrides) if config.telemetry.content else None
@@ -527,8 +518,8 @@ async def connect_models(
         critic = None
         if config.uses_critic:
             plan, critic = await _connect_critic(plan, store, await connect("critic"))
-        target = overrides.target or _build_chat_target(config, await connect("target"))
-        if isinstance(target, ConnectedTarget):
+        target = plan.target or adapt_target(_build_chat_target(config, await connect("target")))
+        if target.is_connectable:
             target = target.connect(await open_client("target"), config.models.target)
         optimizer = StoppableLLM(
             await connect("optimizer")
@@ -537,17 +528,16 @@ async def connect_models(
             stop,
         )
         worst = worst_rollout_cost(config) if "target" in overrides.unseen_roles else None
-        stoppable = partial(StoppableEnvironment, graceful_stop=stop)
         placed = plan.environment
         if config.executor.name != "local":
             from reflact.executors.environment import place_environment
 
             opening = place_environment(placed, config, target, named=overrides.environment is None)
             placed = await stack.enter_async_context(opening)
-        inner: Environment = CheckedEnvironment(placed)
-        control = compose(inner, [stoppable, partial(BudgetedEnvironment, account=account)])
-        budgeted = partial(BudgetedEnvironment, account=account, worst=worst)
-        environment = compose(inner, [stoppable, partial(TracedEnvironment, tracing=tracing), budgeted])
+        control = placed.surround(partial(surround_rollout, stop=stop, account=account))
+        environment = placed.surround(
+            partial(surround_rollout, stop=stop, account=account, worst=worst, tracing=tracing)
+        )
         annotator = None if plan.annotator is None else StoppableAnnotator(plan.annotator, stop)
         plan = replace(plan, environment=environment, annotator=annotator)
         budget, rejected = account.budget, account.rejected
@@ -555,7 +545,27 @@ async def connect_models(
         yield runtime
 
 
-def _open_account(plan: RunPlan, store: RunStore, post: Callable[[Event], None]) -> tuple[Account, RunWatch]:
+@asynccontextmanager
+async def surround_rollout(
+    item: Item,
+    seed: int,
+    *,
+    stop: GracefulStop,
+    account: Account,
+    worst: Usage | None = None,
+    tracing: Tracing | None = None,
+) -> AsyncIterator[Callable[[Grade], None] | None]:
+    """Surround a rollout: a stopping run does not begin it, a span shows it, and the budget covers it."""
+    span = nullcontext() if tracing is None else tracing.rollout(item.id)
+    async with stop.begin_unless_stopping():
+        with span as add_score:
+            async with cover_rollout(item, seed, account=account, worst=worst):
+                yield add_score
+
+
+def _open_account(
+    plan: RunPlan, store: SQLiteRunStore, post: Callable[[Event], None]
+) -> tuple[Account, RunWatch]:
     """Return the account of a run's calls, which posts each change of the budget, and what watches the calls."""
     limits = plan.config.budget
     watch = RunWatch(plan.run_id, post, plan.config, plan.label)
@@ -580,7 +590,7 @@ def _build_chat_target(config: TrainerConfig, llm: LLM) -> Target:
     return ChatTarget(llm, preamble=config.target.preamble, postamble=config.target.postamble)
 
 
-async def _connect_critic(plan: RunPlan, store: RunStore, llm: LLM) -> tuple[RunPlan, Critic]:
+async def _connect_critic(plan: RunPlan, store: SQLiteRunStore, llm: LLM) -> tuple[RunPlan, Critic]:
     """Return the critic of a run, and a plan in which it does what the configuration asks it for."""
     from reflact.training.critic import grade_with_critic, pin_critic
 
@@ -593,8 +603,8 @@ async def _connect_critic(plan: RunPlan, store: RunStore, llm: LLM) -> tuple[Run
         identity=plan.identity,
     )
     graded, annotator = grade_with_critic(plan.environment, critic, plan.config)
-    found = _find_critic(graded)
-    return replace(plan, environment=graded, critic=found, annotator=annotator or plan.annotator), critic
+    plan = replace(plan, environment=graded, critic=graded.scored_by)
+    return plan if annotator is None else replace(plan, annotator=annotator), critic
 
 
 def _model_settings(plan: RunPlan, role: str) -> ModelConfig:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from reflact.errors import QuotaSpent
-from reflact.llm.middleware import LLMMiddleware, unwrap_environment
+from reflact.llm.middleware import LLMMiddleware
 from reflact.messages import CallId, NoReply, RenderedPrompt, Reply
-from reflact.protocols import Answerable, MessageRenderer, Proposer, R, StepEvidence
+from reflact.protocols import Proposer, R, StepEvidence
 from reflact.search.examples import (
     apply_examples,
     draw_first_sets,
@@ -292,12 +292,9 @@ def _read_example(rollout: Rollout, message: str) -> WorkedExample:
 
 def find_right_answers(runtime: Runtime, items: Sequence[Item]) -> tuple[WorkedExample, ...]:
     """Return the items whose right answer the environment can write down, with it."""
-    environment = unwrap_environment(runtime.plan.environment)
-    if not isinstance(environment, Answerable):
-        return ()
     examples = []
     for item in items:
-        answers = environment.list_right_answers(item)
+        answers = runtime.plan.environment.list_right_answers(item)
         if answers:
             # A grader may list answers in the form in which it compares them; the reference is as somebody wrote it.
             own = item.reference if isinstance(item.reference, str | int | float) else answers[0]
@@ -308,12 +305,8 @@ def find_right_answers(runtime: Runtime, items: Sequence[Item]) -> tuple[WorkedE
 
 def render_message(runtime: Runtime, item: Item) -> str:
     """Return an item's task as the target sees it."""
-    environment = unwrap_environment(runtime.plan.environment)
-    return (
-        environment.render_message(item)
-        if isinstance(environment, MessageRenderer)
-        else show_json(item.input)
-    )
+    message = runtime.plan.environment.render_message(item)
+    return show_json(item.input) if message is None else message
 
 
 @dataclass(frozen=True)
