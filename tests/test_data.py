@@ -220,7 +220,7 @@ def test_all_repeated_rows_are_named_at_once(tmp_path: Path) -> None:
     """The error names the rows of each repeated task, so that one look at the file mends it."""
     rows = _rows(3)
     path = _write(tmp_path / "all.jsonl", [*rows, rows[2], rows[0]])
-    with pytest.raises(DataError, match=r"row 1, .* Other repeated ids: .*row 3 and .*row 4 \(2 in all\)"):
+    with pytest.raises(DataError, match=r"row 1, .* Others are repeated too: .*row 3, .*row 4 \(2 in all\)"):
         load_dataset(path, "1:1:1", 42)
 
 
