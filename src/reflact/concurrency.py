@@ -167,12 +167,8 @@ async def fan_out(
     exception group.
     """
     results: dict[int, U] = {}
-
-    async def one(index: int) -> None:
-        results[index] = await call(inputs[index])
-
     async with open_task_group() as tasks:
-        _start_calls(tasks, one, range(len(inputs)), limit)
+        _start_calls(tasks, call, inputs, limit, results.__setitem__)
     return tuple(results[index] for index in range(len(inputs)))
 
 
@@ -199,17 +195,19 @@ async def fan_out_then(
     further: list[list[TaskHandle[W]]] = [[] for _ in lanes]
     second = _limit_calls(then, then_limit)
 
-    async def one(place: tuple[int, int]) -> None:
-        lane, index = place
-        finished[lane][index] = await call(lanes[lane][index])
+    places = [(lane, index) for lane, inputs in enumerate(lanes) for index in range(len(inputs))]
+
+    def take(number: int, result: U) -> None:
+        lane, index = places[number]
+        finished[lane][index] = result
         while len(results[lane]) in finished[lane]:
             results[lane].append(finished[lane].pop(len(results[lane])))
             for value in ready(lane, tuple(results[lane])):
                 further[lane].append(tasks.start_soon(second, value))
 
     async with open_task_group() as tasks:
-        places = [(lane, index) for lane, inputs in enumerate(lanes) for index in range(len(inputs))]
-        _start_calls(tasks, one, places, limit)
+        inputs = [value for lane in lanes for value in lane]
+        _start_calls(tasks, call, inputs, limit, take)
     return (
         tuple(tuple(lane) for lane in results),
         tuple(tuple(handle.return_value for handle in lane) for lane in further),
@@ -301,14 +299,18 @@ async def finish_if_cancelled(work: Callable[[], Awaitable[T]], *, seconds: floa
 
 
 def _start_calls(
-    tasks: TaskGroup, call: Callable[[T], Coroutine[Any, Any, None]], inputs: Sequence[T], limit: Limit
+    tasks: TaskGroup,
+    call: Callable[[T], Awaitable[U]],
+    inputs: Sequence[T],
+    limit: Limit,
+    take: Callable[[int, U], None],
 ) -> None:
-    """Apply an async function to all inputs, in tasks that are no more than the calls that run at a time."""
-    if limit is None:
-        for value in inputs:
-            tasks.start_soon(call, value)
-        return
-    slots, waiting = Slots(limit) if isinstance(limit, int) else limit, iter(inputs)
+    """Apply an async function to all inputs, in tasks that are no more than the calls that run at a time.
+
+    ``take`` gets the number of an input and the result.
+    """
+    slots = limit if isinstance(limit, Slots) else Slots(limit or len(inputs))
+    waiting = iter(enumerate(inputs))
     turn = slots.begin()
 
     async def work() -> None:
@@ -316,8 +318,8 @@ def _start_calls(
         while not over:
             async with slots.occupy(turn):
                 over = True
-                for value in waiting:
-                    await call(value)
+                for number, value in waiting:
+                    take(number, await call(value))
                     await checkpoint()  # many calls may end without waiting for anything
                     if slots.is_wanted(turn):
                         over = False

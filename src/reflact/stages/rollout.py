@@ -230,16 +230,23 @@ class RolloutRunner:
         Raises:
             RunFailed: No rollout of a skill could be measured.
         """
-        jobs: list[RolloutJob] = []
-        for skill in skills:
-            for batch in self.make_batch_jobs(batches, skill):
-                jobs += batch
-        finished = await self._run_all(jobs)
-        size = len(jobs) // max(len(skills), 1)
-        rollouts = tuple(finished[start : start + size] for start in range(0, len(jobs), size or 1))
+        groups = [
+            [job for batch in self.make_batch_jobs(batches, skill) for job in batch] for skill in skills
+        ]
+        rollouts = await self._run_groups(groups)
         for part in rollouts:
             require_coverage(part, 0.0)
         return rollouts
+
+    async def roll_out_trials(
+        self, items: Sequence[Item], skill: Skill, trials: Sequence[int]
+    ) -> tuple[tuple[Rollout, ...], ...]:
+        """Return the rollouts of several trials, which run together; the caller logs unmeasured ones."""
+        return await self._run_groups([[self.make_job(item, skill, t) for item in items] for t in trials])
+
+    async def _run_groups(self, groups: Sequence[Sequence[RolloutJob]]) -> tuple[tuple[Rollout, ...], ...]:
+        finished = iter(await self._run_all([job for group in groups for job in group]))
+        return tuple(tuple(next(finished) for _ in group) for group in groups)
 
     async def _run_all(self, jobs: Sequence[RolloutJob]) -> tuple[Rollout, ...]:
         await self.find_stored(jobs)
@@ -253,21 +260,15 @@ class RolloutRunner:
         labels = [label_unmeasured(job.key) for job in jobs if job.key not in self._known]
         self._logged.update(await self.decision_log.find(self.step, labels))
 
-    async def run(self, job: RolloutJob) -> Rollout:
-        """Return a job's rollout; an unmeasured one is not run again before ``retry``."""
-        finished = await self._get_or_run(job)
-        if self.on_rollout is not None:
-            await self.on_rollout(finished, job.key in self._stored)
-        return finished
-
     async def retry(self, job: RolloutJob) -> Rollout:
         """Return a job's rollout; run it again if it is unmeasured and not logged."""
         known = self._known.get(job.key)
         if known is not None and known.score is None:
             del self._known[job.key]
-        return await self._get_or_run(job)
+        return await self.run(job, is_first=False)
 
-    async def _get_or_run(self, job: RolloutJob) -> Rollout:
+    async def run(self, job: RolloutJob, *, is_first: bool = True) -> Rollout:
+        """Return a job's rollout; an unmeasured one is not run again before ``retry``."""
         key = job.key
         while key in self._running:
             await self._running[key].wait()
@@ -277,7 +278,10 @@ class RolloutRunner:
                 self._known[key] = await self._run_new(job)
             finally:
                 self._running.pop(key).set()
-        return self._known[key]
+        finished = self._known[key]
+        if is_first and self.on_rollout is not None:
+            await self.on_rollout(finished, key in self._stored)
+        return finished
 
     async def _run_new(self, job: RolloutJob, tries: int = MAX_TRIES) -> Rollout:
         blank = Rollout(key=job.key, item_id=job.item.id, skill_hash=job.skill.hash, trial=job.trial)

@@ -11,7 +11,7 @@ import anyio
 
 from reflact import events
 from reflact.adapters import CatchExits, EnvironmentAdapter
-from reflact.concurrency import Slots, fan_out
+from reflact.concurrency import Slots
 from reflact.protocols import EventCallback
 from reflact.stages.evaluate import PassRunner
 from reflact.stages.null_answers import ConstantTarget, NullAnswer
@@ -85,7 +85,7 @@ class RolloutScheduler:
         items = self.runtime.plan.data.items(split)
         count = self.make_progress_counter(choose_stage(split), step, len(trials) * len(items), note=note)
         runner = self.make_runner(step, feedback=False, phase=phase, on_rollout=count)
-        return await fan_out(lambda trial: runner.roll_out(items, skill, coverage=None, trial=trial), trials)
+        return await runner.roll_out_trials(items, skill, trials)
 
     async def announce(self, split: Split, trials: Sequence[int], *, step: int, note: str) -> None:
         """Report the size of a measurement of a whole split that begins later, so that its stage has its whole total."""
