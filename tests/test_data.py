@@ -80,51 +80,30 @@ def test_items_keep_all_their_fields(tmp_path: Path) -> None:
     assert load_dataset(tmp_path, "2:1:7", 42).train == (expected,)
 
 
-def test_blank_lines_are_no_items(tmp_path: Path) -> None:
-    """Empty lines of a .jsonl file are passed over, line separators inside text are not line breaks."""
-    path = tmp_path / "all.jsonl"
-    path.write_text('\n{"id": "a", "input": "x\u2028y"}\r\n\n{"id": "b", "input": "z"}', encoding="utf-8")
-    assert load_dataset(path, "1:0:0", 42).train == (Item(id="a", input="x\u2028y"), Item(id="b", input="z"))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
         ("a.jsonl", '{"id": "a", "input": 1}\n\nnope', r"a.jsonl row 3 is not valid JSON"),
-        ("a.json", "[", r"a.json is not valid JSON"),
         ("a.json", '{"id": "a"}', "expected a list of items, found an object"),
         ("a.json", "[3]", r"row 1: expected an object with an input, found a number"),
         ("a.json", "[]", "a.json has no items"),
-        (
-            "a.json",
-            '[{"id": "a", "input": 1, "refrence": 2}]',
-            "row 1: there is no column 'reference'; did you mean 'refrence'\\? .*data.fields.reference: refrence",
-        ),
-        (
-            "a.json",
-            '[{"id": "a", "input": 1}, {"prompt": 2, "x": 3}]',
-            r"row 2: there is no column 'input'; write data.fields.input: prompt \(its columns are prompt, x\)",
-        ),
+        ("a.json", '[{"input": 1, "refrence": 2}]', "did you mean 'refrence'\\? .*reference: refrence"),
+        ("a.json", '[{"prompt": 2, "x": 3}]', r"write data.fields.input: prompt \(its columns are prompt, x"),
         ("a.json", '[{"id": "a", "input": null}]', "row 1: the column 'input', which is the input, is empty"),
-        ("a.json", '[{"id": 7.5, "input": 1}]', "row 1: the field 'id' is wrong: .*valid string"),
         ("a.json", '[{"id": true, "input": 1}]', "row 1: the field 'id' is wrong: .*valid string"),
-        ("a.json", '[{"id": "", "input": 1}]', "row 1: the field 'id' is wrong"),
         ("a.json", '[{"id": "a", "input": NaN}]', "NaN is not a JSON number"),
         ("a.json", '[{"id": "a", "input": 1e999}]', "row 1: the field 'input' is wrong: .*finite"),
         ("a.json", '[{"id": "a", "input": "\\ud800"}]', "row 1: half of a surrogate pair"),
         ("a.json", "[" * 100_000, "nested too deeply"),
-        (
-            "a.json",
-            '[{"id": "a", "input": 1, "input": 2}]',
-            "a.json is not valid JSON: .* name 'input' twice",
-        ),
         ("a.jsonl", '{"input": 1}\n{"input": 2, "m": {"b": 1, "b": 2}}', "a.jsonl row 2 .* name 'b' twice"),
-        ("a.csv", "id,input\n", "a.csv has no items"),
-        ("a.csv", "sep=;\nid;input\na\n", "a.csv row 3: it has 1 cells"),
-        ("a.csv", "id,input\na\n", r"a.csv row 2: it has 1 cells, but the header has 2"),
+        ("a.csv", "sep=;\nid;input\na\n", "a.csv row 3: it has 1 cells, but the header has 2"),
         ("a.csv", 'id,input\na,"b', r"a.csv row 2 is not valid CSV"),
         ("a.csv", "id,input,id\na,b,c\n", r"a.csv row 1: the header has 'id' more than once"),
-        ("a.csv", "id,input\na,b\nc,\n", r"a.csv row 3: the column 'input', which is the input, is empty"),
+        (
+            "a.csv",
+            f"input,reference\n{'x' * 200_000},1\n",
+            r"row 2 is not valid CSV: .*save the data as \.jsonl",
+        ),
         ("a.txt", "id,input", "must end in .csv, .json or .jsonl"),
     ],
 )
@@ -208,19 +187,11 @@ def test_task_types_are_spread_over_the_splits(tmp_path: Path) -> None:
 )
 def test_repeated_ids_name_their_rows(tmp_path: Path, row: Row) -> None:
     """The error names both rows; an id that was made from content tells nothing and is left out."""
-    path = _write(tmp_path / "all.jsonl", [*_rows(3), row, row])
+    first = _rows(1)
+    path = _write(tmp_path / "all.jsonl", [row, *first, row, *first])
     words = "the item id 'a' is used 2 times" if "id" in row else "^the same item is in the data 2 times"
-    with pytest.raises(
-        DataError, match=rf"{words}: .*all.jsonl row 4, .*all.jsonl row 5; (ids must|keep one)"
-    ):
-        load_dataset(path, "1:1:1", 42)
-
-
-def test_all_repeated_rows_are_named_at_once(tmp_path: Path) -> None:
-    """The error names the rows of each repeated task, so that one look at the file mends it."""
-    rows = _rows(3)
-    path = _write(tmp_path / "all.jsonl", [*rows, rows[2], rows[0]])
-    with pytest.raises(DataError, match=r"row 1, .* Others are repeated too: .*row 3, .*row 4 \(2 in all\)"):
+    others = r"Others are repeated too: .*row 2, .*row 4 \(2 in all\)"
+    with pytest.raises(DataError, match=rf"{words}: .*row 1, .*row 3; (ids must|keep one).* {others}"):
         load_dataset(path, "1:1:1", 42)
 
 
@@ -386,13 +357,6 @@ def test_unfit_data_is_refused(
         check_dataset(_set(*splits), train_size)
 
 
-def test_fit_data_passes() -> None:
-    """Equal inputs inside one split are allowed, and a right train size is none to complain of."""
-    check_dataset(
-        _set([*_rows(2), {"id": "again", "input": "q question 0"}], _rows(1, "v"), _rows(1, "t")), 3
-    )
-
-
 def test_random_numbers_are_pinned() -> None:
     """A seed and a label give these numbers in every Python version; labels are independent."""
     assert [make_rng(42, "epoch").random() for _ in range(2)] == [FIRST_OF_EPOCH] * 2
@@ -413,6 +377,8 @@ def test_every_item_is_dealt_once_an_epoch(
 ) -> None:
     """All items are dealt once, in full batches but the last; refills come after and repeat none."""
     plan = plan_epoch(ids, epoch=epoch, seed=seed, batch_size=batch_size, accumulation=accumulation)
+    turned = plan_epoch(ids[::-1], epoch=epoch, seed=seed, batch_size=batch_size, accumulation=accumulation)
+    assert turned == plan
     assert len(plan) == count_steps_per_epoch(len(ids), batch_size, accumulation)
     assert all(len(step) == accumulation for step in plan)
     batches = [batch for step in plan for batch in step]
@@ -422,33 +388,11 @@ def test_every_item_is_dealt_once_an_epoch(
     assert all(len(set(batch)) == len(batch) == min(batch_size, len(ids)) for batch in batches[dealt:])
 
 
-@given(ids, st.integers(1, 9), sizes)
-def test_plans_do_not_depend_on_the_order_of_the_ids(ids: list[str], epoch: int, batch_size: int) -> None:
-    """A list, its reverse, and a set of the same ids have the same plan."""
-    plans = {
-        plan_epoch(given_ids, epoch=epoch, seed=1, batch_size=batch_size)
-        for given_ids in (ids, ids[::-1], set(ids))
-    }
-    assert len(plans) == 1
-
-
-@pytest.mark.parametrize(
-    ("n", "batch_size", "accumulation", "steps"),
-    [(40, 40, 1, 1), (41, 40, 1, 2), (41, 20, 2, 2), (1, 8, 4, 1)],
-)
-def test_steps_of_an_epoch(n: int, batch_size: int, accumulation: int, steps: int) -> None:
-    """The items divided by what a step takes, rounded up."""
-    assert count_steps_per_epoch(n, batch_size, accumulation) == steps
-
-
 def test_impossible_plans_are_errors() -> None:
     """A plan needs items, distinct ids and positive sizes."""
-    with pytest.raises(ValueError, match="at least 1"):
-        plan_epoch([], epoch=1, seed=1, batch_size=1)
-    with pytest.raises(ValueError, match="at least 1"):
-        count_steps_per_epoch(3, 0)
-    with pytest.raises(ValueError, match="distinct"):
-        plan_epoch(["a", "a"], epoch=1, seed=1, batch_size=1)
+    for ids, size in (([], 1), (["a"], 0), (["a", "a"], 1)):
+        with pytest.raises(ValueError, match="at least 1|distinct"):
+            plan_epoch(ids, epoch=1, seed=1, batch_size=size)
 
 
 @pytest.mark.parametrize(
@@ -467,17 +411,16 @@ def test_a_separator_inside_quotation_marks_separates_nothing(tmp_path: Path, te
     assert list(row.value.values()) == ["q", "1"]
 
 
-@pytest.mark.parametrize("line", ["sep=|", '"sep=|"\r', "sep=\t"])
-def test_the_separator_may_be_named_in_a_first_line(tmp_path: Path, line: str) -> None:
+def test_the_separator_may_be_named_in_a_first_line(tmp_path: Path) -> None:
     """A spreadsheet reads the line and does not show it; so it is no header."""
-    path, sign = tmp_path / "items.csv", "\t" if "\t" in line else "|"
-    path.write_text(f"{line}\ninput, a;b{sign}reference\nq{sign}1\n", encoding="utf-8", newline="")
+    path = tmp_path / "items.csv"
+    path.write_text('"sep=|"\ninput, a;b|reference\nq|1\n', encoding="utf-8")
     (row,) = read_rows(path)
     assert (row.value, row.where) == ({"input, a;b": "q", "reference": "1"}, f"{path} row 3")
 
 
 @pytest.mark.parametrize("form", ["folder", "column", "lists"])
-@pytest.mark.parametrize("name", ["val", "validation", "valid", "dev"])
+@pytest.mark.parametrize("name", ["val", "validation", "dev"])
 def test_splits_have_the_names_of_others(tmp_path: Path, form: str, name: str) -> None:
     """Files, a column and the lists of an object may have the names that well-known sets use."""
     parts = {split: _rows(n, split) for n, split in ((3, "train"), (2, name), (1, "test"))}
@@ -504,11 +447,3 @@ def test_a_ratio_and_other_names_overrule_a_column_of_splits(tmp_path: Path) -> 
     for other in ("fold 1", "test"):
         _write(path, [{**row, "split": "train" if k else other} for k, row in enumerate(_rows(9))])
         assert _counts(load_dataset(path, None, 42)) == (3, 3, 3)
-
-
-def test_a_cell_that_is_too_long_for_csv_names_another_form(tmp_path: Path) -> None:
-    """Long documents fit a file of JSON lines."""
-    path = tmp_path / "items.csv"
-    path.write_text(f"input,reference\n{'x' * 200_000},1\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"row 2 is not valid CSV: .*save the data as \.jsonl"):
-        read_rows(path)
