@@ -391,7 +391,7 @@ def test_every_item_is_dealt_once_an_epoch(
 def test_impossible_plans_are_errors() -> None:
     """A plan needs items, distinct ids and positive sizes."""
     for ids, size in (([], 1), (["a"], 0), (["a", "a"], 1)):
-        with pytest.raises(ValueError, match="at least 1|distinct"):
+        with pytest.raises(ValueError, match=r"at least 1|distinct"):
             plan_epoch(ids, epoch=1, seed=1, batch_size=size)
 
 

@@ -30,8 +30,6 @@ from reflact.environments.graders import (
     list_right_answers,
     parse_number,
 )
-from reflact.environments.python_grader import PythonGrader
-from reflact.environments.sql_grader import SQLGrader
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.protocols import Session
 from reflact.records import CriticDescription
@@ -47,7 +45,7 @@ FORGIVEN = "Case, spaces, quotes around it and punctuation at its end do not cou
 CODE = re.compile(r"[+-]?0\d.*|\d+E\d+", re.IGNORECASE)
 """A text that is read as a number and looks like a code, such as 00501 or 1E2."""
 
-GRADERS: Mapping[str, type[CheckedGrader[Any]]] = {
+PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
     grader.name: grader
     for grader in (
         ExactGrader,
@@ -56,16 +54,9 @@ GRADERS: Mapping[str, type[CheckedGrader[Any]]] = {
         NumericGrader,
         RegexGrader,
         JsonFieldsGrader,
-        SQLGrader,
-        PythonGrader,
     )
 }
-"""The graders that a configuration can name, beside the critic; ``EnvironmentConfig.grader`` lists the names."""
-
-PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
-    name: grader for name, grader in GRADERS.items() if issubclass(grader, ReferenceGrader)
-}
-"""Those that need nothing but a reference."""
+"""The graders that need nothing but a reference."""
 
 
 class DatasetEnvironment:
@@ -275,7 +266,20 @@ def build_grader(config: TrainerConfig) -> Grader:
     """
     if config.environment.grader == "critic":
         return _PendingCriticGrader(config)
-    return GRADERS[config.environment.grader].from_config(config.environment)
+    return find_grader(config.environment.grader).from_config(config.environment)
+
+
+def find_grader(name: str) -> type[CheckedGrader[Any]]:
+    """Return the class of a grader that a configuration names; those with processes are imported at their use."""
+    if name == "sql":
+        from reflact.environments.sql_grader import SQLGrader
+
+        return SQLGrader
+    if name == "python":
+        from reflact.environments.python_grader import PythonGrader
+
+        return PythonGrader
+    return PLAIN_GRADERS[name]
 
 
 def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
