@@ -295,11 +295,7 @@ class FakeWorker:
 
 async def test_a_job_that_ends_every_worker_takes_no_other_with_it() -> None:
     """With each job begun three times, all are done but the one that ends its workers."""
-
-    async def open_worker(_: EnvironmentReference) -> FakeWorker:
-        return FakeWorker()
-
-    pool = WorkerPool(open_worker, 1)
+    pool = WorkerPool(lambda _: FakeWorker(), 1)
     reference = EnvironmentReference(identity="e")
 
     async def run(name: str) -> bool:

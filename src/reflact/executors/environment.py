@@ -86,8 +86,7 @@ class ExecutedEnvironment(EnvironmentAdapter):
                     return json.dumps({"answer": await _answer(session, body)})
             except Exception as error:  # noqa: BLE001 - the session in the worker raises it
                 failures.append(error)
-                described = describe_error(error, failure=len(failures) - 1)
-                return json.dumps({"failure": described.model_dump(mode="json")})
+                return json.dumps({"failure": describe_error(error).model_dump(mode="json")})
 
         async with open_gateway(answer, model="target", host=self._host) as address:
             job = ExecutorJob(
@@ -107,8 +106,10 @@ class ExecutedEnvironment(EnvironmentAdapter):
         if result.grade is not None:
             return result.grade
         assert result.error is not None
-        number = result.error.failure
-        raise rebuild_error(result.error) if number is None else failures[number]
+        for failure in failures:  # what the session raised here passed through the worker
+            if (type(failure).__name__, str(failure)) == (result.error.kind, result.error.message):
+                raise failure
+        raise rebuild_error(result.error)
 
 
 async def _answer(session: Session, body: Mapping[str, Any]) -> str:

@@ -76,14 +76,12 @@ class WorkerError(FrozenModel):
         kind: The name of its class.
         message: Its text.
         traceback: Where it was raised; empty for errors of reflact.
-        failure: The number of the session's failure that it is; None for any other exception.
         cause: What it was raised from.
     """
 
     kind: str
     message: str
     traceback: str = ""
-    failure: int | None = None
     cause: WorkerError | None = None
 
 
@@ -111,14 +109,13 @@ class CodeError(Exception):
     """An exception of the caller's own code in a worker; subclasses have the name of its class."""
 
 
-def describe_error(error: BaseException, *, failure: int | None = None) -> WorkerError:
+def describe_error(error: BaseException) -> WorkerError:
     """Return an exception as a value."""
     is_own = isinstance(error, ReflactError)
     return WorkerError(
         kind=type(error).__name__,
         message=str(error),
         traceback="" if is_own else "".join(traceback.format_exception(error)),
-        failure=failure,
         cause=None if error.__cause__ is None else describe_error(error.__cause__),
     )
 

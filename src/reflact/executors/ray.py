@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
@@ -24,7 +24,6 @@ HURRY_SECONDS = 0.3
 
 JOBS_OF_A_WORKER = 1000
 """The most jobs that a worker runs at a time."""
-
 
 LOSSES = 2
 """A job that lost so many workers gets one of its own."""
@@ -51,50 +50,46 @@ class WorkerPool:
         workers: The most workers.
     """
 
-    def __init__(
-        self, open_worker: Callable[[EnvironmentReference], Awaitable[Worker]], workers: int
-    ) -> None:
+    def __init__(self, open_worker: Callable[[EnvironmentReference], Worker], workers: int) -> None:
         self._open_worker = open_worker
         self._size = workers
-        self._members: list[_Member] = []
+        self._in_flight: dict[Worker, int] = {}
         self._losses: Counter[tuple[str, int]] = Counter()
         self._alone = anyio.Semaphore(workers)
 
     async def run(self, job: ExecutorJob) -> ExecutorResult:
         """Run a job in a worker; see ``Executor.run``."""
-        work = (job.item.id, job.seed)
-        if self._losses[work] >= LOSSES:
+        rollout = (job.item.id, job.seed)
+        if self._losses[rollout] >= LOSSES:
             return await self._run_alone(job)
-        member = self._choose()
-        member.in_flight += 1
+        worker = self._choose(job.environment)
+        self._in_flight[worker] += 1
         try:
-            async with member.lock:
-                if member.worker is None:
-                    member.worker = await self._open_worker(job.environment)
-            return await member.worker.run(job)
+            return await worker.run(job)
         except WorkerLost:
-            self._losses[work] += 1
-            if member in self._members:
-                self._members.remove(member)
+            self._losses[rollout] += 1
+            self._in_flight.pop(worker, None)
             raise
         finally:
-            member.in_flight -= 1
+            if worker in self._in_flight:
+                self._in_flight[worker] -= 1
 
     async def close(self, *, seconds: float) -> None:
         """End all workers; each is killed after some seconds."""
-        workers = [member.worker for member in self._members if member.worker is not None]
-        await fan_out(lambda worker: worker.close(seconds=seconds), workers)
+        await fan_out(lambda worker: worker.close(seconds=seconds), [*self._in_flight])
 
-    def _choose(self) -> _Member:
-        idle = next((member for member in self._members if not member.in_flight), None)
-        if idle is None and len(self._members) < self._size:
-            idle = _Member()
-            self._members.append(idle)
-        return idle or min(self._members, key=lambda member: member.in_flight)
+    def _choose(self, environment: EnvironmentReference) -> Worker:
+        """Return the worker with the fewest jobs; a new one if all have some and there may be more."""
+        fewest = min(self._in_flight.values(), default=1)
+        if fewest and len(self._in_flight) < self._size:
+            worker = self._open_worker(environment)
+            self._in_flight[worker] = 0
+            return worker
+        return next(worker for worker, count in self._in_flight.items() if count == fewest)
 
     async def _run_alone(self, job: ExecutorJob) -> ExecutorResult:
         async with self._alone:
-            worker = await self._open_worker(job.environment)
+            worker = self._open_worker(job.environment)
             try:
                 return await worker.run(job)
             finally:
@@ -102,18 +97,10 @@ class WorkerPool:
                     await worker.close(seconds=0.0)
 
 
-class _Member:
-    def __init__(self) -> None:
-        self.worker: Worker | None = None
-        self.in_flight = 0
-        self.lock = anyio.Lock()
-
-
 class RayWorker:
     """An actor of Ray: a process with one event loop, on any machine of the cluster."""
 
-    def __init__(self, actor: Any, environment: EnvironmentReference) -> None:
-        self._environment = environment
+    def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     async def run(self, job: ExecutorJob) -> ExecutorResult:
@@ -198,8 +185,8 @@ async def open_ray(
         num_cpus=1, max_concurrency=JOBS_OF_A_WORKER, runtime_env={"env_vars": variables}
     )
 
-    async def open_worker(environment: EnvironmentReference) -> RayWorker:
-        return RayWorker(kind.remote(environment.model_dump_json()), environment)
+    def open_worker(environment: EnvironmentReference) -> RayWorker:
+        return RayWorker(kind.remote(environment.model_dump_json()))
 
     pool = WorkerPool(open_worker, workers)
     seconds = HURRY_SECONDS

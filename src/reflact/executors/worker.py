@@ -74,9 +74,7 @@ class JobRunner:
             grade = await environment.run(job.item, session, seed=job.seed)
             return ExecutorResult(key=job.key, grade=grade, turns=session.turns)
         except Exception as error:  # noqa: BLE001 - raised again by the trainer
-            numbers = [number for number, failure in trainer.failures.items() if failure is error]
-            described = describe_error(error, failure=numbers[0] if numbers else None)
-            return ExecutorResult(key=job.key, error=described, turns=session.turns)
+            return ExecutorResult(key=job.key, error=describe_error(error), turns=session.turns)
 
     async def close(self) -> None:
         """Close the environment and the connections."""
@@ -126,18 +124,13 @@ def rebuild_environment(reference: EnvironmentReference) -> Environment:
 
 
 class TrainerSession:
-    """A target's conversation, which takes place in the trainer's process.
-
-    Attributes:
-        failures: The exceptions that it raised, by the trainer's number of the failure.
-    """
+    """A target's conversation, which takes place in the trainer's process."""
 
     def __init__(self, http: httpx.AsyncClient, job: ExecutorJob) -> None:
         self._http = http
         self._address = f"{job.base_url}/chat/completions"
         self._headers = {"authorization": f"Bearer {job.token}"}
         self.turns: tuple[Turn, ...] = ()
-        self.failures: dict[int, Exception] = {}
 
     async def reply(self, message: str) -> str:
         """Send the target a message and return its answer; raises what the target's own session raises."""
@@ -153,10 +146,7 @@ class TrainerSession:
         except httpx.HTTPError as error:
             raise ProviderDown(f"the trainer's process cannot be asked: {error}") from error
         if "failure" in answered:
-            described = WorkerError.model_validate(answered["failure"])
-            failure = rebuild_error(described)
-            self.failures[described.failure or 0] = failure
-            raise failure
+            raise rebuild_error(WorkerError.model_validate(answered["failure"]))
         return str(answered["answer"])
 
 

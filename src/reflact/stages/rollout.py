@@ -168,8 +168,7 @@ class RolloutRunner:
             AccessDenied, BadRequest: The endpoint serves no request of this kind.
             BudgetSpent: A limit of the budget allows no further call.
         """
-        jobs = [self.make_job(item, skill, trial) for item in items]
-        rollouts = await self._run_all(jobs)
+        (rollouts,) = await self.roll_out_trials(items, skill, (trial,))
         if coverage is not None:
             require_coverage(rollouts, coverage)
             await log_unmeasured(rollouts, decision_log=self.decision_log, step=self.step)
@@ -182,7 +181,7 @@ class RolloutRunner:
         ``roll_out``.
         """
         jobs = [self.make_job(item, skill, trial) for item in items]
-        first = await self._run_all(jobs)
+        (first,) = await self._run_groups([jobs])
         lost = [
             job
             for job, rollout in zip(jobs, first, strict=True)
@@ -245,12 +244,11 @@ class RolloutRunner:
         return await self._run_groups([[self.make_job(item, skill, t) for item in items] for t in trials])
 
     async def _run_groups(self, groups: Sequence[Sequence[RolloutJob]]) -> tuple[tuple[Rollout, ...], ...]:
-        finished = iter(await self._run_all([job for group in groups for job in group]))
-        return tuple(tuple(next(finished) for _ in group) for group in groups)
-
-    async def _run_all(self, jobs: Sequence[RolloutJob]) -> tuple[Rollout, ...]:
+        """Return the rollouts of the jobs in each group; all of them run together."""
+        jobs = [job for group in groups for job in group]
         await self.find_stored(jobs)
-        return await fan_out(self.run, jobs, limit=self.limit)
+        finished = iter(await fan_out(self.run, jobs, limit=self.limit))
+        return tuple(tuple(next(finished) for _ in group) for group in groups)
 
     async def find_stored(self, jobs: Sequence[RolloutJob]) -> None:
         """Read the stored rollouts of the jobs, and why others were logged as unmeasured."""
