@@ -435,6 +435,12 @@ NAMING_KEYS: Mapping[ObjectRole, str] = {
 }
 """The keys of the configuration that take a text."""
 
+MAIN_METHODS: Mapping[str, str] = {"target": "session", "environment": "run", "proposer": "propose"}
+"""What tells an object that is called itself from a function that makes one."""
+
+AGENT_CLASS = "reflact.targets.pydantic_ai:PydanticAITarget"
+"""The class for agents of pydantic-ai, which is imported only if one is named."""
+
 ITEM_LINE = 'Item(id="1", input="2 + 2", reference="4")'
 
 
@@ -616,59 +622,47 @@ def load_named_target(config: TrainerConfig) -> Target | None:
     kind = config.target.kind
     if kind == "chat":
         return None
-    named = _load("target.kind", kind, "reflact.targets")
+    value = _load("target.kind", kind, "reflact.targets")
     options: dict[str, Any] = {**config.target.options}
-    if is_pydantic_agent(named):
-        for name, value in options.items():
-            if isinstance(value, str) and ":" in value:
-                options[name] = _load(f"target.options.{name}", value, "")
-        options["agent"] = named
-        named = _load_agent_class()
-    target: Target = _make("target", kind, named, options, needs="session")
+    if is_pydantic_agent(value):
+        for name, option in options.items():
+            if isinstance(option, str) and ":" in option:
+                options[name] = _load(f"target.options.{name}", option, "")
+        options["agent"] = value
+        value = _load("target.kind", AGENT_CLASS, "")
+    target: Target = _make("target", kind, value, options)
     if is_pydantic_agent(target):
-        target = _load_agent_class()(target)
+        target = _load("target.kind", AGENT_CLASS, "")(target)
     return target
 
 
 def load_named_environment(config: TrainerConfig) -> Environment | None:
-    """Return the environment that ``environment.name`` names; None for a data set.
-
-    Raises:
-        ConfigError: There is no such object, it raises an error, or it is no environment.
-    """
+    """Return the environment that ``environment.name`` names, or None for a data set; raises as for a target."""
     name = config.environment.name
     if name == "dataset":
         return None
-    named = _load("environment.name", name, "reflact.environments")
-    environment: Environment = _make("environment", name, named, config.environment.options, needs="run")
+    value = _load("environment.name", name, "reflact.environments")
+    environment: Environment = _make("environment", name, value, config.environment.options)
     return environment
 
 
 def load_named_proposer(config: TrainerConfig) -> Proposer | None:
-    """Return the proposer among ``search.sources``; None without one.
-
-    Raises:
-        ConfigError: There is no such object, it raises an error, or it is no proposer.
-    """
+    """Return the proposer among ``search.sources``, or None without one; raises as for a target."""
     name = config.search.own
     if name is None:
         return None
-    hint = f"reflact's own sources are {', '.join(ALL_SOURCES)}"
-    named = _load("search.sources", name, "reflact.proposers", hint=hint)
-    proposer: Proposer = _make("proposer", name, named, {}, needs="propose")
+    hint = f"; reflact's own sources are {', '.join(ALL_SOURCES)}"
+    value = _load("search.sources", name, "reflact.proposers", hint=hint)
+    proposer: Proposer = _make("proposer", name, value, {})
     return proposer
 
 
 def load_named_executor(config: TrainerConfig) -> AbstractAsyncContextManager[Any]:
-    """Return the executor that ``executor.name`` names, to be opened.
-
-    Raises:
-        ConfigError: There is no such function, it raises an error, or it opens nothing.
-    """
+    """Return the executor that ``executor.name`` names, to be opened; raises as for a target."""
     name = config.executor.name
-    hint = "reflact's own executors are local and ray"
-    named = _load("executor.name", name, "reflact.executors", hint=hint)
-    opening = _call("executor", name, named, config.executor.options)
+    hint = "; reflact's own executors are local and ray"
+    value = _load("executor.name", name, "reflact.executors", hint=hint)
+    opening = _call("executor", name, value, config.executor.options)
     if not isinstance(opening, AbstractAsyncContextManager):
         raise ConfigError(
             f"executor.name: {name} must return an async context manager, which yields an executor"
@@ -676,20 +670,14 @@ def load_named_executor(config: TrainerConfig) -> AbstractAsyncContextManager[An
     return opening
 
 
-def _load_agent_class() -> Any:
-    """Return the class for agents of pydantic-ai, which only those import who use it."""
-    return _load("target.kind", "reflact.targets.pydantic_ai:PydanticAITarget", "")
-
-
 def _load(key: str, name: str, group: str, *, hint: str = "") -> Any:
     """Return the object behind ``module:name`` or the entry point of a group."""
-    more = f"; {hint}" if hint else ""
     module, colon, attribute = name.partition(":")
     entries = {} if colon else {entry.name: entry for entry in entry_points(group=group)}
     if not colon and name not in entries:
         raise ConfigError(
             f"{key}: no installed package offers {name!r} as an entry point of {group} (there are: "
-            f"{', '.join(sorted(entries)) or 'none'}); write module:name to import an object{more}"
+            f"{', '.join(sorted(entries)) or 'none'}); write module:name to import an object{hint}"
         )
     try:
         with CatchExits():
@@ -697,25 +685,25 @@ def _load(key: str, name: str, group: str, *, hint: str = "") -> Any:
                 return reduce(getattr, attribute.split("."), import_module(module))
             return entries[name].load()
     except Exception as error:  # a module may raise anything while it is imported
-        reason = f"{key}: {name} cannot be imported: {type(error).__name__}: {error}{more}"
+        reason = f"{key}: {name} cannot be imported: {type(error).__name__}: {error}{hint}"
         raise ConfigError(reason) from error
 
 
-def _make(role: ObjectRole, name: str, named: Any, options: Mapping[str, Any], *, needs: str) -> Any:
+def _make(role: ObjectRole, name: str, value: Any, options: Mapping[str, Any]) -> Any:
     """Return an object as it is, or what a class or function makes from the options."""
-    is_object = hasattr(named, needs) and not isinstance(named, type)
-    if callable(named) and not is_object:
-        named = _call(role, name, named, options)
+    is_object = hasattr(value, MAIN_METHODS[role]) and not isinstance(value, type)
+    if callable(value) and not is_object:
+        value = _call(role, name, value, options)
     elif options:
         raise ConfigError(
             f"{role}.options has no effect: {name} is an object, not a class or function; leave the options out"
         )
-    if not is_pydantic_agent(named):
+    if not is_pydantic_agent(value):
         try:
-            check_object(role, named)
+            check_object(role, value)
         except ConfigError as error:
             raise ConfigError(f"{name} cannot be used: {error}") from None
-    return named
+    return value
 
 
 def _call(section: str, name: str, function: Any, options: Mapping[str, JsonValue]) -> Any:
