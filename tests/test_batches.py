@@ -101,9 +101,10 @@ async def test_an_error_of_one_value_is_that_of_its_caller() -> None:
 @pytest.mark.parametrize("first", [0, 1])
 async def test_a_batch_goes_on_while_one_caller_waits(first: int) -> None:
     """A cancelled caller, also the one that began the batch, takes nothing from the others; the last one ends it."""
-    doubler, results = Doubler(block=True), {}
+    doubler = Doubler(block=True)
     double = CallBatcher(doubler.compute, size=2, seconds=LONG)
     scopes = [anyio.CancelScope(), anyio.CancelScope()]
+    results = {}
 
     async def call(n: int) -> None:
         with scopes[n]:
@@ -119,15 +120,16 @@ async def test_a_batch_goes_on_while_one_caller_waits(first: int) -> None:
     assert results == {1 - first: 2 * (2 - first)}
     assert (doubler.batches, doubler.cancelled) == ([(1, 2)], False)
 
-    doubler.go = anyio.Event()
-    doubler.begun = anyio.Event()
-    scopes[:] = [anyio.CancelScope(), anyio.CancelScope()]
+
+async def test_a_batch_without_callers_is_cancelled() -> None:
+    """It ends with its last caller, and the next batch is computed."""
+    doubler = Doubler(block=True)
+    double = CallBatcher(doubler.compute, size=2, seconds=LONG)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(call, 0)
-        tasks.start_soon(call, 1)
+        tasks.start_soon(double, 1)
+        tasks.start_soon(double, 2)
         await doubler.begun.wait()
-        for scope in scopes:
-            scope.cancel()
+        tasks.cancel_scope.cancel()
     assert doubler.cancelled
     doubler.go.set()
     assert await fan_out(double, (5, 6)) == (10, 12)
