@@ -281,7 +281,7 @@ class TargetAdapter:
 
     def __init__(self, own: Target) -> None:
         self.own = own
-        self.is_connectable = hasattr(own, "connect")
+        self.is_connectable = hasattr(own, "connect") and hasattr(own, "describe_model")
         self.preflight = hasattr(own, "test_skill") and bool(getattr(own, "preflight", False))
         self._start: Any = getattr(own, "session_for", None)
 
@@ -298,7 +298,8 @@ class TargetAdapter:
     @property
     def instructions(self) -> str:
         """The agent's instructions, with which a training begins unless ``skill`` names a document."""
-        return str(getattr(self.own, "instructions", ""))
+        instructions = getattr(self.own, "instructions", "")
+        return instructions if isinstance(instructions, str) else ""
 
     def session_for(self, item: Item, skill: Skill, *, rollout: str) -> Session:
         """Return a new session about an item; ``rollout`` is the rollout's key.

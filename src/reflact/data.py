@@ -57,7 +57,6 @@ SUFFIXES = (".json", ".jsonl", ".csv")
 """The endings of data files."""
 
 MAX_SHOWN_COLUMNS = 12
-
 MAX_SHOWN_ROWS = 4
 """The number of rows, or of repeated ids, that an error names."""
 
@@ -170,22 +169,23 @@ def _check_ids(rows: Sequence[FileItem]) -> None:
     if not repeated:
         return
     item = repeated[0][0].item
-    n = len(repeated[0])
-    problem = f"the item id {item.id!r} is used {n} times"
+    problem = f"the item id {item.id!r} is used {len(repeated[0])} times"
     advice = "ids must be unique"
     if has_made_id(item):
-        problem = f"the same item is in the data {n} times"
+        problem = f"the same item is in the data {len(repeated[0])} times"
         advice = "keep one of them"
-    groups = [_list_rows(same) for same in repeated[: MAX_SHOWN_ROWS + 1]]
-    more = (
-        f". Others are repeated too: {'; '.join(groups[1:])} ({len(repeated)} in all)" if groups[1:] else ""
-    )
+    groups = [list_first([row.where for row in same], MAX_SHOWN_ROWS) for same in repeated]
+    more = ""
+    if len(groups) > 1:
+        others = list_first(groups[1:], MAX_SHOWN_ROWS, between="; ")
+        more = f". Others are repeated too: {others} ({len(groups)} in all)"
     raise DataError(f"{problem}: {groups[0]}; {advice}{more}")
 
 
-def _list_rows(rows: Sequence[FileItem]) -> str:
-    more = f" and {len(rows) - MAX_SHOWN_ROWS} more" if len(rows) > MAX_SHOWN_ROWS else ""
-    return ", ".join(row.where for row in rows[:MAX_SHOWN_ROWS]) + more
+def list_first(texts: Sequence[str], most: int, *, between: str = ", ") -> str:
+    """Return the first texts of a list in one, with the number of those that are left out."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return between.join(texts[:most]) + more
 
 
 TRAINING_SPLITS = (Split.train, Split.val)
@@ -269,8 +269,7 @@ def read_items(path: Path, fields: FieldsConfig) -> list[FileItem]:
         numbers = [number for _, number in faults[1:]]
         if not items or not numbers:  # a fault of every row is one of the whole file
             raise DataError(first)
-        dots = ", ..." if len(numbers) > MAX_SHOWN_ROWS else ""
-        raise DataError(f"{first}; these rows have errors too: {', '.join(numbers[:MAX_SHOWN_ROWS])}{dots}")
+        raise DataError(f"{first}; these rows have errors too: {list_first(numbers, MAX_SHOWN_ROWS)}")
     if not items:
         raise DataError(f"{path} has no items; add a row for each task")
     return items
@@ -550,9 +549,7 @@ def _find_columns(row: Mapping[str, Any], fields: FieldsConfig, where: str) -> d
 
 
 def _list_columns(row: Mapping[str, Any]) -> str:
-    names = list(row)
-    shown = ", ".join(names[:MAX_SHOWN_COLUMNS]) or "none"
-    return f"its columns are {shown}{', ...' if len(names) > MAX_SHOWN_COLUMNS else ''}"
+    return f"its columns are {list_first([*row], MAX_SHOWN_COLUMNS) or 'none'}"
 
 
 def _join_context(context: Any, question: Any) -> JsonValue:
