@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 
@@ -29,14 +29,37 @@ LOSSES = 2
 """A job that lost so many workers gets one of its own."""
 
 
-class Worker(Protocol):
-    """A process with one event loop, which runs many jobs at a time."""
+class RayWorker:
+    """An actor of Ray: a process with one event loop on any machine of the cluster, which runs many jobs at a time."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
 
     async def run(self, job: ExecutorJob) -> ExecutorResult:
-        """Run a job; raise WorkerLost if the worker ends before."""
+        """Run a job; raises WorkerLost if the worker ends before."""
+        import ray
+        from ray.exceptions import RayActorError, RayError
+
+        running = self._actor.run.remote(job.model_dump_json(exclude={"environment"}))
+        try:
+            return ExecutorResult.model_validate_json(await running)
+        except RayActorError:
+            raise WorkerLost("the worker of Ray ended during the rollout") from None
+        except RayError as error:
+            raise RunFailed(f"Ray could not run a rollout: {error}") from error
+        except anyio.get_cancelled_exc_class():
+            ray.cancel(running)
+            raise
 
     async def close(self, *, seconds: float) -> None:
-        """End the worker: let it close its environment, and kill it after some seconds."""
+        """End the actor: let it close its environment, and kill it after some seconds."""
+        import ray
+        from ray.exceptions import RayError
+
+        with anyio.move_on_after(seconds, shield=True):
+            with suppress(RayError):
+                await self._actor.close.remote()
+        ray.kill(self._actor)
 
 
 class WorkerPool:
@@ -50,10 +73,10 @@ class WorkerPool:
         workers: The most workers.
     """
 
-    def __init__(self, open_worker: Callable[[EnvironmentReference], Worker], workers: int) -> None:
+    def __init__(self, open_worker: Callable[[EnvironmentReference], RayWorker], workers: int) -> None:
         self._open_worker = open_worker
         self._size = workers
-        self._in_flight: dict[Worker, int] = {}
+        self._in_flight: dict[RayWorker, int] = {}
         self._losses: Counter[tuple[str, int]] = Counter()
         self._alone = anyio.Semaphore(workers)
 
@@ -78,7 +101,7 @@ class WorkerPool:
         """End all workers; each is killed after some seconds."""
         await fan_out(lambda worker: worker.close(seconds=seconds), [*self._in_flight])
 
-    def _choose(self, environment: EnvironmentReference) -> Worker:
+    def _choose(self, environment: EnvironmentReference) -> RayWorker:
         """Return the worker with the fewest jobs; a new one if all have some and there may be more."""
         fewest = min(self._in_flight.values(), default=1)
         if fewest and len(self._in_flight) < self._size:
@@ -95,39 +118,6 @@ class WorkerPool:
             finally:
                 with anyio.CancelScope(shield=True):
                     await worker.close(seconds=0.0)
-
-
-class RayWorker:
-    """An actor of Ray: a process with one event loop, on any machine of the cluster."""
-
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
-
-    async def run(self, job: ExecutorJob) -> ExecutorResult:
-        """Run a job; see ``Executor.run``."""
-        import ray
-        from ray.exceptions import RayActorError, RayError
-
-        running = self._actor.run.remote(job.model_dump_json(exclude={"environment"}))
-        try:
-            return ExecutorResult.model_validate_json(await running)
-        except RayActorError:
-            raise WorkerLost("the worker of Ray ended during the rollout") from None
-        except RayError as error:
-            raise RunFailed(f"Ray could not run a rollout: {error}") from error
-        except anyio.get_cancelled_exc_class():
-            ray.cancel(running)
-            raise
-
-    async def close(self, *, seconds: float) -> None:
-        """End the actor; see ``Worker.close``."""
-        import ray
-        from ray.exceptions import RayError
-
-        with anyio.move_on_after(seconds, shield=True):
-            with suppress(RayError):
-                await self._actor.close.remote()
-        ray.kill(self._actor)
 
 
 class RayActor:
