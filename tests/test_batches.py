@@ -101,9 +101,10 @@ async def test_an_error_of_one_value_is_that_of_its_caller() -> None:
 @pytest.mark.parametrize("first", [0, 1])
 async def test_a_batch_goes_on_while_one_caller_waits(first: int) -> None:
     """A cancelled caller, also the one that began the batch, takes nothing from the others; the last one ends it."""
-    doubler, results = Doubler(block=True), {}
+    doubler = Doubler(block=True)
     double = CallBatcher(doubler.compute, size=2, seconds=LONG)
     scopes = [anyio.CancelScope(), anyio.CancelScope()]
+    results = {}
 
     async def call(n: int) -> None:
         with scopes[n]:
@@ -119,41 +120,19 @@ async def test_a_batch_goes_on_while_one_caller_waits(first: int) -> None:
     assert results == {1 - first: 2 * (2 - first)}
     assert (doubler.batches, doubler.cancelled) == ([(1, 2)], False)
 
-    doubler.go, doubler.begun = anyio.Event(), anyio.Event()
-    scopes[:] = [anyio.CancelScope(), anyio.CancelScope()]
+
+async def test_a_batch_without_callers_is_cancelled() -> None:
+    """It ends with its last caller, and the next batch is computed."""
+    doubler = Doubler(block=True)
+    double = CallBatcher(doubler.compute, size=2, seconds=LONG)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(call, 0)
-        tasks.start_soon(call, 1)
+        tasks.start_soon(double, 1)
+        tasks.start_soon(double, 2)
         await doubler.begun.wait()
-        for scope in scopes:
-            scope.cancel()
+        tasks.cancel_scope.cancel()
     assert doubler.cancelled
     doubler.go.set()
     assert await fan_out(double, (5, 6)) == (10, 12)
-
-
-@pytest.mark.parametrize("first", [0, 1])
-async def test_a_cancelled_caller_leaves_at_once(first: int) -> None:
-    """A caller that is cancelled, also the one that began the batch, does not wait for the computation."""
-    doubler = Doubler(block=True)
-    double = CallBatcher(doubler.compute, size=2, seconds=LONG)
-    scopes, has_left = [anyio.CancelScope(), anyio.CancelScope()], anyio.Event()
-
-    async def call(n: int) -> None:
-        with scopes[n]:
-            await double(n + 1)
-        if n == first:
-            has_left.set()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(call, 0)
-        tasks.start_soon(call, 1)
-        await doubler.begun.wait()
-        scopes[first].cancel()
-        with anyio.fail_after(LONG):
-            await has_left.wait()
-        assert doubler.computing
-        doubler.go.set()
 
 
 async def test_a_cancellation_inside_a_computation_is_a_failure() -> None:
@@ -172,18 +151,6 @@ async def test_a_cancellation_inside_a_computation_is_a_failure() -> None:
     same = CallBatcher(compute, size=2, seconds=LONG)
     assert await fan_out(attempt, (0, 1)) == ("failed", "failed")
     assert await fan_out(same, (1, 2)) == (1, 2)
-
-
-async def test_callers_that_left_before_a_batch_began_leave_no_trace() -> None:
-    """A batch whose only caller is cancelled while it collects is not joined by later callers."""
-    doubler = Doubler()
-    double = CallBatcher(doubler.compute, size=2, seconds=LONG)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(double, 1)
-        await anyio.wait_all_tasks_blocked()
-        tasks.cancel_scope.cancel()
-    assert await fan_out(double, (5, 6)) == (10, 12)
-    assert doubler.batches == [(5, 6)]
 
 
 class BatchedWorld(ToyEnvironment):

@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import anyio
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 import virtual_time
 from profiles import cases
+from reflact.adapters import EnvironmentAdapter
 from reflact.concurrency import fan_out, open_task_group
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ConfigError
@@ -22,8 +24,8 @@ from reflact.llm.budget import (
     Account,
     Amount,
     Budget,
-    BudgetedEnvironment,
     amount_of,
+    cover_rollout,
     describe_overrun,
     find_exceeded_limit,
     require_caps,
@@ -452,7 +454,8 @@ class Refusing:
 async def test_an_environment_cannot_make_a_failure_of_a_spent_budget() -> None:
     """What it returns after swallowing the error is no result."""
     budget = Budget(BudgetConfig(max_calls=0))
-    environment = BudgetedEnvironment(Swallowing(), account_of(InMemoryRunStore(), budget))
+    account = account_of(InMemoryRunStore(), budget)
+    environment = EnvironmentAdapter(Swallowing()).surround(partial(cover_rollout, account=account))
     (item, *_) = environment.items(Split.train)
     with pytest.raises(BudgetSpent):
         await environment.run(item, Refusing(budget), seed=1)
@@ -485,7 +488,8 @@ class Busy(ToyEnvironment):
 async def rolled(environment: Busy, store: InMemoryRunStore, budget: Budget, size: int) -> Sequence[object]:
     """Run as many items at once, with 100 tokens and 2 calls declared for each."""
     worst = Usage(calls=2, input_tokens=100)
-    unseen = BudgetedEnvironment(environment, account_of(store, budget), worst=worst)
+    cover = partial(cover_rollout, account=account_of(store, budget), worst=worst)
+    unseen = EnvironmentAdapter(environment).surround(cover)
     target = ToyTarget()
 
     async def one(item: Item) -> object:

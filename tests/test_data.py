@@ -69,62 +69,38 @@ def test_a_folder_holds_its_splits_as_files_or_folders(tmp_path: Path) -> None:
 
 
 def test_items_keep_all_their_fields(tmp_path: Path) -> None:
-    """Inputs and references may be any JSON, and a byte order mark is no text."""
-    row: Row = {"id": "ä", "input": {"q": [1, None]}, "task_type": "sum", "reference": [3.5]}
-    for split in Split:
-        _write(
-            tmp_path / f"{split.value}.json", [row if split is Split.train else {**row, "id": split.value}]
-        )
-    (tmp_path / "train.json").write_bytes(b"\xef\xbb\xbf" + (tmp_path / "train.json").read_bytes())
-    expected = Item(id="ä", input={"q": [1, None]}, task_type="sum", reference=[3.5])
-    assert load_dataset(tmp_path, "2:1:7", 42).train == (expected,)
-
-
-def test_blank_lines_are_no_items(tmp_path: Path) -> None:
-    """Empty lines of a .jsonl file are passed over, line separators inside text are not line breaks."""
+    """Inputs may be any JSON; blank lines, line separators inside text and a byte order mark are no items."""
     path = tmp_path / "all.jsonl"
-    path.write_text('\n{"id": "a", "input": "x\u2028y"}\r\n\n{"id": "b", "input": "z"}', encoding="utf-8")
-    assert load_dataset(path, "1:0:0", 42).train == (Item(id="a", input="x\u2028y"), Item(id="b", input="z"))
+    row = '{"id": "ä", "input": {"q": [1, null]}, "task_type": "sum", "reference": [3.5]}'
+    path.write_text(f'\ufeff\n{row}\r\n\n{{"id": "b", "input": "x\u2028y"}}', encoding="utf-8")
+    first = Item(id="ä", input={"q": [1, None]}, task_type="sum", reference=[3.5])
+    assert load_dataset(path, "1:0:0", 42).train == (first, Item(id="b", input="x\u2028y"))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
         ("a.jsonl", '{"id": "a", "input": 1}\n\nnope', r"a.jsonl row 3 is not valid JSON"),
-        ("a.json", "[", r"a.json is not valid JSON"),
         ("a.json", '{"id": "a"}', "expected a list of items, found an object"),
         ("a.json", "[3]", r"row 1: expected an object with an input, found a number"),
         ("a.json", "[]", "a.json has no items"),
-        (
-            "a.json",
-            '[{"id": "a", "input": 1, "refrence": 2}]',
-            "row 1: there is no column 'reference'; did you mean 'refrence'\\? .*data.fields.reference: refrence",
-        ),
-        (
-            "a.json",
-            '[{"id": "a", "input": 1}, {"prompt": 2, "x": 3}]',
-            r"row 2: there is no column 'input'; write data.fields.input: prompt \(its columns are prompt, x\)",
-        ),
+        ("a.json", '[{"input": 1, "refrence": 2}]', "did you mean 'refrence'\\? .*reference: refrence"),
+        ("a.json", '[{"prompt": 2, "x": 3}]', r"write data.fields.input: prompt \(its columns are prompt, x"),
         ("a.json", '[{"id": "a", "input": null}]', "row 1: the column 'input', which is the input, is empty"),
-        ("a.json", '[{"id": 7.5, "input": 1}]', "row 1: the field 'id' is wrong: .*valid string"),
         ("a.json", '[{"id": true, "input": 1}]', "row 1: the field 'id' is wrong: .*valid string"),
-        ("a.json", '[{"id": "", "input": 1}]', "row 1: the field 'id' is wrong"),
         ("a.json", '[{"id": "a", "input": NaN}]', "NaN is not a JSON number"),
         ("a.json", '[{"id": "a", "input": 1e999}]', "row 1: the field 'input' is wrong: .*finite"),
         ("a.json", '[{"id": "a", "input": "\\ud800"}]', "row 1: half of a surrogate pair"),
         ("a.json", "[" * 100_000, "nested too deeply"),
-        (
-            "a.json",
-            '[{"id": "a", "input": 1, "input": 2}]',
-            "a.json is not valid JSON: .* name 'input' twice",
-        ),
         ("a.jsonl", '{"input": 1}\n{"input": 2, "m": {"b": 1, "b": 2}}', "a.jsonl row 2 .* name 'b' twice"),
-        ("a.csv", "id,input\n", "a.csv has no items"),
-        ("a.csv", "sep=;\nid;input\na\n", "a.csv row 3: it has 1 cells"),
-        ("a.csv", "id,input\na\n", r"a.csv row 2: it has 1 cells, but the header has 2"),
+        ("a.csv", "sep=;\nid;input\na\n", "a.csv row 3: it has 1 cells, but the header has 2"),
         ("a.csv", 'id,input\na,"b', r"a.csv row 2 is not valid CSV"),
         ("a.csv", "id,input,id\na,b,c\n", r"a.csv row 1: the header has 'id' more than once"),
-        ("a.csv", "id,input\na,b\nc,\n", r"a.csv row 3: the column 'input', which is the input, is empty"),
+        (
+            "a.csv",
+            f"input,reference\n{'x' * 200_000},1\n",
+            r"row 2 is not valid CSV: .*save the data as \.jsonl",
+        ),
         ("a.txt", "id,input", "must end in .csv, .json or .jsonl"),
     ],
 )
@@ -139,7 +115,7 @@ def test_malformed_files_are_one_sentence(tmp_path: Path, name: str, content: st
 
 def test_text_in_another_encoding_is_refused(tmp_path: Path) -> None:
     """A file that is not UTF-8 is named as such."""
-    (tmp_path / "a.json").write_bytes('[{"id": "ä", "input": 1}]'.encode("latin-1"))
+    (tmp_path / "a.json").write_bytes('[{"input": "ä"}]'.encode("latin-1"))
     with pytest.raises(DataError, match=r"a.json is not UTF-8 text"):
         load_dataset(tmp_path / "a.json", "2:1:7", 42)
 
@@ -195,32 +171,16 @@ def test_the_split_depends_on_the_items_and_the_seed_alone(tmp_path: Path) -> No
     assert dataset.fingerprint == FINGERPRINT_OF_SEED_42
 
 
-def test_task_types_are_spread_over_the_splits(tmp_path: Path) -> None:
-    """Each type has its share of every split, also where the file is sorted by type."""
-    rows = [{**row, "task_type": "sum" if n < 30 else "text"} for n, row in enumerate(_rows(50))]
-    dataset = load_dataset(_write(tmp_path / "all.json", rows), "2:1:2", 7)
-    assert _counts(dataset) == (20, 10, 20)
-    assert [Counter(i.task_type for i in dataset.items(s))["sum"] for s in Split] == [12, 6, 12]
-
-
 @pytest.mark.parametrize(
     "row", [{"id": "a", "input": "x", "reference": "y"}, {"input": "x", "reference": "y"}]
 )
 def test_repeated_ids_name_their_rows(tmp_path: Path, row: Row) -> None:
     """The error names both rows; an id that was made from content tells nothing and is left out."""
-    path = _write(tmp_path / "all.jsonl", [*_rows(3), row, row])
+    first = _rows(1)
+    path = _write(tmp_path / "all.jsonl", [row, *first, row, *first])
     words = "the item id 'a' is used 2 times" if "id" in row else "^the same item is in the data 2 times"
-    with pytest.raises(
-        DataError, match=rf"{words}: .*all.jsonl row 4, .*all.jsonl row 5; (ids must|keep one)"
-    ):
-        load_dataset(path, "1:1:1", 42)
-
-
-def test_all_repeated_rows_are_named_at_once(tmp_path: Path) -> None:
-    """The error names the rows of each repeated task, so that one look at the file mends it."""
-    rows = _rows(3)
-    path = _write(tmp_path / "all.jsonl", [*rows, rows[2], rows[0]])
-    with pytest.raises(DataError, match=r"row 1, .* Other repeated ids: .*row 3 and .*row 4 \(2 in all\)"):
+    others = r"Others are repeated too: .*row 2, .*row 4 \(2 in all\)"
+    with pytest.raises(DataError, match=rf"{words}: .*row 1, .*row 3; (ids must|keep one).* {others}"):
         load_dataset(path, "1:1:1", 42)
 
 
@@ -273,13 +233,6 @@ def test_ids_from_content_are_stable(tmp_path: Path) -> None:
     assert all(len(item.id) == 12 for item in first)
 
 
-def test_an_item_without_metadata_keeps_its_fingerprint() -> None:
-    """Stored rollouts and recordings of items without metadata stay valid."""
-    digest = digest_json({"id": "a", "input": "x", "task_type": None, "reference": 1})
-    assert Item(id="a", input="x", reference=1).fingerprint == digest
-    assert Item(id="a", input="x", reference=1, metadata={"k": 1}).fingerprint != digest
-
-
 @pytest.mark.parametrize(
     ("n", "counts"),
     [
@@ -292,23 +245,15 @@ def test_without_a_ratio_the_size_decides(tmp_path: Path, n: int, counts: tuple[
     assert _counts(load_dataset(_write(tmp_path / "all.jsonl", _rows(n)), None, 42)) == counts
 
 
-def test_items_with_the_same_input_stay_together(tmp_path: Path) -> None:
-    """A question that a file has twice, with other answers, is in one split, whatever the order of the rows."""
-    rows: list[Row] = [{"question": f"q{n % 20}", "answer": n} for n in range(60)]
-    path = _write(tmp_path / "all.jsonl", rows)
-    dataset = load_dataset(path, None, 42)
-    check_dataset(dataset)
-    turned = load_dataset(_write(path, rows[::-1]), None, 42)
-    assert [set(turned.items(s)) for s in Split] == [set(dataset.items(s)) for s in Split]
-    assert sum(_counts(dataset)) == 60
-
-
 def test_near_copies_stay_together_and_are_counted_if_they_do_not(tmp_path: Path) -> None:
     """Inputs that differ in white space and case are one question; splits that are given are not changed."""
     forms = ("Which Q{}?", " which  q{}?", "WHICH Q{}?\n")
     rows: list[Row] = [{"question": forms[n // 20].format(n % 20), "answer": n} for n in range(60)]
     dataset = load_dataset(_write(tmp_path / "all.jsonl", rows), None, 42)
     assert describe_near_copies(dataset) is None
+    check_dataset(dataset)
+    turned = load_dataset(_write(tmp_path / "b.jsonl", rows[::-1]), None, 42)
+    assert [set(turned.items(s)) for s in Split] == [set(dataset.items(s)) for s in Split]
     assert sum(_counts(dataset)) == 60
     near = [{"id": "t", "input": "Q  Question 0 "}, {"id": "u", "input": "another"}]
     warning = describe_near_copies(_set(_rows(1), _rows(1, "v"), near))
@@ -342,18 +287,14 @@ def test_no_type_is_far_from_its_share(
             assert abs(found[kind] - share) < 2
 
 
-def test_the_fingerprint_changes_with_any_item(tmp_path: Path) -> None:
-    """Content, place and order are all part of it."""
+def test_the_fingerprint_changes_with_any_item() -> None:
+    """Content, place and order are all part of it; an item without metadata has the digest of its fields."""
     a, b, c, d = _rows(4)
-    first = _set([a, b], [c], [d]).fingerprint
-    assert first == _set([a, b], [c], [d]).fingerprint
-    others = [
-        _set([b, a], [c], [d]),
-        _set([a, b], [d], [c]),
-        _set([a], [b, c], [d]),
-        _set([a, b], [c], [{**d, "reference": 1}]),
-    ]
-    assert first not in {other.fingerprint for other in others}
+    changed = {**d, "metadata": {"k": 1}}
+    sets = [([a, b], [c], [d]), ([b, a], [c], [d]), ([a], [b, c], [d]), ([a, b], [c], [changed])]
+    assert len({_set(*splits).fingerprint for splits in sets}) == 4
+    digest = digest_json({"id": "a", "input": "x", "task_type": None, "reference": 1})
+    assert Item(id="a", input="x", reference=1).fingerprint == digest
 
 
 @pytest.mark.parametrize(
@@ -377,11 +318,6 @@ def test_unfit_data_is_refused(splits: tuple[list[Row], list[Row], list[Row]], w
         check_dataset(_set(*splits))
 
 
-def test_fit_data_passes() -> None:
-    """Equal inputs inside one split are allowed."""
-    check_dataset(_set([*_rows(2), {"id": "again", "input": "q question 0"}], _rows(1, "v"), _rows(1, "t")))
-
-
 def test_random_numbers_are_pinned() -> None:
     """A seed and a label give these numbers in every Python version; labels are independent."""
     assert [make_rng(42, "epoch").random() for _ in range(2)] == [FIRST_OF_EPOCH] * 2
@@ -402,6 +338,8 @@ def test_every_item_is_dealt_once_an_epoch(
 ) -> None:
     """All items are dealt once, in full batches but the last; refills come after and repeat none."""
     plan = plan_epoch(ids, epoch=epoch, seed=seed, batch_size=batch_size, accumulation=accumulation)
+    turned = plan_epoch(ids[::-1], epoch=epoch, seed=seed, batch_size=batch_size, accumulation=accumulation)
+    assert turned == plan
     assert len(plan) == count_steps_per_epoch(len(ids), batch_size, accumulation)
     assert all(len(step) == accumulation for step in plan)
     batches = [batch for step in plan for batch in step]
@@ -411,62 +349,31 @@ def test_every_item_is_dealt_once_an_epoch(
     assert all(len(set(batch)) == len(batch) == min(batch_size, len(ids)) for batch in batches[dealt:])
 
 
-@given(ids, st.integers(1, 9), sizes)
-def test_plans_do_not_depend_on_the_order_of_the_ids(ids: list[str], epoch: int, batch_size: int) -> None:
-    """A list, its reverse, and a set of the same ids have the same plan."""
-    plans = {
-        plan_epoch(given_ids, epoch=epoch, seed=1, batch_size=batch_size)
-        for given_ids in (ids, ids[::-1], set(ids))
-    }
-    assert len(plans) == 1
-
-
-@pytest.mark.parametrize(
-    ("n", "batch_size", "accumulation", "steps"),
-    [(40, 40, 1, 1), (41, 40, 1, 2), (41, 20, 2, 2), (1, 8, 4, 1)],
-)
-def test_steps_of_an_epoch(n: int, batch_size: int, accumulation: int, steps: int) -> None:
-    """The items divided by what a step takes, rounded up."""
-    assert count_steps_per_epoch(n, batch_size, accumulation) == steps
-
-
 def test_impossible_plans_are_errors() -> None:
     """A plan needs items, distinct ids and positive sizes."""
-    with pytest.raises(ValueError, match="at least 1"):
-        plan_epoch([], epoch=1, seed=1, batch_size=1)
-    with pytest.raises(ValueError, match="at least 1"):
-        count_steps_per_epoch(3, 0)
-    with pytest.raises(ValueError, match="distinct"):
-        plan_epoch(["a", "a"], epoch=1, seed=1, batch_size=1)
+    for ids, size in (([], 1), (["a"], 0), (["a", "a"], 1)):
+        with pytest.raises(ValueError, match=r"at least 1|distinct"):
+            plan_epoch(ids, epoch=1, seed=1, batch_size=size)
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "place"),
     [
-        '"a, b, or c";reference\nq;1\n',
-        '\n\n"input, the task"\treference\nq\t1\n',
-        '"input, the task"|reference\nq|1\n',
+        ('"a, b, or c";reference\nq;1\n', "row 2"),
+        ('\n\n"input, the task"\treference\nq\t1\n', "row 4"),
+        ('"sep=|"\ninput, a;b|reference\nq|1\n', "row 3"),
     ],
 )
-def test_a_separator_inside_quotation_marks_separates_nothing(tmp_path: Path, text: str) -> None:
-    """The separator of a file is the one between its column names, after empty lines."""
+def test_the_separator_of_a_file_is_found(tmp_path: Path, text: str, place: str) -> None:
+    """It is the one between the column names, outside of quotation marks, or named as spreadsheets do."""
     path = tmp_path / "items.csv"
     path.write_text(text, encoding="utf-8")
     (row,) = read_rows(path)
-    assert list(row.value.values()) == ["q", "1"]
-
-
-@pytest.mark.parametrize("line", ["sep=|", '"sep=|"\r', "sep=\t"])
-def test_the_separator_may_be_named_in_a_first_line(tmp_path: Path, line: str) -> None:
-    """A spreadsheet reads the line and does not show it; so it is no header."""
-    path, sign = tmp_path / "items.csv", "\t" if "\t" in line else "|"
-    path.write_text(f"{line}\ninput, a;b{sign}reference\nq{sign}1\n", encoding="utf-8", newline="")
-    (row,) = read_rows(path)
-    assert (row.value, row.where) == ({"input, a;b": "q", "reference": "1"}, f"{path} row 3")
+    assert (list(row.value.values()), row.where) == (["q", "1"], f"{path} {place}")
 
 
 @pytest.mark.parametrize("form", ["folder", "column", "lists"])
-@pytest.mark.parametrize("name", ["val", "validation", "valid", "dev"])
+@pytest.mark.parametrize("name", ["val", "validation", "dev"])
 def test_splits_have_the_names_of_others(tmp_path: Path, form: str, name: str) -> None:
     """Files, a column and the lists of an object may have the names that well-known sets use."""
     parts = {split: _rows(n, split) for n, split in ((3, "train"), (2, name), (1, "test"))}
@@ -493,11 +400,3 @@ def test_a_ratio_and_other_names_overrule_a_column_of_splits(tmp_path: Path) -> 
     for other in ("fold 1", "test"):
         _write(path, [{**row, "split": "train" if k else other} for k, row in enumerate(_rows(9))])
         assert _counts(load_dataset(path, None, 42)) == (3, 3, 3)
-
-
-def test_a_cell_that_is_too_long_for_csv_names_another_form(tmp_path: Path) -> None:
-    """Long documents fit a file of JSON lines."""
-    path = tmp_path / "items.csv"
-    path.write_text(f"input,reference\n{'x' * 200_000},1\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"row 2 is not valid CSV: .*save the data as \.jsonl"):
-        read_rows(path)

@@ -10,11 +10,11 @@ import pytest
 
 from bank_agent import BankModel, make_agent
 from reflact import Grade, Item, Score, Session, Split, Trainer, read_run
+from reflact.adapters import load_named_environment
 from reflact.config.loading import load_config
 from reflact.errors import ConfigError
 from reflact.targets import Skill, Turn
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply
-from reflact.training.named_objects import load_named_environment
 
 pytestmark = pytest.mark.anyio
 
@@ -98,10 +98,6 @@ async def start_talk(self: Any, skill: Skill, *, rollout: str) -> Talk:
     return Talk()
 
 
-async def run_without_seed(self: Any, item: Item, session: Session) -> Grade:
-    return Grade(score=Score.of(1), answer="a")
-
-
 def fail(self: Any, *args: Any, **named: Any) -> Any:
     raise KeyError("no such key")
 
@@ -123,90 +119,53 @@ def build(folder: Path, *, target: Any = None, environment: Any = None, **settin
     )
 
 
-@pytest.mark.parametrize(
-    ("objects", "words"),
-    [
-        ({"target": without(Agent, "identity")}, 'has no `identity`; add identity = "MyAgent, version 1"'),
-        (
-            {"target": without(Agent, "session")},
-            "has no `session`; add def session(self, skill, *, rollout):",
-        ),
-        ({"target": Agent}, "the target is the class Agent; pass an object: target=Agent()"),
-        ({"target": "gpt-5"}, "the target is the text 'gpt-5'; in Trainer, pass an object, or name it"),
-        ({"target": make_agent(BankModel())}, "target=PydanticAITarget(agent)"),
-        ({"target": fail}, "the target is the function fail; if it calls your agent, wrap it"),
-        ({"target": agent(session=start_talk)}, "is async (test_own_objects.py, line "),
-        ({"target": agent(session=lambda self, skill: Talk())}, "unexpected keyword argument 'rollout'"),
-        (
-            {"target": agent(session_for=lambda self, item, skill: Talk())},
-            "write def session_for(self, item, skill, *, rollout):",
-        ),
-        ({"environment": without(World, "identity")}, "has no `identity`"),
-        ({"environment": without(World, "items")}, "has no `items`; add def items(self, split):"),
-        (
-            {"environment": without(World, "run")},
-            "has no `run`; add async def run(self, item, session, *, seed):",
-        ),
-        (
-            {"environment": world(items=[1])},
-            "test_own_objects.MyWorld, is a list, and no method; write def items(",
-        ),
-        (
-            {"environment": world(items=lambda self: [])},
-            "too many positional arguments; write def items(self,",
-        ),
-        ({"environment": world(items=returning([]))}, "and reflact does not wait for it; write def items("),
-        (
-            {"environment": world(run=run_without_seed)},
-            "unexpected keyword argument 'seed'; write async def run(",
-        ),
-        ({"environment": world(set_up=returning(None))}, "has no `close`; add async def close(self):"),
-    ],
-)
-def test_a_wrong_object_is_refused_at_construction(
-    tmp_path: Path, objects: dict[str, Any], words: str
-) -> None:
+AT_CONSTRUCTION = [
+    ("target", without(Agent, "identity"), 'has no `identity`; add identity = "MyAgent, version 1"'),
+    ("target", without(Agent, "session"), "has no `session`; add def session(self, skill, *, rollout):"),
+    ("target", Agent, "the target is the class Agent; pass an object: target=Agent()"),
+    ("target", "gpt-5", "the target is the text 'gpt-5'; in Trainer, pass an object, or name it"),
+    ("target", make_agent(BankModel()), "target=PydanticAITarget(agent)"),
+    ("target", fail, "the target is the function fail; if it calls your agent, wrap it"),
+    ("target", agent(session=start_talk), "is async (test_own_objects.py, line "),
+    ("target", agent(session=lambda self, skill: Talk()), "unexpected keyword argument 'rollout'"),
+    ("target", agent(session_for=lambda self, item: Talk()), "write def session_for(self, item, skill,"),
+    ("environment", without(World, "run"), "add async def run(self, item, session, *, seed):"),
+    ("environment", world(items=[1]), "MyWorld, is a list, and no method; write def items("),
+    ("environment", world(items=returning([])), "and reflact does not wait for it; write def items("),
+    ("environment", world(set_up=returning(None)), "has no `close`; add async def close(self):"),
+]
+
+
+@pytest.mark.parametrize(("role", "value", "words"), AT_CONSTRUCTION)
+def test_a_wrong_object_is_refused_at_construction(tmp_path: Path, role: str, value: Any, words: str) -> None:
     """A missing part, other arguments, or another thing in its place is one sentence with the line to write."""
     with pytest.raises(ConfigError) as caught:
-        build(tmp_path, **objects)
+        build(tmp_path, **{role: value})
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("objects", "words"),
-    [
-        ({"target": agent(identity=3)}, "is of type int, and no text; write identity ="),
-        ({"target": agent(identity=lambda self: "x")}, "write @property above def identity(self)"),
-        ({"environment": world(description=lambda self: "x")}, "write @property above def description(self)"),
-        (
-            {"environment": world(identity=property(fail))},
-            "of type MyWorld, failed: KeyError: 'no such key' (test_",
-        ),
-        (
-            {"environment": world(items=lambda self, split: None)},
-            "returned a value of type NoneType for the train split; return a",
-        ),
-        (
-            {"environment": world(items=lambda self, split: {"a": 1})},
-            "returned a value of type dict for the train split",
-        ),
-        (
-            {"environment": world(items=lambda self, split: ["a"])},
-            "no Item at place 0 of the train split, but 'a'",
-        ),
-        (
-            {"environment": world(items=fail)},
-            "`items` of MyWorld failed: KeyError: 'no such key' (test_own_objects",
-        ),
-    ],
-)
+BEFORE_THE_RUN = [
+    ("target", agent(identity=3), "is of type int, and no text; write identity ="),
+    ("environment", world(description=lambda self: "x"), "write @property above def description(self)"),
+    (
+        "environment",
+        world(identity=property(fail)),
+        "of type MyWorld, failed: KeyError: 'no such key' (test_",
+    ),
+    ("environment", world(items=lambda self, split: {"a": 1}), "a value of type dict for the train split"),
+    ("environment", world(items=lambda self, split: ["a"]), "no Item at place 0 of the train split, but 'a'"),
+    ("environment", world(items=fail), "`items` of MyWorld failed: KeyError: 'no such key' (test_own_obj"),
+]
+
+
+@pytest.mark.parametrize(("role", "value", "words"), BEFORE_THE_RUN)
 async def test_a_wrong_text_or_item_is_refused_before_the_run(
-    tmp_path: Path, objects: dict[str, Any], words: str
+    tmp_path: Path, role: str, value: Any, words: str
 ) -> None:
     """Properties are read and items are made when the run begins; nothing is stored or asked before."""
     with pytest.raises(ConfigError) as caught:
-        await build(tmp_path, **objects).train()
+        await build(tmp_path, **{role: value}).train()
     assert words in str(caught.value)
     assert not (tmp_path / "run.db").exists()
 
@@ -220,108 +179,45 @@ async def test_an_exception_before_the_run_is_the_cause_or_raised(tmp_path: Path
         await build(tmp_path, environment=world(items=fail), raise_on_exception=True).train()
 
 
-@pytest.mark.parametrize(
-    ("objects", "words", "most"),
-    [
-        (
-            {"target": opening(lambda: None)},
-            "returned a value of type NoneType, which has no `reply`; add async def reply(",
-            0,
-        ),
-        (
-            {"target": opening(lambda: returning(1)(1))},
-            "is async, and reflact does not wait for it; write def session(",
-            0,
-        ),
-        (
-            {"target": opening(lambda: without(Talk))},
-            "which has no `turns`, the conversation that the opt",
-            0,
-        ),
-        (
-            {"target": talking(turns=lambda self: (), __init__=lambda self: None)},
-            "write @property above def turns",
-            0,
-        ),
-        (
-            {"target": opening(lambda: without(Talk, "reply"))},
-            "has no `reply`; add async def reply(self, mes",
-            0,
-        ),
-        (
-            {"environment": world(run=lambda self, item, session, *, seed: 1)},
-            "`run` of MyWorld is not async: it",
-            0,
-        ),
-        (
-            {"environment": world(run=returning(None))},
-            "a value of type NoneType for item train-0 in place of a Grade",
-            0,
-        ),
-        (
-            {"environment": world(run=returning(Score.of(1)))},
-            "a value of type Score for item train-0 in place of a Grade",
-            0,
-        ),
-        (
-            {"environment": world(run=returning(Grade.model_construct(score=1.0, answer="a")))},
-            GRADE_LINE,
-            0,
-        ),
-        (
-            {"environment": world(set_up=lambda self: None, close=returning(None))},
-            "`set_up` of MyWorld is not async: it returned a value of type NoneType; write async def set_up(self):",
-            0,
-        ),
-        (
-            {"target": talking(reply=list_mappings)},
-            'has a dict in place of a Turn; write self.turns += (Turn(role="user", content=message), Turn(',
-            6,
-        ),
-        (
-            {"target": talking(reply=lambda self, message: "a")},
-            "`reply` of MySession is not async; write async def reply(self, message):",
-            0,
-        ),
-        (
-            {"target": talking(reply=returning(None))},
-            "Grade: answer: Input should be a valid string (got NoneType)",
-            0,
-        ),
-        (
-            {"environment": world(run=lambda *_, seed: overrate())},
-            "hard: Input should be less than or equal to 1",
-            0,
-        ),
-    ],
-)
-async def test_a_wrong_result_ends_the_run(
-    tmp_path: Path, objects: dict[str, Any], words: str, most: int
-) -> None:
-    """A session, turns, reply or grade of another type is the reason of the run's end; few or no calls were made."""
-    Talk.asked = 0
-    summary = await build(tmp_path, **objects).train()
-    assert summary.status == "failed"
-    assert words in str(summary.reason)
-    assert Talk.asked <= most
-
-
 async def overrate() -> Grade:
     """Grade above 1."""
     return Grade(score=Score.of(2), answer="a")
 
 
+IN_THE_RUN = [
+    ("target", opening(lambda: None), "of type NoneType, which has no `reply`; add async def reply("),
+    ("target", opening(lambda: returning(1)(1)), "is async, and reflact does not wait for it; write def"),
+    ("target", opening(lambda: without(Talk)), "which has no `turns`, the conversation that the opt"),
+    ("target", talking(turns=lambda self: (), __init__=lambda self: None), "write @property above def turns"),
+    (
+        "target",
+        talking(reply=list_mappings),
+        "has a dict in place of a Turn; write self.turns += (Turn(role=",
+    ),
+    ("target", talking(reply=lambda self, message: "a"), "`reply` of MySession is not async; write async"),
+    ("environment", world(run=lambda self, item, session, *, seed: 1), "`run` of MyWorld is not async: it"),
+    ("environment", world(run=returning(None)), "of type NoneType for item train-0 in place of a Grade"),
+    ("environment", world(run=returning(Grade.model_construct(score=1.0, answer="a"))), GRADE_LINE),
+    ("environment", world(set_up=lambda self: 1, close=returning(None)), "`set_up` of MyWorld is not async"),
+    ("environment", world(run=lambda *_, seed: overrate()), "hard: Input should be less than or equal to 1"),
+]
+
+
+@pytest.mark.parametrize(("role", "value", "words"), IN_THE_RUN)
+async def test_a_wrong_result_ends_the_run(tmp_path: Path, role: str, value: Any, words: str) -> None:
+    """A session, turns, reply or grade of another type is the reason of the run's end; few or no calls were made."""
+    Talk.asked = 0
+    summary = await build(tmp_path, **{role: value}).train()
+    assert summary.status == "failed"
+    assert words in str(summary.reason)
+    assert Talk.asked <= 6
+
+
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (
-            lambda self, message: "a",
-            "`reply` of MySession is not async: it returned a value of type str; write async def reply(",
-        ),
-        (
-            returning(None),
-            "the agent failed on item val-000: `reply` of MySession returned a value of type NoneType; let it",
-        ),
+        (lambda self, message: "a", "`reply` of MySession is not async: it returned a value of type str"),
+        (returning(None), "the agent failed on item val-000: `reply` of MySession returned a value of type"),
     ],
 )
 async def test_a_wrong_reply_to_items_is_the_agents(tmp_path: Path, reply: Any, words: str) -> None:
@@ -374,17 +270,11 @@ def test_a_named_object_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
-        ({"environment": {"grader": "exact"}}, "environment.grader"),
         ({"environment": {"template": "{input}?", "description": "Sums."}}, "environment.template"),
         ({"data": {"path": "items.jsonl"}}, "data.path"),
-        ({"data": {"fields": {"input": "q"}}}, "data.fields.input"),
         ({"target": {"preamble": "Hello", "deterministic": True}}, "target.preamble"),
         ({"models": {"target": {"temperature": 1}}}, "models.target.temperature"),
-        ({"models": {"target": {"model": "m"}}}, "models.target.model"),
-        (
-            {"data": {"ratio": "1:1:1"}, "environment": {"tolerance": 1}},
-            "data.ratio, environment.tolerance",
-        ),
+        ({"data": {"ratio": "1:1:1"}, "environment": {"tolerance": 1}}, "data.ratio, environment.tolerance"),
     ],
 )
 def test_a_key_whose_place_an_object_takes_is_refused(keys: dict[str, Any], named: str) -> None:

@@ -153,25 +153,29 @@ def test_sources_that_cannot_be_are_refused(sources: list[str]) -> None:
 
 
 class FailingProposer:
-    """Gives a reason instead of a document."""
+    """Gives a reason instead of a document, or nothing at all."""
 
     identity = "failing"
 
+    def __init__(self, *reasons: str) -> None:
+        self._reasons = reasons
+
     async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
-        """Return the reason."""
-        return [Rewrite(reason="the moon is not full")]
+        """Return the reasons."""
+        return [Rewrite(reason=reason) for reason in self._reasons]
 
 
-async def test_a_reason_for_no_document_is_recorded(tmp_path: Path) -> None:
-    """The verdict and the fallback say why a proposer wrote nothing."""
+@pytest.mark.parametrize("reasons", [(), ("the moon is not full",)])
+async def test_a_proposer_may_propose_nothing(tmp_path: Path, reasons: tuple[str, ...]) -> None:
+    """A step without a document changes nothing; the verdict and the fallback say why, if a reason was given."""
     trainer = build_trainer(
-        configure(tmp_path), environment=ToyEnvironment(), script=naming, proposer=FailingProposer()
+        configure(tmp_path), environment=ToyEnvironment(), script=naming, proposer=FailingProposer(*reasons)
     )
-    await trainer.train()
+    summary = await trainer.train()
+    assert {action.action for action in summary.actions} == {"no_rewrite"}
     step = (await read_run(tmp_path)).steps[0]
-    assert step.verdict.action == "no_rewrite"
-    assert "the moon is not full" in step.verdict.reason
-    assert [(f.label, f.reason) for f in step.merged.fallbacks] == [("document/0", "the moon is not full")]
+    assert all(reason in step.verdict.reason for reason in reasons)
+    assert tuple(fallback.reason for fallback in step.merged.fallbacks) == reasons
 
 
 def test_two_proposers_are_refused(tmp_path: Path) -> None:

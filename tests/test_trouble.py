@@ -16,10 +16,11 @@ import httpx
 import pytest
 
 from reflact import Trainer, read_run
+from reflact.adapters import CatchExits, ExitRaised
 from reflact.config.loading import load_config
 from reflact.events import Event, ModelCallFinished, RunFinished, WarningIssued
 from reflact.messages import CUT_OFF, CallReservation
-from reflact.protocols import CatchExits, ExitRaised, Proposer, Session, StepBudget, StepEvidence
+from reflact.protocols import Proposer, Session, StepBudget, StepEvidence
 from reflact.records import FaultKind, RunSummary, Usage
 from reflact.testing import ScriptedLLM, ToyTarget
 from reflact.training.trouble import (

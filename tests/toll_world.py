@@ -14,15 +14,16 @@ import anyio
 import httpx
 
 from doubles import completion, config
+from reflact.adapters import adapt_target
 from reflact.config.models import Price
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent
 from reflact.integrations.opentelemetry import Tracing
-from reflact.llm.budget import Account, Amount, Budget, BudgetedEnvironment, amount_of, find_exceeded_limit
+from reflact.llm.budget import Account, Amount, Budget, amount_of, cover_rollout, find_exceeded_limit
 from reflact.llm.client import Client
 from reflact.llm.pricing import BILLION, read_cap, usd_of
 from reflact.messages import CallId, RenderedPrompt, Reply
-from reflact.protocols import R, RunStore, Session
+from reflact.protocols import R, Session
 from reflact.records import RunSummary, Usage
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.training.loop import start, store_summary, train_to_end
@@ -200,7 +201,7 @@ def planned(folder: Path) -> RunPlan:
 
 @asynccontextmanager
 async def furnished(
-    plan: RunPlan, store: RunStore, network: Provider, limits: BudgetConfig
+    plan: RunPlan, store: InMemoryRunStore, network: Provider, limits: BudgetConfig
 ) -> AsyncIterator[Run]:
     """Connect the toy world to a provider, through all that pays."""
     budget = Budget(limits)
@@ -211,9 +212,9 @@ async def furnished(
             for role in ("target", "optimizer")
         ]
         target, optimizer = PaidTarget(tills[0]), PaidLLM(tills[1])
-        environment = BudgetedEnvironment(plan.environment, account)
+        environment = plan.environment.surround(lambda item, seed: cover_rollout(account))
         plan = replace(plan, environment=environment)
-        yield Run(plan, store, target, optimizer, budget, Tracing(plan.run_id))
+        yield Run(plan, store, adapt_target(target), optimizer, budget, Tracing(plan.run_id))
 
 
 async def started(

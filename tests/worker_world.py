@@ -16,14 +16,13 @@ from reflact.data import load_dataset
 from reflact.environments import DatasetEnvironment, ExactGrader
 from reflact.errors import ModelError, WorkerLost
 from reflact.executors import ExecutorJob, ExecutorResult, JobRunner
-from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.protocols import Session
 from reflact.targets import AgentRollout, FunctionTarget
 from reflact.testing import ToyEnvironment
 from reflact.types import Grade, Item, Score
 
 
-class WorkerWorld(EnvironmentMiddleware):
+class WorkerWorld(ToyEnvironment):
     """The toy environment, which notes the processes that run it.
 
     Args:
@@ -34,7 +33,7 @@ class WorkerWorld(EnvironmentMiddleware):
     """
 
     def __init__(self, folder: str, broken: str = "", busy: float = 0.0) -> None:
-        super().__init__(ToyEnvironment(train=8, val=4, test=4))
+        super().__init__(train=8, val=4, test=4)
         self._folder = Path(folder)
         self._broken, self._busy = broken, busy
 

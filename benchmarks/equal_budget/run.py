@@ -35,10 +35,10 @@ from typing import Any, Literal
 import yaml
 from meter import BudgetLimits, Frozen, Meter, MeterServer, ModelSettings, ReplyStore, RoleSpend, Servers
 
+from reflact.adapters import load_named_environment
 from reflact.config.loading import load_keys
 from reflact.environments.dataset import build_environment
 from reflact.protocols import Environment
-from reflact.training.named_objects import load_named_environment
 from reflact.types import Grade, Item, Split, Turn
 
 HERE = Path(__file__).resolve().parent

@@ -60,12 +60,8 @@ SUFFIXES = (".json", ".jsonl", ".csv")
 """The endings of data files."""
 
 MAX_SHOWN_COLUMNS = 12
-
 MAX_SHOWN_ROWS = 4
 """The number of rows, or of repeated ids, that an error names."""
-
-_SUFFIXES = ((".json", ".jsonl"), (".csv",))
-"""The endings of the files of a split; a file of the second group counts only if there is none of the first."""
 
 USEFUL_SIZE = 40
 """The items that train and validation split get, if the file has enough, before the test split gets most."""
@@ -115,10 +111,10 @@ def load_dataset(
     """Read a data set; ``check_dataset`` checks that it is fit for a run.
 
     A single file is split by ``ratio``, rounded by largest remainders, or else by its column ``split``, such as
-    ``validation``, or by ``choose_shares``. Each ``task_type``
-    is spread over the splits in the same proportion, within one or two items, but items with the same input stay in
-    one split, also if white space and case differ. The assignment depends on the items and the seed, not on the order of the rows. Within a split, items
-    keep the file's order.
+    ``validation``, or by ``choose_shares``. Each ``task_type`` is spread over the splits in the same proportion, within
+    one or two items, but items with the same input stay in one split, also if white space and case differ. The
+    assignment depends on the items and the seed, not on the order of the rows. Within a split, items keep the file's
+    order.
 
     Args:
         path: The folder or file.
@@ -133,20 +129,11 @@ def load_dataset(
     fields = fields or FieldsConfig()
     try:
         if path.is_dir():
-            sources = {split: _find_split(path, split, optional=not needs_test) for split in Split}
-            found = {
-                split: () if source is None else read_items(source, fields)
-                for split, source in sources.items()
-            }
-            rows = [row for rows in found.values() for row in rows]
-            parts = {split: tuple(row.item for row in rows) for split, rows in found.items()}
+            parts = _read_folder(path, fields, needs_test=needs_test)
+            rows = [row for part in parts.values() for row in part]
         elif path.is_file():
-            rows = [*read_items(path, fields)]
-            items = [row.item for row in rows]
-            shares = choose_shares(len(rows)) if ratio is None else _parse_ratio(ratio)
-            parts = (_read_splits(items) if ratio is None else None) or _split_items(
-                items, shares, split_seed
-            )
+            rows = read_items(path, fields)
+            parts = _split_rows(rows, ratio, split_seed)
         else:
             raise DataError(
                 f"there is no data at {path}: give a folder with train, val and test, or one file"
@@ -154,12 +141,13 @@ def load_dataset(
     except OSError as error:
         raise DataError(f"cannot read the data {error.filename or path}: {error.strerror or error}") from None
     _check_ids(rows)
-    return DataSet(
-        train=parts[Split.train],
-        val=parts[Split.val],
-        test=parts[Split.test],
-        rows={row.item.id: row.where for row in rows},
-    )
+    items = {split.value: tuple(row.item for row in part) for split, part in parts.items()}
+    return DataSet(**items, rows={row.item.id: row.where for row in rows})
+
+
+def _read_folder(folder: Path, fields: FieldsConfig, *, needs_test: bool) -> dict[Split, list[FileItem]]:
+    paths = {split: _find_split(folder, split, optional=not needs_test) for split in Split}
+    return {split: [] if path is None else read_items(path, fields) for split, path in paths.items()}
 
 
 def choose_shares(n: int) -> tuple[int, ...]:
@@ -180,26 +168,27 @@ def _check_ids(rows: Sequence[FileItem]) -> None:
     places: dict[str, list[FileItem]] = {}
     for row in rows:
         places.setdefault(row.item.id, []).append(row)
-    repeated = [found for found in places.values() if len(found) > 1]
+    repeated = [same for same in places.values() if len(same) > 1]
     if not repeated:
         return
-    first, n = repeated[0][0].item, len(repeated[0])
-    others = "; ".join(_list_rows(found, " and ") for found in repeated[1 : MAX_SHOWN_ROWS + 1])
-    dots = "; ..." if len(repeated) > MAX_SHOWN_ROWS + 1 else ""
-    problem, advice, kind = (
-        f"the item id {first.id!r} is used {n} times",
-        "ids must be unique",
-        "repeated ids",
-    )
-    if has_made_id(first):
-        problem, advice, kind = f"the same item is in the data {n} times", "keep one of them", "equal rows"
-    more = f". Other {kind}: {others}{dots} ({len(repeated)} in all)" if others else ""
-    raise DataError(f"{problem}: {_list_rows(repeated[0], ', ')}; {advice}{more}")
+    item = repeated[0][0].item
+    problem = f"the item id {item.id!r} is used {len(repeated[0])} times"
+    advice = "ids must be unique"
+    if has_made_id(item):
+        problem = f"the same item is in the data {len(repeated[0])} times"
+        advice = "keep one of them"
+    groups = [list_first([row.where for row in same], MAX_SHOWN_ROWS) for same in repeated]
+    more = ""
+    if len(groups) > 1:
+        others = list_first(groups[1:], MAX_SHOWN_ROWS, between="; ")
+        more = f". Others are repeated too: {others} ({len(groups)} in all)"
+    raise DataError(f"{problem}: {groups[0]}; {advice}{more}")
 
 
-def _list_rows(found: Sequence[FileItem], between: str) -> str:
-    more = f" and {len(found) - MAX_SHOWN_ROWS} more" if len(found) > MAX_SHOWN_ROWS else ""
-    return between.join(row.where for row in found[:MAX_SHOWN_ROWS]) + more
+def list_first(texts: Sequence[str], most: int, *, between: str = ", ") -> str:
+    """Return the first texts of a list in one, with the number of those that are left out."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return between.join(texts[:most]) + more
 
 
 TRAINING_SPLITS = (Split.train, Split.val)
@@ -255,27 +244,29 @@ def describe_near_copies(dataset: DataSet) -> str | None:
     )
 
 
-def read_items(path: Path, fields: FieldsConfig) -> tuple[FileItem, ...]:
+def read_items(path: Path, fields: FieldsConfig) -> list[FileItem]:
     """Return the items of a data file in its order.
 
     Raises:
         DataError: The file is malformed or empty; names the file and the row.
         OSError: The file cannot be read.
     """
-    items, faults = [], []
+    items = []
+    faults = []
     for row in read_rows(path):
         try:
             items.append(FileItem(build_item(row.value, fields, row.where), row.where))
         except DataError as error:
             faults.append((str(error), row.where.rpartition(" ")[2]))
     if faults:
-        others = ", ".join(number for _, number in faults[1 : MAX_SHOWN_ROWS + 1])
-        dots = ", ..." if len(faults) > MAX_SHOWN_ROWS + 1 else ""
-        more = f"; these rows have errors too: {others}{dots}" if others and items else ""
-        raise DataError(faults[0][0] + more)
+        first = faults[0][0]
+        numbers = [number for _, number in faults[1:]]
+        if not items or not numbers:  # a fault of every row is one of the whole file
+            raise DataError(first)
+        raise DataError(f"{first}; these rows have errors too: {list_first(numbers, MAX_SHOWN_ROWS)}")
     if not items:
         raise DataError(f"{path} has no items; add a row for each task")
-    return tuple(items)
+    return items
 
 
 def read_rows(path: Path) -> tuple[FileRow, ...]:
@@ -289,42 +280,46 @@ def read_rows(path: Path) -> tuple[FileRow, ...]:
     """
     if path.suffix not in SUFFIXES:
         raise DataError(
-            f"{path}: the name of a data file must end in .csv, .json or .jsonl; rename or convert the file (a .csv file may "
-            "have tabs, semicolons or | between its cells)"
+            f"{path}: the name of a data file must end in .csv, .json or .jsonl; rename or convert the file "
+            "(a .csv file may have tabs, semicolons or | between its cells)"
         )
     try:
         with path.open(encoding="utf-8-sig", newline="" if path.suffix == ".csv" else None) as file:
             text = file.read()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"the data file {path} is not UTF-8 text: {error.reason}; save it as UTF-8, which spreadsheets call CSV UTF-8"
+            f"the data file {path} is not UTF-8 text: {error.reason}; save it as UTF-8, which spreadsheets "
+            "call CSV UTF-8"
         ) from None
     if path.suffix == ".csv":
         return tuple(_read_csv_rows(text, path))
     if path.suffix == ".jsonl":
         lines = {f"{path} row {n}": line for n, line in enumerate(text.split("\n"), start=1)}
         return tuple(FileRow(_parse(line, where), where) for where, line in lines.items() if line.strip())
-    rows = _parse(text or "[]", str(path))
-    if not isinstance(rows, list):
-        entries = rows if isinstance(rows, dict) else {}
-        lists = [value for value in entries.values() if isinstance(value, list) and value]
-        if len(lists) > 1 and entries.keys() <= _SPLITS_BY_NAME.keys():
-            pairs = ((name, row) for name, part in entries.items() for row in part)
-            lists = [[{"split": name, **row} if isinstance(row, dict) else row for name, row in pairs]]
-        if len(lists) != 1:
-            raise DataError(
-                f"{path}: expected a list of items, found {_type_name(rows)}" + _advise_on_entries(entries)
-            )
-        rows = lists[0]
+    rows = _find_list(_parse(text or "[]", str(path)), path)
     return tuple(FileRow(row, f"{path} row {n}") for n, row in enumerate(unfold_articles(rows), start=1))
 
 
-def _advise_on_entries(entries: Mapping[str, Any]) -> str:
-    """Return what to do with an object in place of a list of items."""
-    if entries and all(isinstance(value, dict) for value in entries.values()):
-        return "; save the list of its values, without their names"
-    lists = [repr(name) for name, value in entries.items() if isinstance(value, list) and value]
-    return f"; save one of its lists ({', '.join(lists)}) as a file of its own" if lists else ""
+def _find_list(value: Any, path: Path) -> list[Any]:
+    """Return the rows of a JSON file: a list, the only list of an object, or its lists of splits, joined."""
+    if isinstance(value, list):
+        return value
+    entries = value if isinstance(value, dict) else {}
+    lists = {name: part for name, part in entries.items() if isinstance(part, list) and part}
+    if len(lists) == 1:
+        return next(iter(lists.values()))
+    if lists and entries.keys() <= _SPLITS_BY_NAME.keys():
+        rows = []
+        for name, part in lists.items():
+            rows += [{"split": name, **row} if isinstance(row, dict) else row for row in part]
+        return rows
+
+    advice = ""
+    if lists:
+        advice = f"; save one of its lists ({', '.join(map(repr, lists))}) as a file of its own"
+    elif entries and all(isinstance(part, dict) for part in entries.values()):
+        advice = "; save the list of its values, without their names"
+    raise DataError(f"{path}: expected a list of items, found {_type_name(value)}{advice}")
 
 
 def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
@@ -442,19 +437,16 @@ def plan_epoch(
 
 
 def _find_split(folder: Path, split: Split, *, optional: bool) -> Path | None:
+    """Return the file of a split: one with its name or an alias, or the only data file in a folder of that name."""
     names = SPLIT_NAMES[split]
     paths = [folder / name for name in names if (folder / name).is_dir()]
-    files = [
-        [p for name in names for end in ends if (p := folder / f"{name}{end}").is_file()]
-        for ends in _SUFFIXES
-    ]
-    paths += files[0] or ([] if paths else files[1])
+    paths += [path for name in names for end in SUFFIXES if (path := folder / f"{name}{end}").is_file()]
+    if not paths and optional and split is Split.test:
+        return None
     if not paths:
-        if optional and split is Split.test:
-            return None
         wanted = f"{' or '.join(names)}, each a folder or with .json, .jsonl or .csv"
         spare = "; to train without one, set test.enabled: false" if split is Split.test else ""
-        others = sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES)
+        others = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
         if len(others) == 1:
             spare = f"; to split a single file, name the file: {others[0]}"
         raise DataError(f"{folder} has no {split.value} split: looked for {wanted}{spare}")
@@ -463,14 +455,13 @@ def _find_split(folder: Path, split: Split, *, optional: bool) -> Path | None:
         raise DataError(f"{folder} has more than one {split.value} split: {listed}; keep one")
     if paths[0].is_file():
         return paths[0]
-    inside = sorted(path for path in paths[0].iterdir() if path.is_file())
-    found = next((of for ends in _SUFFIXES if (of := [path for path in inside if path.suffix in ends])), [])
-    if len(found) != 1:
-        listed = ", ".join(path.name for path in found) or "none"
+    inside = sorted(path for path in paths[0].iterdir() if path.is_file() and path.suffix in SUFFIXES)
+    if len(inside) != 1:
+        listed = ", ".join(path.name for path in inside) or "none"
         raise DataError(
             f"{paths[0]} must contain exactly one .json, .jsonl or .csv file; it contains {listed}"
         )
-    return found[0]
+    return inside[0]
 
 
 def _parse_ratio(ratio: str) -> tuple[int, ...]:
@@ -480,26 +471,37 @@ def _parse_ratio(ratio: str) -> tuple[int, ...]:
     return shares
 
 
-def _read_splits(items: Sequence[Item]) -> dict[Split, tuple[Item, ...]] | None:
-    """Return the splits that a column ``split`` names; None if it does not name that of each item, or lacks one."""
-    found = [_SPLITS_BY_NAME.get(str(item.metadata.get("split")).lower()) for item in items]
-    if None in found or not set(TRAINING_SPLITS) <= set(found):
-        return None
-    return {
-        split: tuple(item for item, own in zip(items, found, strict=True) if own is split) for split in Split
-    }
+def _split_rows(rows: Sequence[FileItem], ratio: str | None, seed: int) -> dict[Split, list[FileItem]]:
+    """Deal the rows of a single file to the splits; within a split they keep their order."""
+    splits = _read_splits(rows) if ratio is None else None
+    if splits is None:
+        shares = choose_shares(len(rows)) if ratio is None else _parse_ratio(ratio)
+        splits = _draw_splits([row.item for row in rows], shares, seed)
+    parts: dict[Split, list[FileItem]] = {split: [] for split in Split}
+    for row, split in zip(rows, splits, strict=True):
+        parts[split].append(row)
+    return parts
 
 
-def _split_items(items: Sequence[Item], shares: Sequence[int], seed: int) -> dict[Split, tuple[Item, ...]]:
+def _read_splits(rows: Sequence[FileItem]) -> list[Split] | None:
+    """Return the splits that a column ``split`` names; None if it does not name that of each row, or lacks one."""
+    names = [str(row.item.metadata.get("split")).lower() for row in rows]
+    splits = [_SPLITS_BY_NAME[name] for name in names if name in _SPLITS_BY_NAME]
+    is_complete = len(splits) == len(rows) and set(TRAINING_SPLITS) <= set(splits)
+    return splits if is_complete else None
+
+
+def _draw_splits(items: Sequence[Item], shares: Sequence[int], seed: int) -> list[Split]:
+    """Return the split of each item, drawn by its content; each task type has its share of every split."""
     groups: dict[str, list[int]] = {}
     for n in sorted(range(len(items)), key=lambda n: items[n].fingerprint):
         groups.setdefault(items[n].task_type or "", []).append(n)
     order = [n for name in sorted(groups) for n in shuffle(groups[name], seed, f"split/{name}")]
-    split_of = dict(zip(order, _deal_splits(len(items), shares), strict=True))
-    first: dict[str, Split] = {}
+    splits = dict(zip(order, _deal_splits(len(items), shares), strict=True))
+    split_by_input: dict[str, Split] = {}
     for n in order:
-        split_of[n] = first.setdefault(_fold_input(items[n]), split_of[n])
-    return {split: tuple(item for n, item in enumerate(items) if split_of[n] is split) for split in Split}
+        splits[n] = split_by_input.setdefault(_fold_input(items[n]), splits[n])
+    return [splits[n] for n in range(len(items))]
 
 
 def _deal_splits(n: int, shares: Sequence[int]) -> Iterator[Split]:
@@ -541,9 +543,7 @@ def _find_columns(row: Mapping[str, Any], fields: FieldsConfig, where: str) -> d
 
 
 def _list_columns(row: Mapping[str, Any]) -> str:
-    names = list(row)
-    shown = ", ".join(names[:MAX_SHOWN_COLUMNS]) or "none"
-    return f"its columns are {shown}{', ...' if len(names) > MAX_SHOWN_COLUMNS else ''}"
+    return f"its columns are {list_first([*row], MAX_SHOWN_COLUMNS) or 'none'}"
 
 
 def _join_context(context: Any, question: Any) -> JsonValue:

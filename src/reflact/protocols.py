@@ -1,19 +1,16 @@
-"""Protocols of the collaborators of a run: models, targets, environments, proposers, annotators, stores."""
+"""Protocols of what a run works with: models, targets, environments, proposers, annotators, stored outcomes.
+
+They name what an object must have. ``adapters`` says what it may have in addition, with a default for each part.
+"""
 
 from __future__ import annotations
 
-import inspect
-from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 from pydantic import JsonValue, TypeAdapter
 
 from reflact.config.models import ModelConfig
-from reflact.data import DataSet
-from reflact.errors import InterfaceError
 from reflact.events import Event
 from reflact.jsonutil import parse_stored
 from reflact.messages import (
@@ -26,25 +23,7 @@ from reflact.messages import (
     ReplyModel,
     StoredResponse,
 )
-from reflact.records import (
-    CandidateReview,
-    CodeFailure,
-    CommitRecord,
-    CriticDescription,
-    EpochRecord,
-    FaultCount,
-    FaultKind,
-    PromotionRecord,
-    Reuse,
-    RunState,
-    RunStatus,
-    Spend,
-    StageCost,
-    StageTime,
-    StepBufferEntry,
-    StepRecord,
-    Usage,
-)
+from reflact.records import CandidateReview, FaultKind, StepBufferEntry, Usage
 from reflact.skills.rejected_edits import RejectedEdit
 from reflact.types import Case, FrozenModel, Grade, Item, Rewrite, Rollout, Skill, Split, Turn
 
@@ -129,14 +108,6 @@ class Environment(Protocol):
         """
 
 
-@runtime_checkable
-class ItemTarget(Target, Protocol):
-    """A target whose sessions need the item and not only its messages, for example to prepare the agent's tools."""
-
-    def session_for(self, item: Item, skill: Skill, *, rollout: str) -> Session:
-        """Start a conversation about an item, instead of ``session``."""
-
-
 class RequestSender(Protocol):
     """Makes the requests of an agent part of a run: stored, limited, charged, recorded and replayed."""
 
@@ -171,7 +142,6 @@ class RequestSender(Protocol):
         """
 
 
-@runtime_checkable
 class ConnectedTarget(Target, Protocol):
     """A target that asks its own model, and lets the run see these requests."""
 
@@ -180,81 +150,6 @@ class ConnectedTarget(Target, Protocol):
 
     def connect(self, sender: RequestSender, config: ModelConfig) -> Target:
         """Return the target with its requests going through a run, under the settings of ``models.target``."""
-
-
-@runtime_checkable
-class ProbedTarget(ConnectedTarget, Protocol):
-    """A target that can find out without a model whether its agent's requests have the skill."""
-
-    preflight: bool
-    """Whether a training begins with this test."""
-
-    async def test_skill(
-        self, environment: Environment, items: Sequence[Item], skill: Skill, config: ModelConfig
-    ) -> str | None:
-        """Run the agent on the first item until a request has the skill; no model is asked, and nothing is graded.
-
-        If the agent asks nothing, further items are tried. Return a warning if the request has the skill more than once,
-        or if the environment fails before the agent gets its task; else None.
-
-        Raises:
-            EnvironmentFailure: No request has the skill; says which file or setting to look at. Or the agent failed
-                before it asked.
-        """
-
-
-@runtime_checkable
-class InstructedTarget(Target, Protocol):
-    """A target whose agent has instructions, with which a training begins unless ``skill`` names a document."""
-
-    @property
-    def instructions(self) -> str:
-        """The instructions that the skill replaces; empty if there are none."""
-
-
-@runtime_checkable
-class Described(Protocol):
-    """An environment or a target that tells the optimizer what it should know, in plain text."""
-
-    @property
-    def description(self) -> str:
-        """What the tasks are and the score measures, or what the agent can do (its tools); never a reference."""
-
-
-@runtime_checkable
-class Answerable(Protocol):
-    """An environment that knows right answers; the most frequent one is then a control at the end of a run."""
-
-    def list_right_answers(self, item: Item) -> Sequence[str]:
-        """Return an item's right answers, equal ones as equal texts; empty if none can be written down."""
-
-
-@runtime_checkable
-class MessageRenderer(Protocol):
-    """An environment that knows beforehand which message an item's task begins with."""
-
-    def render_message(self, item: Item) -> str:
-        """Return an item's task as the target sees it."""
-
-
-@runtime_checkable
-class ManagedEnvironment(Protocol):
-    """An environment with something to start and to end, such as a server; its items are known before."""
-
-    async def set_up(self) -> None:
-        """Start what rollouts need; called once, before the first one. If it raises, the run fails with a reason."""
-
-    async def close(self) -> None:
-        """End what was started; called after the last rollout, also if the run failed or was cancelled."""
-
-
-@runtime_checkable
-class Prompted(Protocol):
-    """An environment that brings its own prompts for the optimizer, such as those of its analysts."""
-
-    @property
-    def prompt_folder(self) -> Path:
-        """A folder like ``prompts.folder``: ``NAME/vN.md``; prompts that it lacks come from the package."""
 
 
 class StepEvidence(FrozenModel):
@@ -343,15 +238,6 @@ class Annotator(Protocol):
         """Return notes on a failed rollout, each one line; do not catch a ``ModelError``."""
 
 
-@runtime_checkable
-class CriticBacked(Protocol):
-    """A grader, an environment or an annotator that may use a critic; the summary then names the critic."""
-
-    @property
-    def scored_by(self) -> CriticDescription | None:
-        """The critic; None if no critic is used."""
-
-
 class ResponseStore(Protocol):
     """Stored responses, and reservations of the calls in flight."""
 
@@ -414,173 +300,3 @@ class DecisionLog(Protocol):
         if outcome is not None:
             await self.put(step, label, adapter.dump_python(outcome, mode="json"))
         return outcome
-
-
-class RunStore(RolloutStore, ResponseStore, Protocol):
-    """The histories of runs in one store."""
-
-    async def open_run(
-        self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, resume: bool = True
-    ) -> RunState | None:
-        """Start or resume a run; returns its last committed state, or None for a new run.
-
-        Open reservations of an earlier process become unsettled. Without ``resume`` the run is only read or
-        measured, and its end and its configuration stay as they are.
-        """
-
-    def decision_log(self, run_id: str) -> DecisionLog:
-        """Return the run's decision log."""
-
-    async def commit(
-        self, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
-    ) -> None:
-        """Write a record and its skills in one transaction; ``state`` is the one after it, see ``RunState.after``.
-
-        Without a record, the state is the run's first, which is written too.
-        """
-
-    async def records(self, run_id: str) -> tuple[StepRecord, ...]:
-        """Return the records of all committed steps, in order."""
-
-    async def epochs(self, run_id: str) -> tuple[EpochRecord, ...]:
-        """Return the records of all committed epoch ends, in order."""
-
-    async def promotions(self, run_id: str) -> tuple[PromotionRecord, ...]:
-        """Return the comparisons of the last skill with the best one, in order."""
-
-    async def records_of_other_runs(
-        self, environment: str, *, exclude: str
-    ) -> Mapping[str, tuple[StepRecord, ...]]:
-        """Return the committed steps of the other runs of an environment's identity, the oldest run first."""
-
-    async def skill(self, skill_hash: str) -> Skill:
-        """Return a stored document; StoreError if there is none with this hash."""
-
-    async def append_event(self, event: Event) -> bool:
-        """Store a durable event; returns False if this run already has it."""
-
-    async def events(self, run_id: str) -> tuple[Event, ...]:
-        """Return the run's durable events, in order."""
-
-    @property
-    def reuse(self) -> Reuse:
-        """What this process reused from the store since opening it."""
-
-    async def spend(self, run_id: str) -> tuple[Spend, ...]:
-        """Return the run's spend by role and purpose, sorted; calls in flight count as unsettled."""
-
-    async def add_seconds(
-        self, run_id: str, seconds: float, stages: Mapping[tuple[int, str], float] | None = None
-    ) -> float:
-        """Add active seconds, in total and by step and stage, and return the run's total."""
-
-    async def stage_times(self, run_id: str) -> tuple[StageTime, ...]:
-        """Return the active time of each stage over all starts of the run."""
-
-    async def stage_costs(self, run_id: str) -> tuple[StageCost, ...]:
-        """Return what each stage of each step took, over all starts of the run, in the order of the steps."""
-
-    async def faults(self, run_id: str) -> tuple[FaultCount, ...]:
-        """Return the number of failed attempts of each kind over all starts of the run, sorted."""
-
-    async def store_items(self, data: DataSet) -> None:
-        """Store all items, unless a run with the same items has stored them."""
-
-    async def store_failure(self, run_id: str, key: str, failure: CodeFailure) -> None:
-        """Store an exception of the caller's code under a key, in place of an earlier one."""
-
-    async def finish(self, run_id: str, status: RunStatus, reason: str | None, summary: str) -> None:
-        """Store the end of this start of the run, with its summary as JSON text."""
-
-
-# ------------------------------------------------------------------------------------------ messages
-
-
-def write_definition(method: Callable[..., Any]) -> str:
-    """Return the first line of a protocol's method as a caller would write it, without types."""
-    signature = inspect.signature(method)
-    bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
-    written = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
-    begin = "async def" if inspect.iscoroutinefunction(method) else "def"
-    return f"{begin} {method.__name__}{written}:"
-
-
-def find_wrong_arguments(own: Callable[..., Any], method: Callable[..., Any]) -> str | None:
-    """Return why a caller's method cannot be called like that of a protocol, with its place; None if it can."""
-    parameters = list(inspect.signature(method).parameters.values())[1:]
-    named = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
-    try:
-        signature = inspect.signature(own)
-    except (TypeError, ValueError):  # it is written in C
-        return None
-    try:
-        signature.bind(*[None] * (len(parameters) - len(named)), **named)
-    except TypeError as error:
-        return f"has other arguments{locate_method(own)}: {error}; write {write_definition(method)}"
-    return None
-
-
-def locate_method(method: Any) -> str:
-    """Return the file and line of a method in words; empty if it has none."""
-    code = getattr(inspect.unwrap(method), "__code__", None)
-    return "" if code is None else f" ({Path(code.co_filename).name}, line {code.co_firstlineno})"
-
-
-def describe_not_async(value: object, method: Callable[..., Any], returned: object) -> InterfaceError:
-    """Return the error about a method of a protocol that returned something that cannot be awaited."""
-    return InterfaceError(
-        f"`{method.__name__}` of {type(value).__name__} is not async: it returned a value of type "
-        f"{type(returned).__name__}; write {write_definition(method)}"
-    )
-
-
-# ------------------------------------------------------------------------------------ the caller's code
-
-INTERRUPTIONS = (KeyboardInterrupt, CancelledError, GeneratorExit)
-"""Exceptions that pass through everything: Ctrl-C, a cancellation, and the end of a generator."""
-
-
-MAX_TEXT_CHARS = 2_000
-"""The most characters of an exception's text that are stored and shown."""
-
-
-class ExitRaised(Exception):
-    """Code of the caller raised an exception that ends a process, such as ``SystemExit``; the traceback is its own."""
-
-
-class CatchExits:
-    """A block that calls code of the caller: ``sys.exit()`` in it becomes an ``ExitRaised``, and ends no process.
-
-    So does every other exception that is no ``Exception``, except for ``INTERRUPTIONS``.
-    """
-
-    def __enter__(self) -> None:
-        """Begin the block."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Raise ``ExitRaised`` in place of an exit."""
-        if error is None or isinstance(error, (Exception, *INTERRUPTIONS)):
-            return
-        if isinstance(error, BaseExceptionGroup):
-            if error.subgroup(INTERRUPTIONS) is not None:
-                return
-            error = _find_exit(error)
-        words = f"the code raised {error!r:.200}, which would end the process; let it raise another exception"
-        raise ExitRaised(words).with_traceback(trace) from None
-
-
-def read_text(error: BaseException) -> str:
-    """Return the text of an exception of the caller's code, cut to ``MAX_TEXT_CHARS``; it may raise an exception itself."""
-    try:
-        text = str(error)
-    except Exception as another:  # noqa: BLE001 - it is the caller's code
-        return f"(its text cannot be read: {type(another).__name__})"
-    return text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}... ({len(text):,} characters)"
-
-
-def _find_exit(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first exception in a group that is no ``Exception``."""
-    inner = next(each for each in group.exceptions if not isinstance(each, Exception))
-    return _find_exit(inner) if isinstance(inner, BaseExceptionGroup) else inner

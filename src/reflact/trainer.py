@@ -11,14 +11,14 @@ import anyio
 from pydantic import JsonValue
 
 from reflact import events
+from reflact.adapters import EnvironmentAdapter
 from reflact.concurrency import Stream, require_asyncio
 from reflact.config import loading
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, make_id
 from reflact.errors import DataError, RunFailed
-from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.protocols import LLM, Annotator, Approver, Environment, EventCallback, Proposer, Target
-from reflact.records import CriticDescription, RunSummary, SkillComparison, SkillScore
+from reflact.records import RunSummary, SkillComparison, SkillScore
 from reflact.store.artifacts import write_atomically
 from reflact.training.evaluation import compare_skill
 from reflact.training.loop import train
@@ -282,7 +282,7 @@ async def _write_report(run: Run, database: Path) -> None:
         await run.on_event(events.WarningIssued(run_id=run.id, message=reason))
 
 
-class _ItemsEnvironment(EnvironmentMiddleware):
+class _ItemsEnvironment(EnvironmentAdapter):
     """The environment of lists of items, built at its first use, which is on a worker thread."""
 
     def __init__(self, splits: Mapping[Split, Sequence[Item | Example]], grade: Grader) -> None:
@@ -290,15 +290,11 @@ class _ItemsEnvironment(EnvironmentMiddleware):
         self._grade = grade
 
     @cached_property
-    def inner(self) -> DatasetEnvironment:  # type: ignore[override]
+    def own(self) -> DatasetEnvironment:  # type: ignore[override]
         from reflact.environments.dataset import DatasetEnvironment
 
         splits = {split.value: tuple(map(_build_item, items)) for split, items in self._splits.items()}
         return DatasetEnvironment(DataSet.model_validate(splits), grade=self._grade)
-
-    @property
-    def scored_by(self) -> CriticDescription | None:
-        return self.inner.scored_by
 
 
 def _build_item(item: Item | Example) -> Item:

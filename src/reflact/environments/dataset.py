@@ -11,9 +11,18 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from reflact.adapters import describe_not_async, find_critic
 from reflact.config.fields import is_labels, list_telling_columns
 from reflact.config.training import TrainerConfig
-from reflact.data import MAX_SHOWN_ROWS, TRAINING_SPLITS, DataSet, check_dataset, has_made_id, load_dataset
+from reflact.data import (
+    MAX_SHOWN_ROWS,
+    TRAINING_SPLITS,
+    DataSet,
+    check_dataset,
+    has_made_id,
+    list_first,
+    load_dataset,
+)
 from reflact.environments.graders import (
     CheckedGrader,
     ExactGrader,
@@ -29,10 +38,8 @@ from reflact.environments.graders import (
     list_right_answers,
     parse_number,
 )
-from reflact.environments.python_grader import PythonGrader
-from reflact.environments.sql_grader import SQLGrader
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
-from reflact.protocols import CriticBacked, Session, describe_not_async
+from reflact.protocols import Session
 from reflact.records import CriticDescription
 from reflact.types import Grade, Item, Split, canonical_json
 
@@ -46,7 +53,7 @@ FORGIVEN = "Case, spaces, quotes around it and punctuation at its end do not cou
 CODE = re.compile(r"[+-]?0\d.*|\d+E\d+", re.IGNORECASE)
 """A text that is read as a number and looks like a code, such as 00501 or 1E2."""
 
-GRADERS: Mapping[str, type[CheckedGrader[Any]]] = {
+PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
     grader.name: grader
     for grader in (
         ExactGrader,
@@ -55,16 +62,9 @@ GRADERS: Mapping[str, type[CheckedGrader[Any]]] = {
         NumericGrader,
         RegexGrader,
         JsonFieldsGrader,
-        SQLGrader,
-        PythonGrader,
     )
 }
-"""The graders that a configuration can name, beside the critic; ``EnvironmentConfig.grader`` lists the names."""
-
-PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
-    name: grader for name, grader in GRADERS.items() if issubclass(grader, ReferenceGrader)
-}
-"""Those that need nothing but a reference."""
+"""The graders that need nothing but a reference."""
 
 
 class DatasetEnvironment:
@@ -100,7 +100,6 @@ class DatasetEnvironment:
         self._template = template
         self._name = name
         self._version = version
-        self._critic = grade if isinstance(grade, CriticBacked) else None
         self._identity = canonical_json(
             {"environment": name, "version": version, "template": template, "grader": identify_grader(grade)}
         )
@@ -120,7 +119,7 @@ class DatasetEnvironment:
     @property
     def scored_by(self) -> CriticDescription | None:
         """The critic, if one grades."""
-        return None if self._critic is None else self._critic.scored_by
+        return find_critic(self._grade)
 
     def with_grader(self, grade: Grader) -> DatasetEnvironment:
         """Return the environment with another grader."""
@@ -165,32 +164,34 @@ class DatasetEnvironment:
 
 def _check_references(grade: CheckedGrader[Any], data: DataSet) -> None:
     """Raise DataError if the grader cannot use an item's reference; it names the items, with their rows if known."""
-    wrong: list[tuple[Item, DataError]] = []
-    for item in (item for split in Split for item in data.items(split)):
-        try:
-            grade.check(item)
-        except DataError as caught:
-            wrong.append((item, caught))
-    if not wrong:
-        joined = _find_joined_labels(grade, [item.reference for split in Split for item in data.items(split)])
-        if joined is not None:
-            raise DataError(
-                f"{grade.name} takes the references {joined[0]!r} and {joined[1]!r} for one: set environment.grader: exact, "
-                "or write them alike if they mean the same"
-            )
-        return
-    places = {item_id: number for number, item_id in enumerate(data.rows)}
-    wrong.sort(key=lambda each: places.get(each[0].id, 0))
-    item, error = wrong[0]
-    begin = " ".join(_show(item.input).split())[:80]
-    where = f"{data.rows[item.id]}: " if item.id in data.rows else ""
-    said = str(error)
-    if where and has_made_id(item):
-        said = said.replace(f"item {item.id!r}", "the item", 1)
-    others = ", ".join(data.rows.get(item.id, repr(item.id)) for item, _ in wrong[1 : MAX_SHOWN_ROWS + 1])
-    dots = ", ..." if len(wrong) > MAX_SHOWN_ROWS + 1 else ""
-    more = f"; {len(wrong) - 1} more cannot be graded: {others}{dots}" if others else ""
-    raise DataError(f"{where}{said}; the item's input begins with {begin!r}{more}")
+    wrong: dict[str, tuple[Item, str]] = {}
+    for split in Split:
+        for item in data.items(split):
+            try:
+                grade.check(item)
+            except DataError as error:
+                wrong[item.id] = item, str(error)
+    if wrong:
+        ids = [item_id for item_id in data.rows if item_id in wrong] or [*wrong]
+        item, reason = wrong[ids[0]]
+        if item.id in data.rows:
+            if has_made_id(item):
+                reason = reason.replace(f"item {item.id!r}", "the item", 1)
+            reason = f"{data.rows[item.id]}: {reason}"
+        begin = " ".join(_show(item.input).split())[:80]
+        others = [data.rows.get(item_id, repr(item_id)) for item_id in ids[1:]]
+        more = ""
+        if others:
+            more = f"; {len(others)} more cannot be graded: {list_first(others, MAX_SHOWN_ROWS)}"
+        raise DataError(f"{reason}; the item's input begins with {begin!r}{more}")
+
+    references = [item.reference for split in Split for item in data.items(split)]
+    joined = _find_joined_labels(grade, references)
+    if joined is not None:
+        raise DataError(
+            f"{grade.name} takes the references {joined[0]!r} and {joined[1]!r} for one: set "
+            "environment.grader: exact, or write them alike if they mean the same"
+        )
 
 
 def _find_joined_labels(grade: CheckedGrader[Any], references: Sequence[JsonValue]) -> tuple[str, str] | None:
@@ -274,7 +275,20 @@ def build_grader(config: TrainerConfig) -> Grader:
     """
     if config.environment.grader == "critic":
         return _PendingCriticGrader(config)
-    return GRADERS[config.environment.grader].from_config(config.environment)
+    return find_grader(config.environment.grader).from_config(config.environment)
+
+
+def find_grader(name: str) -> type[CheckedGrader[Any]]:
+    """Return the class of a grader that a configuration names; those with processes are imported at their use."""
+    if name == "sql":
+        from reflact.environments.sql_grader import SQLGrader
+
+        return SQLGrader
+    if name == "python":
+        from reflact.environments.python_grader import PythonGrader
+
+        return PythonGrader
+    return PLAIN_GRADERS[name]
 
 
 def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:

@@ -34,11 +34,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeAl
 
 from pydantic import Field, JsonValue
 
+from reflact.adapters import read_text
 from reflact.concurrency import INLINE_LIMIT, run_in_thread
 from reflact.config.training import EnvironmentConfig
 from reflact.errors import DataError, EnvironmentFailure, InterfaceError
 from reflact.jsonutil import build_object
-from reflact.protocols import read_text
 from reflact.types import FrozenModel, Grade, Item, Score, digest_json
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from typing import Generic, TypeVar
 
 import anyio
 
+from reflact.adapters import CatchExits
 from reflact.concurrency import SharedTask
 from reflact.errors import ConfigError, EnvironmentFailure
-from reflact.protocols import CatchExits, Session
+from reflact.protocols import Session
 from reflact.types import Grade, Item, Split, canonical_json
 
 PlayWorld = Callable[[int, Session], Awaitable[Grade]]

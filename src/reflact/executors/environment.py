@@ -1,16 +1,21 @@
-"""The environment of a run whose rollouts take place in workers, and the opening of the configured executor."""
+"""The trainer's side: the environment of a run whose rollouts take place in workers."""
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
+import pickletools
+from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
+from reflact.adapters import CatchExits, EnvironmentAdapter, TargetAdapter, load_named_executor
 from reflact.config.models import ModelsConfig, is_secret_name
 from reflact.config.training import TrainerConfig
+from reflact.errors import ConfigError
 from reflact.executors.jobs import (
     EnvironmentReference,
     Executor,
@@ -18,10 +23,8 @@ from reflact.executors.jobs import (
     TargetReference,
     describe_error,
     rebuild_error,
-    refer_to_environment,
 )
-from reflact.llm.middleware import EnvironmentMiddleware
-from reflact.protocols import CatchExits, ConnectedTarget, Environment, Session, Target
+from reflact.protocols import Environment, Session
 from reflact.targets.gateway import open_gateway
 from reflact.targets.gateway_session import GatewaySession
 from reflact.types import Grade, Item
@@ -30,7 +33,7 @@ MIN_KEY_CHARACTERS = 12
 """Shorter values of a key's variable are placeholders, which other variables may contain as a word."""
 
 
-class ExecutedEnvironment(EnvironmentMiddleware):
+class ExecutedEnvironment(EnvironmentAdapter):
     """An environment whose rollouts run in the workers of an executor.
 
     A chat model and an object stay in the trainer's process: a worker's session sends them each message. A command or a
@@ -39,7 +42,7 @@ class ExecutedEnvironment(EnvironmentMiddleware):
     are those of any other run.
 
     Args:
-        inner: The environment in the trainer's process, which is asked for items only.
+        own: The environment in the trainer's process, which is asked for all but rollouts.
         executor: Runs the jobs.
         reference: How a worker makes the environment.
         target: How a worker makes the target; None if it stays here.
@@ -48,17 +51,17 @@ class ExecutedEnvironment(EnvironmentMiddleware):
 
     def __init__(
         self,
-        inner: Environment,
+        own: Environment,
         executor: Executor,
         reference: EnvironmentReference,
         target: TargetReference | None,
         *,
         host: str,
     ) -> None:
-        super().__init__(inner)
-        self._target = target
+        super().__init__(own)
         self._executor = executor
         self._reference = reference
+        self._target = target
         self._host = host
         self._numbers = count()
 
@@ -68,7 +71,7 @@ class ExecutedEnvironment(EnvironmentMiddleware):
     async def close(self) -> None:
         """Do nothing: each worker closes its own environment."""
 
-    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+    async def _start_run(self, item: Item, session: Session, seed: int) -> Grade:
         """Run an item in a worker.
 
         Raises:
@@ -83,8 +86,7 @@ class ExecutedEnvironment(EnvironmentMiddleware):
                     return json.dumps({"answer": await _answer(session, body)})
             except Exception as error:  # noqa: BLE001 - the session in the worker raises it
                 failures.append(error)
-                described = describe_error(error, failure=len(failures) - 1)
-                return json.dumps({"failure": described.model_dump(mode="json")})
+                return json.dumps({"failure": describe_error(error).model_dump(mode="json")})
 
         async with open_gateway(answer, model="target", host=self._host) as address:
             job = ExecutorJob(
@@ -94,18 +96,20 @@ class ExecutedEnvironment(EnvironmentMiddleware):
                 seed=seed,
                 **address._asdict(),
             )
-            copied = session if self._target is not None and isinstance(session, GatewaySession) else None
-            if copied is not None:
-                also = {"target": self._target, "skill": copied.skill.text, "rollout": copied.rollout}
-                job = job.model_copy(update=also)
-            result = await self._executor.run(job)
-            if copied is not None:
-                copied.adopt(result.turns)
+            if self._target is None or not isinstance(session, GatewaySession):
+                result = await self._executor.run(job)
+            else:
+                agent = {"target": self._target, "skill": session.skill.text, "rollout": session.rollout}
+                result = await self._executor.run(job.model_copy(update=agent))
+                session.adopt(result.turns)
+
         if result.grade is not None:
             return result.grade
         assert result.error is not None
-        number = result.error.failure
-        raise rebuild_error(result.error) if number is None else failures[number]
+        for failure in failures:  # what the session raised here passed through the worker
+            if (type(failure).__name__, str(failure)) == (result.error.kind, result.error.message):
+                raise failure
+        raise rebuild_error(result.error)
 
 
 async def _answer(session: Session, body: Mapping[str, Any]) -> str:
@@ -115,9 +119,25 @@ async def _answer(session: Session, body: Mapping[str, Any]) -> str:
     return await session.reply(str(body["messages"][-1]["content"]))
 
 
-def refer_to_target(target: Target, config: TrainerConfig) -> TargetReference | None:
+@asynccontextmanager
+async def place_environment(
+    environment: EnvironmentAdapter, config: TrainerConfig, target: TargetAdapter, *, named: bool
+) -> AsyncIterator[ExecutedEnvironment]:
+    """Yield an environment that runs in the configured executor; ``named`` if the configuration names it.
+
+    Raises:
+        ConfigError: Workers cannot make the environment, or the executor cannot be opened.
+    """
+    own = environment.own
+    reference = refer_to_named_environment(own, config) if named else pickle_environment(own, config)
+    sent_target = refer_to_target(target, config)
+    async with open_executor(config) as executor:
+        yield ExecutedEnvironment(own, executor, reference, sent_target, host=config.executor.host)
+
+
+def refer_to_target(target: TargetAdapter, config: TrainerConfig) -> TargetReference | None:
     """Return how workers make a run's target; None if it stays in the trainer's process."""
-    if config.target.kind == "chat" or not isinstance(target, ConnectedTarget):
+    if config.target.kind == "chat" or not target.is_connectable:
         return None
     from reflact.llm.client import identify_model
 
@@ -127,19 +147,44 @@ def refer_to_target(target: Target, config: TrainerConfig) -> TargetReference | 
     )
 
 
-@asynccontextmanager
-async def place_environment(
-    environment: Environment, config: TrainerConfig, target: Target, *, named: bool
-) -> AsyncIterator[Environment]:
-    """Yield an environment that runs in the configured executor; ``named`` if the configuration names it.
+def refer_to_named_environment(environment: Environment, config: TrainerConfig) -> EnvironmentReference:
+    """Return how workers make the environment of a configuration.
 
     Raises:
-        ConfigError: Workers cannot make the environment, or the executor cannot be opened.
+        ConfigError: A critic grades.
     """
-    reference = refer_to_environment(environment, config, named=named)
-    async with open_executor(config) as executor:
-        made = refer_to_target(target, config)
-        yield ExecutedEnvironment(environment, executor, reference, made, host=config.executor.host)
+    section = config.environment
+    if section.grader == "critic":
+        raise ConfigError(
+            f"executor.name: {config.executor.name} cannot run environment.grader: critic, because workers "
+            "have no key for the critic's model; set executor.name to local"
+        )
+    if section.tables is not None:
+        section = section.model_copy(update={"tables": section.tables.absolute()})
+    return EnvironmentReference(identity=environment.identity, section=section)
+
+
+def pickle_environment(environment: Environment, config: TrainerConfig) -> EnvironmentReference:
+    """Return how workers make an environment that was passed in Python.
+
+    Raises:
+        ConfigError: The object cannot be sent.
+    """
+    try:
+        data = pickle.dumps(environment)
+    except Exception as error:  # noqa: BLE001 - pickling runs the caller's code
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        # the main module of a worker is another one
+        if not any(argument == "__main__" for _, argument, _ in pickletools.genops(data)):
+            pickled = b64encode(data).decode("ascii")
+            return EnvironmentReference(identity=environment.identity, pickled=pickled)
+        reason = "the script that runs defines a part of it"
+    raise ConfigError(
+        f"executor.name: {config.executor.name} cannot send the environment, of type "
+        f"{type(environment).__name__}, to workers: {reason}. Put the classes and functions that it needs "
+        "into a module that workers can import, or set executor.name to local"
+    )
 
 
 @asynccontextmanager
@@ -157,22 +202,20 @@ async def open_executor(config: TrainerConfig) -> AsyncIterator[Executor]:
         hidden = os.environ.keys() - select_variables(config).keys()
         async with open_ray(workers, address=settings.address, hidden=hidden) as pool:
             yield pool
-        return
-    from reflact.training.named_objects import load_named_executor
-
-    async with load_named_executor(config) as executor:
-        yield executor
+    else:
+        async with load_named_executor(config) as executor:
+            yield executor
 
 
 def select_variables(config: TrainerConfig) -> dict[str, str]:
     """Return the environment variables that workers get: none with a key of a model, or a name of a secret."""
-    own = {getattr(config.models, role).api_key_env for role in ModelsConfig.model_fields}
-    keys = [os.environ.get(name or "", "") for name in own]
+    key_names = {getattr(config.models, role).api_key_env for role in ModelsConfig.model_fields}
+    keys = [os.environ.get(name or "", "") for name in key_names]
     keys = [key for key in keys if len(key) >= MIN_KEY_CHARACTERS]
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in own
-        and not any(key in value for key in keys)
-        and (name in config.executor.variables or not (is_secret_name(name) or name.endswith("_TOKEN")))
-    }
+    selected = {}
+    for name, value in os.environ.items():
+        is_secret = is_secret_name(name) or name.endswith("_TOKEN")
+        is_allowed = name in config.executor.variables or not is_secret
+        if is_allowed and name not in key_names and not any(key in value for key in keys):
+            selected[name] = value
+    return selected

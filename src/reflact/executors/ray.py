@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster."""
+"""Workers on a Ray cluster, which are started when they are needed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import json
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Collection
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 import anyio
 
+from reflact.concurrency import fan_out
 from reflact.errors import ConfigError, RunFailed, WorkerLost
 from reflact.executors.jobs import EnvironmentReference, ExecutorJob, ExecutorResult
-from reflact.executors.pool import WorkerPool
 from reflact.executors.worker import CLOSE_SECONDS, JobRunner
 
 HURRY_SECONDS = 0.3
@@ -24,16 +25,18 @@ HURRY_SECONDS = 0.3
 JOBS_OF_A_WORKER = 1000
 """The most jobs that a worker runs at a time."""
 
+LOSSES = 2
+"""A job that lost so many workers gets one of its own."""
+
 
 class RayWorker:
-    """An actor of Ray: a process with one event loop, on any machine of the cluster."""
+    """An actor of Ray: a process with one event loop on any machine of the cluster, which runs many jobs at a time."""
 
-    def __init__(self, actor: Any, environment: EnvironmentReference) -> None:
-        self._environment = environment
+    def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     async def run(self, job: ExecutorJob) -> ExecutorResult:
-        """Run a job; see ``Executor.run``."""
+        """Run a job; raises WorkerLost if the worker ends before."""
         import ray
         from ray.exceptions import RayActorError, RayError
 
@@ -49,7 +52,7 @@ class RayWorker:
             raise
 
     async def close(self, *, seconds: float) -> None:
-        """End the actor; see ``pool.Worker.close``."""
+        """End the actor: let it close its environment, and kill it after some seconds."""
         import ray
         from ray.exceptions import RayError
 
@@ -57,6 +60,64 @@ class RayWorker:
             with suppress(RayError):
                 await self._actor.close.remote()
         ray.kill(self._actor)
+
+
+class WorkerPool:
+    """Gives each job to the worker with the fewest jobs.
+
+    If a worker ends, nobody knows which of its jobs was the reason. A job that lost two workers is run in one of its
+    own, so that a job that ends every worker does not leave others unmeasured.
+
+    Args:
+        open_worker: Starts a worker for an environment.
+        workers: The most workers.
+    """
+
+    def __init__(self, open_worker: Callable[[EnvironmentReference], RayWorker], workers: int) -> None:
+        self._open_worker = open_worker
+        self._size = workers
+        self._in_flight: dict[RayWorker, int] = {}
+        self._losses: Counter[tuple[str, int]] = Counter()
+        self._alone = anyio.Semaphore(workers)
+
+    async def run(self, job: ExecutorJob) -> ExecutorResult:
+        """Run a job in a worker; see ``Executor.run``."""
+        rollout = (job.item.id, job.seed)
+        if self._losses[rollout] >= LOSSES:
+            return await self._run_alone(job)
+        worker = self._choose(job.environment)
+        self._in_flight[worker] += 1
+        try:
+            return await worker.run(job)
+        except WorkerLost:
+            self._losses[rollout] += 1
+            self._in_flight.pop(worker, None)
+            raise
+        finally:
+            if worker in self._in_flight:
+                self._in_flight[worker] -= 1
+
+    async def close(self, *, seconds: float) -> None:
+        """End all workers; each is killed after some seconds."""
+        await fan_out(lambda worker: worker.close(seconds=seconds), [*self._in_flight])
+
+    def _choose(self, environment: EnvironmentReference) -> RayWorker:
+        """Return the worker with the fewest jobs; a new one if all have some and there may be more."""
+        fewest = min(self._in_flight.values(), default=1)
+        if fewest and len(self._in_flight) < self._size:
+            worker = self._open_worker(environment)
+            self._in_flight[worker] = 0
+            return worker
+        return next(worker for worker, count in self._in_flight.items() if count == fewest)
+
+    async def _run_alone(self, job: ExecutorJob) -> ExecutorResult:
+        async with self._alone:
+            worker = self._open_worker(job.environment)
+            try:
+                return await worker.run(job)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await worker.close(seconds=0.0)
 
 
 class RayActor:
@@ -114,8 +175,8 @@ async def open_ray(
         num_cpus=1, max_concurrency=JOBS_OF_A_WORKER, runtime_env={"env_vars": variables}
     )
 
-    async def open_worker(environment: EnvironmentReference) -> RayWorker:
-        return RayWorker(kind.remote(environment.model_dump_json()), environment)
+    def open_worker(environment: EnvironmentReference) -> RayWorker:
+        return RayWorker(kind.remote(environment.model_dump_json()))
 
     pool = WorkerPool(open_worker, workers)
     seconds = HURRY_SECONDS

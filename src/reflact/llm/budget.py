@@ -18,12 +18,10 @@ import anyio
 from reflact.config.models import ModelConfig
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ConfigError
-from reflact.llm.middleware import EnvironmentMiddleware
 from reflact.llm.pricing import BILLION, read_cap, usd_of
 from reflact.messages import CallReservation
-from reflact.protocols import DecisionLog, Environment, ResponseStore, Session
+from reflact.protocols import DecisionLog, ResponseStore
 from reflact.records import FaultKind, Spend, Usage
-from reflact.types import Grade, Item
 
 RAISE_HINT = "set a larger one to go on"
 
@@ -327,19 +325,12 @@ def _list_set(limits: BudgetConfig, *keys: str) -> list[str]:
     return [key for key in keys if getattr(limits, key) is not None]
 
 
-class BudgetedEnvironment(EnvironmentMiddleware):
-    """An environment that returns no result after the budget is spent, even if it caught the error."""
+@asynccontextmanager
+async def cover_rollout(account: Account) -> AsyncIterator[None]:
+    """Surround a rollout, which has no result after the budget is spent, even if its environment caught the error.
 
-    def __init__(self, inner: Environment, account: Account) -> None:
-        super().__init__(inner)
-        self._account = account
-
-    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Run and judge an item.
-
-        Raises:
-            BudgetSpent: A call of this or another rollout was refused meanwhile.
-        """
-        graded = await self.inner.run(item, session, seed=seed)
-        self._account.budget.check()
-        return graded
+    Raises:
+        BudgetSpent: A call of this or another rollout was refused meanwhile.
+    """
+    yield
+    account.budget.check()

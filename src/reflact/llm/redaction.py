@@ -22,10 +22,10 @@ import anyio
 import httpx
 import regex
 
+from reflact.adapters import CatchExits
 from reflact.config.models import KeyProvider, ModelConfig
 from reflact.errors import ConfigError
 from reflact.llm.completions import AnswerFault
-from reflact.protocols import CatchExits
 
 KEY_MARK = "[key]"
 """The replacement for a key."""

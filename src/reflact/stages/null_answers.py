@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from anyio.lowlevel import checkpoint
 
+from reflact.adapters import adapt_environment
 from reflact.errors import ContextOverflow
-from reflact.protocols import Answerable, Environment
+from reflact.protocols import Environment
 from reflact.records import SkillScore
 from reflact.types import Item, Skill, Turn, canonical_json
 
@@ -58,11 +59,8 @@ def find_frequent_answer(environment: Environment, items: Sequence[Item]) -> str
 
     None if no answer is right twice, or if the environment knows no right answers.
     """
-    if not isinstance(environment, Answerable):
-        return None
-    counts = Counter(
-        answer for item in items for answer in dict.fromkeys(environment.list_right_answers(item))
-    )
+    adapted = adapt_environment(environment)
+    counts = Counter(answer for item in items for answer in dict.fromkeys(adapted.list_right_answers(item)))
     answer, count = max(counts.items(), key=lambda entry: entry[1], default=("", 0))
     return answer if count > 1 else None
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import anyio
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
+from reflact.adapters import (
+    TargetAdapter,
+    adapt_environment,
+    adapt_target,
+    describe_exception,
+    read_text,
+    read_turns,
+)
 from reflact.concurrency import Limit, fan_out
 from reflact.errors import (
     AccessDenied,
@@ -22,7 +27,6 @@ from reflact.errors import (
     CassetteError,
     ContextOverflow,
     EnvironmentFailure,
-    InterfaceError,
     ReflactError,
     ReplyError,
     RequestRefused,
@@ -32,30 +36,15 @@ from reflact.errors import (
     WorkerLost,
 )
 from reflact.gate.greater_mean import count_required
-from reflact.jsonutil import describe_problems, replace_surrogates
-from reflact.protocols import (
-    CatchExits,
-    DecisionLog,
-    Environment,
-    ItemTarget,
-    RolloutStore,
-    Session,
-    Target,
-    find_wrong_arguments,
-    read_text,
-    write_definition,
-)
-from reflact.types import Grade, Item, Rollout, Score, Skill, Turn, digest_json
+from reflact.jsonutil import replace_surrogates
+from reflact.protocols import DecisionLog, Environment, RolloutStore, Session, Target
+from reflact.types import Grade, Item, Rollout, Score, Skill, digest_json
 
 RolloutCallback = Callable[[Rollout, bool], Awaitable[None]]
 """Takes a finished rollout, and whether it was found in the store."""
 
-"""The candidate's and the current skill's rollout of one item."""
-
 FATAL_STATUSES = frozenset({404, 301, 302, 303, 307, 308})
 """Statuses of a wrong address, which serves no other rollout either."""
-
-TURNS_LINE = 'self.turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))'
 
 MAX_TRIES = 3
 """How often a rollout begins if its workers end; after that it is unmeasured."""
@@ -100,8 +89,9 @@ def label_unmeasured(key: str) -> str:
 
 async def log_unmeasured(rollouts: Sequence[Rollout], *, decision_log: DecisionLog, step: int) -> None:
     """Log the unmeasured rollouts among those that a decision of the step is about to use."""
-    for lost in (r for r in rollouts if r.score is None):
-        await decision_log.put(step, label_unmeasured(lost.key), lost.error)
+    for rollout in rollouts:
+        if rollout.score is None:
+            await decision_log.put(step, label_unmeasured(rollout.key), rollout.error)
 
 
 def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
@@ -117,74 +107,6 @@ def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
         raise RunFailed(f"only {measured} of {len(rollouts)} rollouts could be measured; {first}")
 
 
-def copy_item(item: Item) -> Item:
-    """Return an item for one rollout, whose code may change lists and mappings in it without effect on others."""
-    parts = (item.input, item.reference, item.metadata)
-    return item.model_copy(deep=True) if any(isinstance(p, list | dict) and p for p in parts) else item
-
-
-def start_session(target: Target, item: Item, skill: Skill, *, rollout: str) -> Session:
-    """Return a new session of a target about an item; ``rollout`` is the rollout's key.
-
-    Raises:
-        InterfaceError: The target returned no session.
-    """
-    with CatchExits():
-        if hasattr(target, "session_for"):  # an `isinstance` of a protocol takes longer than a short rollout
-            session = cast("ItemTarget", target).session_for(item, skill, rollout=rollout)
-        else:
-            session = target.session(skill, rollout=rollout)
-    if not (hasattr(session, "reply") and isinstance(getattr(session, "turns", None), tuple | list)):
-        raise _describe_wrong_session(target, session)
-    return session
-
-
-async def run_environment(environment: Environment, item: Item, session: Session, *, seed: int) -> Grade:
-    """Return an environment's grade of an item; ``run`` of the environment may raise any other exception.
-
-    Raises:
-        EnvironmentFailure: It was cancelled, but not by the caller: it waited for a task of its own that was cancelled.
-    """
-    try:
-        with CatchExits():
-            return await environment.run(item, session, seed=seed)
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if anyio.current_effective_deadline() == -math.inf or (task is not None and task.cancelling()):
-            raise
-        raise EnvironmentFailure(
-            f"the environment failed on item {item.id}: it raised CancelledError, and nobody cancelled the rollout; catch "
-            "this where your code waits for a task that may be cancelled"
-        ) from error
-
-
-def _describe_wrong_session(target: object, session: object) -> InterfaceError:
-    """Return the error about an object that is no session."""
-    source = f"`session` of {type(target).__name__}"
-    if inspect.iscoroutine(session):
-        session.close()
-        return InterfaceError(
-            f"{source} is async, and reflact does not wait for it; write {write_definition(Target.session)}"
-        )
-    name = type(session).__name__
-    if not hasattr(session, "reply"):
-        return InterfaceError(
-            f"{source} returned a value of type {name}, which has no `reply`; add {write_definition(Session.reply)}"
-        )
-    line = f"self.turns = () in its __init__ and {TURNS_LINE} in its `reply`"
-    if not hasattr(session, "turns"):
-        return InterfaceError(
-            f"{source} returned a value of type {name}, which has no `turns`, the conversation that the "
-            f"optimizer reads; write {line}"
-        )
-    found = session.turns
-    if callable(found):
-        line = "@property above def turns(self)"
-    return InterfaceError(
-        f"`turns` of {name} is a {type(found).__name__}, and no tuple of Turn; write {line}"
-    )
-
-
 class RolloutJob(NamedTuple):
     """One rollout to run."""
 
@@ -198,47 +120,11 @@ ExceptionCallback = Callable[[RolloutJob, Exception, str], Awaitable[str]]
 """Keeps an exception of the caller's code in a rollout; it gets and returns why the rollout is unmeasured, or raises."""
 
 
-def describe_exception(item: Item, error: Exception, target: Target, session: Session | None) -> str:
-    """Return why a rollout is unmeasured after an exception of the caller's code, and whose code it was."""
-    if isinstance(error, EnvironmentFailure):
-        return read_text(error)
-    who = "agent" if _has_failed(error, target, session) else "environment"
-    text = read_text(error)
-    if isinstance(error, ValidationError):
-        found = type(error.errors(include_url=False)[0]["input"]).__name__
-        text = f"{error.title}: {describe_problems(error)} (got {found})"
-    elif isinstance(error, TypeError) and who == "environment":
-        text += _suggest_reply(session, error)
-    return f"the {who} failed on item {item.id}: {type(error).__name__}: {text}"
-
-
-def _suggest_reply(session: object, error: TypeError) -> str:
-    """Return the line to write, if a session's ``reply`` is the likely cause of an error where it was called."""
-    own: Any = getattr(session, "reply", None)
-    if own is None:
-        return ""
-    problem = find_wrong_arguments(own, Session.reply)
-    if "await" in str(error) and not inspect.iscoroutinefunction(own):
-        problem = f"is not async; write {write_definition(Session.reply)}"
-    return "" if problem is None else f"; `reply` of {type(session).__name__} {problem}"
-
-
-def _has_failed(error: Exception, target: Target, session: Session | None) -> bool:
-    """Whether an exception passed through a method of a target or its session."""
-    trace = error.__traceback__
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
-        if owner is not None and (owner is session or owner is target):
-            return True
-        trace = trace.tb_next
-    return False
-
-
 async def _return_reason(job: RolloutJob, error: Exception, reason: str) -> str:
     return reason
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RolloutRunner:
     """Rolls items out; stored rollouts and logged unmeasured ones are not run again, equal keys run once.
 
@@ -248,7 +134,7 @@ class RolloutRunner:
     and whether it was found in the store, and ``on_exception`` with each exception of the environment's or the target's own code.
     """
 
-    target: Target
+    target: Target | TargetAdapter
     environment: Environment
     store: RolloutStore
     decision_log: DecisionLog
@@ -262,6 +148,10 @@ class RolloutRunner:
     _logged: dict[str, JsonValue] = field(default_factory=dict, init=False)
     _stored: set[str] = field(default_factory=set, init=False)
     _running: dict[str, anyio.Event] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._target = adapt_target(self.target)
+        self._environment = adapt_environment(self.environment)
 
     async def roll_out(
         self, items: Sequence[Item], skill: Skill, *, coverage: float | None, trial: int = 0
@@ -278,9 +168,7 @@ class RolloutRunner:
             AccessDenied, BadRequest: The endpoint serves no request of this kind.
             BudgetSpent: A limit of the budget allows no further call.
         """
-        jobs = [self.make_job(item, skill, trial) for item in items]
-        await self.find_stored(jobs)
-        rollouts = await fan_out(self.run, jobs, limit=self.limit)
+        (rollouts,) = await self.roll_out_trials(items, skill, (trial,))
         if coverage is not None:
             require_coverage(rollouts, coverage)
             await log_unmeasured(rollouts, decision_log=self.decision_log, step=self.step)
@@ -292,13 +180,16 @@ class RolloutRunner:
         An unmeasured rollout is retried once after all others have finished, unless it is refused. Raises as
         ``roll_out``.
         """
-        first = await self.roll_out(items, skill, coverage=None, trial=trial)
-        pairs = zip(items, first, strict=True)
-        lost = [item for item, rollout in pairs if rollout.score is None and not rollout.refused]
+        jobs = [self.make_job(item, skill, trial) for item in items]
+        (first,) = await self._run_groups([jobs])
+        lost = [
+            job
+            for job, rollout in zip(jobs, first, strict=True)
+            if rollout.score is None and not rollout.refused
+        ]
         if not lost:
             return first
-        jobs = [self.make_job(item, skill, trial) for item in lost]
-        retried = {r.key: r for r in await fan_out(self.retry, jobs, limit=self.limit)}
+        retried = {r.key: r for r in await fan_out(self.retry, lost, limit=self.limit)}
         return tuple(retried.get(rollout.key, rollout) for rollout in first)
 
     async def read_stored(self, items: Sequence[Item], skill: Skill, *, trial: int) -> tuple[Rollout, ...]:
@@ -315,8 +206,8 @@ class RolloutRunner:
         key = build_rollout_key(
             item,
             skill.hash,
-            target=self.target.identity,
-            environment=self.environment.identity,
+            target=self._target.identity,
+            environment=self._environment.identity,
             feedback=self.feedback,
             trial=trial,
             phase=self.phase,
@@ -338,17 +229,26 @@ class RolloutRunner:
         Raises:
             RunFailed: No rollout of a skill could be measured.
         """
-        rows = [[j for batch in self.make_batch_jobs(batches, skill) for j in batch] for skill in skills]
-        if not rows:
-            return ()
-        jobs = [job for row in rows for job in row]
+        groups = [
+            [job for batch in self.make_batch_jobs(batches, skill) for job in batch] for skill in skills
+        ]
+        rollouts = await self._run_groups(groups)
+        for part in rollouts:
+            require_coverage(part, 0.0)
+        return rollouts
+
+    async def roll_out_trials(
+        self, items: Sequence[Item], skill: Skill, trials: Sequence[int]
+    ) -> tuple[tuple[Rollout, ...], ...]:
+        """Return the rollouts of several trials, which run together; the caller logs unmeasured ones."""
+        return await self._run_groups([[self.make_job(item, skill, t) for item in items] for t in trials])
+
+    async def _run_groups(self, groups: Sequence[Sequence[RolloutJob]]) -> tuple[tuple[Rollout, ...], ...]:
+        """Return the rollouts of the jobs in each group; all of them run together."""
+        jobs = [job for group in groups for job in group]
         await self.find_stored(jobs)
-        done = await fan_out(self.run, jobs, limit=self.limit)
-        size = len(rows[0])
-        rolled = tuple(done[start : start + size] for start in range(0, len(done), size))
-        for rollouts in rolled:
-            require_coverage(rollouts, 0.0)
-        return rolled
+        finished = iter(await fan_out(self.run, jobs, limit=self.limit))
+        return tuple(tuple(next(finished) for _ in group) for group in groups)
 
     async def find_stored(self, jobs: Sequence[RolloutJob]) -> None:
         """Read the stored rollouts of the jobs, and why others were logged as unmeasured."""
@@ -358,43 +258,41 @@ class RolloutRunner:
         labels = [label_unmeasured(job.key) for job in jobs if job.key not in self._known]
         self._logged.update(await self.decision_log.find(self.step, labels))
 
-    async def run(self, job: RolloutJob) -> Rollout:
-        """Return a job's rollout; an unmeasured one is not run again before ``retry``."""
-        finished = await self._get_or_run(job)
-        if self.on_rollout is not None:
-            await self.on_rollout(finished, job.key in self._stored)
-        return finished
-
     async def retry(self, job: RolloutJob) -> Rollout:
         """Return a job's rollout; run it again if it is unmeasured and not logged."""
         known = self._known.get(job.key)
         if known is not None and known.score is None:
             del self._known[job.key]
-        return await self._get_or_run(job)
+        return await self.run(job, is_first=False)
 
-    async def _get_or_run(self, job: RolloutJob) -> Rollout:
+    async def run(self, job: RolloutJob, *, is_first: bool = True) -> Rollout:
+        """Return a job's rollout; an unmeasured one is not run again before ``retry``."""
         key = job.key
         while key in self._running:
             await self._running[key].wait()
         if key not in self._known:
-            self._running[key] = finished = anyio.Event()
+            self._running[key] = anyio.Event()
             try:
                 self._known[key] = await self._run_new(job)
             finally:
-                del self._running[key]
-                finished.set()
-        return self._known[key]
+                self._running.pop(key).set()
+        finished = self._known[key]
+        if is_first and self.on_rollout is not None:
+            await self.on_rollout(finished, key in self._stored)
+        return finished
 
     async def _run_new(self, job: RolloutJob, tries: int = MAX_TRIES) -> Rollout:
         blank = Rollout(key=job.key, item_id=job.item.id, skill_hash=job.skill.hash, trial=job.trial)
-        if (logged := self._logged.get(label_unmeasured(job.key))) is not None:
+        logged = self._logged.get(label_unmeasured(job.key))
+        if logged is not None:
             return blank.model_copy(update={"error": str(logged), "refused": True})
+
         session: Session | None = None
         item = copy_item(job.item)
         try:
-            session = start_session(self.target, item, job.skill, rollout=job.key)
+            session = self._target.session_for(item, job.skill, rollout=job.key)
             seed = derive_rollout_seed(job.item, job.trial)
-            graded = await run_environment(self.environment, item, session, seed=seed)
+            graded = await self._environment.run(item, session, seed=seed)
         except (AccessDenied, BudgetSpent, CassetteError, RunFailed, StoreError, UnknownModel):
             raise
         except (ContextOverflow, ReplyError) as error:
@@ -404,20 +302,12 @@ class RolloutRunner:
                 raise
             if isinstance(error, WorkerLost) and tries > 1:
                 return await self._run_new(job, tries - 1)
-            reason = read_text(error)
-            if not isinstance(error, ReflactError) or isinstance(error, EnvironmentFailure):
-                reason = describe_exception(job.item, error, self.target, session)
-                reason = await self.on_exception(job, error, reason)
-            failed = {
-                "error": replace_surrogates(reason),
-                "turns": _read_turns(session),
-                "refused": isinstance(error, RequestRefused),
-            }
-            return blank.model_copy(update=failed)
+            return await self._describe_lost(job, blank, error, session)
+
         feedback = graded.feedback if self.feedback else None
         finished = blank.model_copy(
             update={
-                "turns": _read_turns(session),
+                "turns": read_turns(session),
                 "answer": replace_surrogates(graded.answer),
                 "score": graded.score,
                 "feedback": None if feedback is None else replace_surrogates(feedback),
@@ -426,22 +316,25 @@ class RolloutRunner:
         await self.store.store_rollout(finished)
         return finished
 
+    async def _describe_lost(
+        self, job: RolloutJob, blank: Rollout, error: Exception, session: Session | None
+    ) -> Rollout:
+        """Return a rollout without a score, with the reason; an exception of the caller's code is kept."""
+        reason = read_text(error)
+        if not isinstance(error, ReflactError) or isinstance(error, EnvironmentFailure):
+            reason = describe_exception(job.item, error, self._target, session)
+            reason = await self.on_exception(job, error, reason)
+        return blank.model_copy(
+            update={
+                "error": replace_surrogates(reason),
+                "turns": read_turns(session),
+                "refused": isinstance(error, RequestRefused),
+            }
+        )
 
-def _read_turns(session: Session | None) -> tuple[Turn, ...]:
-    """Return the turns of a session, with U+FFFD in place of lone surrogates, which a database cannot store.
 
-    Raises:
-        InterfaceError: One of them is no turn.
-    """
-    turns = () if session is None else session.turns
-    for turn in turns:
-        if not isinstance(turn, Turn):
-            raise InterfaceError(
-                f"`turns` of {type(session).__name__} has a {type(turn).__name__} in place of a Turn; write {TURNS_LINE}"
-            )
-    return tuple(
-        turn
-        if turn.content.isascii()
-        else turn.model_copy(update={"content": replace_surrogates(turn.content)})
-        for turn in turns
-    )
+def copy_item(item: Item) -> Item:
+    """Return an item for one rollout, whose code may change lists and mappings in it without effect on others."""
+    parts = (item.input, item.reference, item.metadata)
+    is_changeable = any(isinstance(part, list | dict) and part for part in parts)
+    return item.model_copy(deep=True) if is_changeable else item

@@ -213,7 +213,7 @@ class CommandTarget:
     async def test_skill(
         self, environment: Environment, items: Sequence[Item], skill: Skill, config: ModelConfig
     ) -> str | None:
-        """Run the command without its model; see ``reflact.protocols.ProbedTarget``."""
+        """Run the command without its model; see ``adapters.TargetAdapter.test_skill``."""
         place = (
             "look at `seed`"
             if self.skill_file is None

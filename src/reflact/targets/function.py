@@ -113,7 +113,7 @@ class FunctionTarget:
     async def test_skill(
         self, environment: Environment, items: Sequence[Item], skill: Skill, config: ModelConfig
     ) -> str | None:
-        """Run the function without its model; see ``reflact.protocols.ProbedTarget``."""
+        """Run the function without its model; see ``adapters.TargetAdapter.test_skill``."""
         place = "look at how the function gives `rollout.skill` to the agent"
         return await test_skill(
             self, environment, items, skill, config, place=place, name=None, seconds=self.seconds

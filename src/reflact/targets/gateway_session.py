@@ -10,18 +10,12 @@ from typing import Any
 
 import anyio
 
+from reflact.adapters import CatchExits, adapt_target
 from reflact.concurrency import run_in_thread
 from reflact.config.models import ModelConfig
 from reflact.errors import EnvironmentFailure, ReflactError, ReplyError
 from reflact.messages import AgentAnswer, CallId
-from reflact.protocols import (
-    CatchExits,
-    ConnectedTarget,
-    Environment,
-    ItemTarget,
-    RequestSender,
-    Session,
-)
+from reflact.protocols import ConnectedTarget, Environment, RequestSender, Session
 from reflact.types import Item, Skill, Turn, digest_json
 
 DROPPED_FIELDS = frozenset(
@@ -204,7 +198,7 @@ async def test_skill(
     name: str | None,
     seconds: float,
 ) -> str | None:
-    """Run an agent without its model; see ``reflact.protocols.ProbedTarget``.
+    """Run an agent without its model; see ``adapters.TargetAdapter.test_skill``.
 
     Args:
         target: The agent, not connected.
@@ -220,12 +214,8 @@ async def test_skill(
     probed = Skill(text=f"{skill.text}\n\n{PROBE}\n".lstrip())
     for item in items[:MAX_PROBED_ITEMS]:
         probe = _ProbeSender(name or PROBE)
-        connected = target.connect(probe, config)
-        session = _ProbeSession(
-            connected.session_for(item, probed, rollout="probe")
-            if isinstance(connected, ItemTarget)
-            else connected.session(probed, rollout="probe")
-        )
+        connected = adapt_target(target.connect(probe, config))
+        session = _ProbeSession(connected.session_for(item, probed, rollout="probe"))
         reason = "it asked the agent nothing"
         try:
             with CatchExits():

@@ -10,14 +10,14 @@ from pathlib import Path
 from pydantic import Field
 
 from reflact import events
+from reflact.adapters import describe_exception
 from reflact.config.models import ModelConfig, ModelsConfig
 from reflact.config.training import ReplayConfig, TrainerConfig
 from reflact.errors import EnvironmentFailure, ReflactError, ReplyError
 from reflact.llm.pricing import usd_of
 from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
-from reflact.protocols import ProbedTarget, Session
+from reflact.protocols import Session
 from reflact.records import Usage
-from reflact.stages.rollout import describe_exception, run_environment, start_session
 from reflact.training.cost_estimate import estimate_run
 from reflact.training.open_run import connect_run
 from reflact.training.plan import Overrides, prepare_run
@@ -134,7 +134,7 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
 async def _test_skill(run: Run) -> str | None:
     """Return in words if the skill reaches an agent; None if that was not tested."""
     plan = run.plan
-    if not (isinstance(plan.target, ProbedTarget) and plan.target.preflight):
+    if plan.target is None or not plan.target.preflight:
         return None
     settings = plan.config.models.target
     warning = await plan.target.test_skill(plan.environment, plan.data.train, plan.initial_skill, settings)
@@ -166,8 +166,8 @@ async def _grade_item(item: Item, run: Run) -> Grade:
     skill = plan.initial_skill
     session: Session | None = None
     try:
-        session = start_session(run.target, item, skill, rollout="check")
-        grade = await run_environment(plan.environment, item, session, seed=0)
+        session = run.target.session_for(item, skill, rollout="check")
+        grade = await plan.environment.run(item, session, seed=0)
         if plan.annotator is not None:
             rollout = Rollout(
                 key="check",

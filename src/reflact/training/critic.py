@@ -6,9 +6,11 @@ It is imported only by runs with a critic, since the start of a run is waited fo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue, TypeAdapter
 
+from reflact.adapters import EnvironmentAdapter
 from reflact.calibration.critic import Critic
 from reflact.calibration.grading import (
     CriticAnnotator,
@@ -23,8 +25,11 @@ from reflact.errors import ConfigError
 from reflact.memory.models import ContrastPair
 from reflact.memory.store import MemoryStore
 from reflact.prompts import PromptBook
-from reflact.protocols import LLM, DecisionLog, Environment, RunStore
+from reflact.protocols import LLM, DecisionLog
 from reflact.records import CriticAccuracy, CriticDescription
+
+if TYPE_CHECKING:
+    from reflact.store.runs import SQLiteRunStore
 
 PAIRS_ADAPTER: TypeAdapter[tuple[ContrastPair, ...]] = TypeAdapter(tuple[ContrastPair, ...])
 ACCURACY_ADAPTER: TypeAdapter[CriticAccuracy | None] = TypeAdapter(CriticAccuracy | None)
@@ -34,7 +39,7 @@ ACCURACY_LABEL = "critic_accuracy"
 
 async def pin_critic(
     llm: LLM,
-    store: RunStore,
+    store: SQLiteRunStore,
     *,
     config: TrainerConfig,
     prompts: PromptBook,
@@ -88,10 +93,10 @@ async def measure_critic(
 
 
 def grade_with_critic(
-    environment: Environment, critic: Critic, config: TrainerConfig
-) -> tuple[Environment, CriticAnnotator | None]:
+    environment: EnvironmentAdapter, critic: Critic, config: TrainerConfig
+) -> tuple[EnvironmentAdapter, CriticAnnotator | None]:
     """Return the environment, graded by the run's critic if the configuration says so, and an annotator if it asks."""
-    if config.environment.grader == "critic" and isinstance(environment, DatasetEnvironment):
+    if config.environment.grader == "critic" and isinstance(environment.own, DatasetEnvironment):
         grader = CriticGrader(critic, pass_threshold=config.critic.pass_threshold)
-        environment = environment.with_grader(grader)
+        environment = EnvironmentAdapter(environment.own.with_grader(grader))
     return environment, CriticAnnotator(critic) if config.critic.annotate else None

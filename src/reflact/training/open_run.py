@@ -9,30 +9,31 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from reflact.adapters import adapt_target
 from reflact.concurrency import open_outbox
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError
 from reflact.events import BudgetUpdated, Event, RateLimited
-from reflact.llm.budget import Account, Budget, BudgetedEnvironment
-from reflact.llm.middleware import CheckedEnvironment
-from reflact.protocols import LLM, Approver, ConnectedTarget, EventCallback, RunStore, Target
+from reflact.llm.budget import Account, Budget, cover_rollout
+from reflact.protocols import LLM, Approver, EventCallback, Target
 from reflact.records import Usage
 from reflact.store.artifacts import choose_exports, resolve_inside
-from reflact.training.plan import RunPlan, find_critic, list_roles, sends_requests
+from reflact.training.plan import RunPlan, list_roles, sends_requests
 from reflact.training.run import Run, ignore_event
 from reflact.training.shutdown import (
     GracefulStop,
     StoppableAnnotator,
-    StoppableEnvironment,
     StoppableLLM,
     make_approver_stoppable,
 )
 from reflact.training.trouble import RunWatch
+from reflact.types import Grade, Item
 
 if TYPE_CHECKING:
     import httpx
 
     from reflact.calibration.critic import Critic
+    from reflact.integrations.opentelemetry import Tracing
     from reflact.llm.client import Client
     from reflact.llm.rate_limit import LimitChange
     from reflact.store.runs import SQLiteRunStore
@@ -85,7 +86,7 @@ async def open_run(
 @asynccontextmanager
 async def connect_run(
     plan: RunPlan,
-    store: RunStore,
+    store: SQLiteRunStore,
     on_event: EventCallback = ignore_event,
     *,
     approve: Approver | None = None,
@@ -98,7 +99,7 @@ async def connect_run(
     Raises:
         ConfigError: A key is missing.
     """
-    from reflact.integrations.opentelemetry import TracedEnvironment, TracedLLM, TracedResponseStore, Tracing
+    from reflact.integrations.opentelemetry import TracedLLM, TracedResponseStore, Tracing
 
     config = plan.config
     overrides = plan.overrides
@@ -147,8 +148,8 @@ async def connect_run(
 
         target = plan.target
         if target is None:
-            target = _build_chat_target(plan, await connect_role("target"))
-        elif isinstance(target, ConnectedTarget):
+            target = adapt_target(_build_chat_target(plan, await connect_role("target")))
+        elif target.is_connectable:
             target = target.connect(await open_client("target"), config.models.target)
 
         if overrides.optimizer is None:
@@ -156,20 +157,19 @@ async def connect_run(
         else:
             optimizer = TracedLLM(overrides.optimizer, tracing, None)
 
-        inner = plan.environment
+        environment = plan.environment
         if config.executor.name != "local":
             from reflact.executors.environment import place_environment
 
-            placing = place_environment(inner, config, target, named=overrides.environment is None)
-            inner = await stack.enter_async_context(placing)
-        inner = CheckedEnvironment(inner)
-        traced = TracedEnvironment(BudgetedEnvironment(inner, account), tracing)
+            placing = place_environment(environment, config, target, named=overrides.environment is None)
+            environment = await stack.enter_async_context(placing)
+        surround = partial(_surround_rollout, stop=stop, account=account, tracing=tracing)
 
         annotator = None
         if plan.annotator is not None:
             annotator = StoppableAnnotator(plan.annotator, stop)
         yield Run(
-            replace(plan, environment=StoppableEnvironment(traced, stop), annotator=annotator),
+            replace(plan, environment=environment.surround(surround), annotator=annotator),
             store,
             target,
             StoppableLLM(optimizer, stop),
@@ -180,6 +180,17 @@ async def connect_run(
             graceful_stop=stop,
             critic=critic,
         )
+
+
+@asynccontextmanager
+async def _surround_rollout(
+    item: Item, seed: int, *, stop: GracefulStop, account: Account, tracing: Tracing
+) -> AsyncIterator[Callable[[Grade], None] | None]:
+    """Surround a rollout: a stopping run does not begin it, a span shows it, and the budget covers it."""
+    async with stop.begin_unless_stopping():
+        with tracing.rollout(item.id) as add_score:
+            async with cover_rollout(account):
+                yield add_score
 
 
 def _open_budget(plan: RunPlan, post: Callable[[Event], None]) -> Budget:
@@ -238,7 +249,7 @@ def _build_chat_target(plan: RunPlan, llm: LLM) -> Target:
     return ChatTarget(llm, preamble=plan.config.target.preamble)
 
 
-async def _connect_critic(plan: RunPlan, store: RunStore, llm: LLM) -> tuple[RunPlan, Critic]:
+async def _connect_critic(plan: RunPlan, store: SQLiteRunStore, llm: LLM) -> tuple[RunPlan, Critic]:
     """Return the critic of a run, and a plan in which it does what the configuration asks it for."""
     from reflact.training.critic import grade_with_critic, pin_critic
 
@@ -252,7 +263,7 @@ async def _connect_critic(plan: RunPlan, store: RunStore, llm: LLM) -> tuple[Run
     )
     graded, annotator = grade_with_critic(plan.environment, critic, plan.config)
     notes = annotator or plan.annotator
-    return replace(plan, environment=graded, critic=find_critic(graded), annotator=notes), critic
+    return replace(plan, environment=graded, critic=graded.scored_by, annotator=notes), critic
 
 
 def _model_settings(plan: RunPlan, role: str) -> ModelConfig:

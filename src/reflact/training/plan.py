@@ -11,6 +11,22 @@ from typing import TYPE_CHECKING, cast
 
 from pydantic import JsonValue
 
+from reflact.adapters import (
+    REQUIRED_PARTS,
+    EnvironmentAdapter,
+    ObjectRole,
+    TargetAdapter,
+    adapt_environment,
+    adapt_target,
+    check_object,
+    check_texts,
+    explain_exceptions,
+    find_critic,
+    load_named_environment,
+    load_named_proposer,
+    load_named_target,
+    read_dataset,
+)
 from reflact.config.loading import config_identity, list_set_keys
 from reflact.config.models import PRICING_KEYS
 from reflact.config.training import TrainerConfig
@@ -19,33 +35,11 @@ from reflact.errors import ConfigError
 from reflact.lazy import CLIENT_MODULES, import_all
 from reflact.llm.budget import require_caps
 from reflact.prompts import PromptBook, list_used_prompts, load_prompts
-from reflact.protocols import (
-    LLM,
-    Annotator,
-    ConnectedTarget,
-    CriticBacked,
-    Environment,
-    InstructedTarget,
-    ProbedTarget,
-    Prompted,
-    Proposer,
-    Target,
-)
+from reflact.protocols import LLM, Annotator, Environment, Proposer, Target
 from reflact.records import CriticDescription
 from reflact.skills.document import check_document
 from reflact.skills.package import load_skill
 from reflact.stages.evaluate import GateMetric
-from reflact.training.named_objects import (
-    PROTOCOLS,
-    ObjectRole,
-    check_object,
-    check_texts,
-    explain_exceptions,
-    load_named_environment,
-    load_named_proposer,
-    load_named_target,
-    read_dataset,
-)
 from reflact.types import Skill, Split, digest_json
 
 if TYPE_CHECKING:
@@ -78,7 +72,7 @@ class Overrides:
     @property
     def objects(self) -> tuple[tuple[ObjectRole, object], ...]:
         """The targets, environments and so on that the caller brings, with their roles."""
-        return tuple((role, value) for role in PROTOCOLS if (value := getattr(self, role)) is not None)
+        return tuple((role, value) for role in REQUIRED_PARTS if (value := getattr(self, role)) is not None)
 
     @property
     def brought_roles(self) -> frozenset[str]:
@@ -88,7 +82,8 @@ class Overrides:
     @property
     def unseen_roles(self) -> frozenset[str]:
         """The roles whose calls are not seen."""
-        return self.brought_roles - ({"target"} if isinstance(self.target, ConnectedTarget) else set())
+        is_seen = self.target is not None and adapt_target(self.target).is_connectable
+        return self.brought_roles - ({"target"} if is_seen else set())
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,7 @@ class RunPlan:
     """All of a run that is known before anything is opened or sent."""
 
     config: TrainerConfig
-    environment: Environment
+    environment: EnvironmentAdapter
     data: DataSet
     prompts: PromptBook
     initial_skill: Skill
@@ -105,7 +100,7 @@ class RunPlan:
     critic: CriticDescription | None = None
     annotator: Annotator | None = None
     proposer: Proposer | None = None
-    target: Target | None = None
+    target: TargetAdapter | None = None
     label: str = ""
     overrides: Overrides = Overrides()
 
@@ -174,7 +169,8 @@ def refuse_idle_keys(config: TrainerConfig, overrides: Overrides) -> None:
         "environment": ("environment.", "data."),
         "target": ("target.kind", "target.options", "target.preamble"),
     }
-    if not isinstance(overrides.target, ConnectedTarget | ProbedTarget):
+    target = None if overrides.target is None else adapt_target(overrides.target)
+    if target is None or not (target.is_connectable or target.preflight):
         idle["target"] += ("models.target.",)
     used = {"environment.description", *(f"models.target.{name}" for name in PRICING_KEYS)}
     heirs = {*list_roles(config)} - overrides.brought_roles - {"target"}
@@ -236,15 +232,15 @@ def prepare_run(
     for each, value in overrides.objects:
         with explain(f"the {each}, of type {type(value).__name__},"):
             check_texts(each, value)
-    environment = overrides.environment or build_environment(config, needed)
-    with explain(f"`items` of {type(environment).__name__}"):
+    environment = adapt_environment(overrides.environment or build_environment(config, needed))
+    target = None if overrides.target is None else adapt_target(overrides.target)
+    with explain(f"`items` of {type(environment.own).__name__}"):
         data = read_dataset(environment)
     check_dataset(data, needed)
     if not data.test:
         config = config.model_copy(update={"test": config.test.model_copy(update={"enabled": False})})
-    own = environment.prompt_folder if isinstance(environment, Prompted) else None
-    prompts = load_prompts(config.prompts, folder=own)
-    initial = load_initial_skill(config, overrides.target)
+    prompts = load_prompts(config.prompts, folder=environment.prompt_folder)
+    initial = load_initial_skill(config, target)
     identity: dict[str, JsonValue] = {
         **config_identity(config),
         **prompts.identity(list_used_prompts(config)),
@@ -255,8 +251,8 @@ def prepare_run(
     for name in ("target", "optimizer", "annotator", "proposer"):
         if (collaborator := getattr(overrides, name)) is not None:
             identity[name] = collaborator.identity
-    if isinstance(overrides.target, ConnectedTarget):
-        identity["target"] = _identify_connected(overrides.target, _add_agent_model(config, overrides))
+    if target is not None and target.is_connectable:
+        identity["target"] = _identify_connected(target, _add_agent_model(config, overrides))
     if config.uses_critic:
         identity["critic.memory"] = config.critic.memory is not None
     return RunPlan(
@@ -267,16 +263,16 @@ def prepare_run(
         initial_skill=initial,
         identity=identity,
         run_id=f"r{digest_json(identity)[:12]}",
-        critic=find_critic(environment),
+        critic=environment.scored_by,
         annotator=overrides.annotator,
         proposer=overrides.proposer,
-        target=overrides.target,
+        target=target,
         label=overrides.label,
         overrides=replace(given, target=overrides.target),
     )
 
 
-def load_initial_skill(config: TrainerConfig, target: Target | None) -> Skill:
+def load_initial_skill(config: TrainerConfig, target: TargetAdapter | None) -> Skill:
     """Return the document that ``skill`` names, or else the target's own instructions.
 
     Raises:
@@ -284,13 +280,12 @@ def load_initial_skill(config: TrainerConfig, target: Target | None) -> Skill:
     """
     if config.skill is not None:
         return load_skill(config.skill, config.skill_files)
-    if not isinstance(target, InstructedTarget):
-        return Skill(text="")
-    check_document(target.instructions)
-    return Skill(text=target.instructions)
+    instructions = "" if target is None else target.instructions
+    check_document(instructions)
+    return Skill(text=instructions)
 
 
-def _identify_connected(target: ConnectedTarget, config: TrainerConfig) -> str:
+def _identify_connected(target: TargetAdapter, config: TrainerConfig) -> str:
     """Return the identity that a target has in the run, and so in the keys of its rollouts."""
     from reflact.llm.client import identify_model
 
@@ -300,11 +295,10 @@ def _identify_connected(target: ConnectedTarget, config: TrainerConfig) -> str:
 
 def _add_agent_model(config: TrainerConfig, overrides: Overrides) -> TrainerConfig:
     """Return the configuration with the model of an agent that brings its own."""
-    if not isinstance(overrides.target, ConnectedTarget):
+    if overrides.target is None:
         return config
-    models = config.models.model_copy(
-        update={"target": overrides.target.describe_model(config.models.target)}
-    )
+    described = adapt_target(overrides.target).describe_model(config.models.target)
+    models = config.models.model_copy(update={"target": described})
     return config.model_copy(update={"models": models})
 
 
@@ -321,8 +315,3 @@ def _require_critic(config: TrainerConfig, overrides: Overrides) -> None:
         )
     if config.critic.annotate and overrides.annotator is not None:
         raise ConfigError("critic.annotate is on, and an annotator is passed in Python: choose one of them")
-
-
-def find_critic(collaborator: object) -> CriticDescription | None:
-    """Return the critic that a collaborator asks, where there is one."""
-    return collaborator.scored_by if isinstance(collaborator, CriticBacked) else None

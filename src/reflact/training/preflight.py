@@ -9,9 +9,7 @@ from pydantic import TypeAdapter
 from reflact import events
 from reflact.data import describe_near_copies
 from reflact.errors import EnvironmentFailure, InterfaceError, ModelError, RunFailed
-from reflact.llm.middleware import unwrap_environment
 from reflact.messages import CallId, Message, RenderedPrompt, Text
-from reflact.protocols import ProbedTarget
 from reflact.records import SkillScore
 from reflact.stages.final_test import score_skill
 from reflact.stages.null_answers import (
@@ -64,7 +62,7 @@ async def check_skill(run: Run) -> None:
     target = plan.target
     is_near = run.config.executor.name != "ray"
     warning = await run.decision_log.get(0, SKILL_TEST_LABEL)
-    if warning is None and is_near and isinstance(target, ProbedTarget) and target.preflight:
+    if warning is None and is_near and target is not None and target.preflight:
         items = plan.data.train or plan.data.val
         settings = run.config.models.target
         warning = await target.test_skill(plan.environment, items, plan.initial_skill, settings) or ""
@@ -102,7 +100,7 @@ async def check_null_answers(run: Run) -> None:
 
 def list_constants(run: Run) -> tuple[NullAnswer, ...]:
     """Return the constants that are graded in place of the target's answers."""
-    return list_null_answers(unwrap_environment(run.plan.environment), run.plan.data.train)
+    return list_null_answers(run.plan.environment, run.plan.data.train)
 
 
 async def grade_constant(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -10,14 +10,7 @@ from functools import partial
 import anyio
 
 from reflact import events
-from reflact.concurrency import fan_out
-from reflact.llm.middleware import find_managed
-from reflact.protocols import (
-    CatchExits,
-    Environment,
-    ManagedEnvironment,
-    describe_not_async,
-)
+from reflact.adapters import CatchExits, EnvironmentAdapter
 from reflact.stages.evaluate import PassRunner
 from reflact.stages.null_answers import ConstantTarget, NullAnswer
 from reflact.stages.rollout import RolloutCallback, RolloutRunner, log_unmeasured, require_coverage
@@ -73,7 +66,7 @@ async def roll_out_trials(
     items = run.plan.data.items(split)
     count = make_progress_counter(run, choose_stage(split), step, len(trials) * len(items), note=note)
     runner = make_runner(run, step, feedback=False, on_rollout=count)
-    return await fan_out(lambda trial: runner.roll_out(items, skill, coverage=None, trial=trial), trials)
+    return await runner.roll_out_trials(items, skill, trials)
 
 
 async def require_trials(run: Run, trials: Sequence[Sequence[Rollout]], *, step: int) -> None:
@@ -157,26 +150,19 @@ CLOSE_SECONDS = 0.4
 
 
 @asynccontextmanager
-async def manage_environment(environment: Environment, failures: FailureLog) -> AsyncIterator[None]:
-    """Set an environment up and close it, if it asks for that; cancelled runs give it ``CLOSE_SECONDS``.
+async def manage_environment(environment: EnvironmentAdapter, failures: FailureLog) -> AsyncIterator[None]:
+    """Set an environment up and close it; cancelled runs give it ``CLOSE_SECONDS``.
 
     Raises:
         RunFailed: It could not be set up, or not be closed after work without an error.
     """
-    managed = find_managed(environment)
-    if managed is None:
-        yield
-        return
     async with failures.explain("the environment could not be set up"):
-        starting = managed.set_up()
-        if not isinstance(starting, Awaitable):
-            raise describe_not_async(managed, ManagedEnvironment.set_up, starting)
-        await starting
+        await environment.set_up()
     try:
         yield
     except BaseException:  # cancellation too must close it
         with anyio.move_on_after(CLOSE_SECONDS, shield=True), suppress(Exception), CatchExits():
-            await managed.close()
+            await environment.close()
         raise
     async with failures.explain("the environment could not be closed"):
-        await managed.close()
+        await environment.close()

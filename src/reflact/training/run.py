@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from reflact.adapters import TargetAdapter
 from reflact.concurrency import Slots
 from reflact.config.training import TrainerConfig
 from reflact.events import Event, Stage, StageFinished, StageStarted, WarningIssued
 from reflact.llm.budget import Budget, CurrentStage
-from reflact.llm.middleware import unwrap_environment
 from reflact.protocols import (
     LLM,
     Approver,
     DecisionLog,
-    Described,
     EventCallback,
-    RunStore,
-    Target,
 )
 from reflact.records import Claim, CriticDescription, Improvement, RunState, SkillScore, StepRecord
 from reflact.skills.rejected_edits import RejectedEdit
@@ -36,6 +33,7 @@ from reflact.types import Skill
 if TYPE_CHECKING:
     from reflact.calibration.critic import Critic
     from reflact.integrations.opentelemetry import Tracing
+    from reflact.store.runs import SQLiteRunStore
 
 StageKey = tuple[int, str]
 """A step, and what is measured in it."""
@@ -72,8 +70,8 @@ class Run:
     """
 
     plan: RunPlan
-    store: RunStore
-    target: Target
+    store: SQLiteRunStore
+    target: TargetAdapter
     optimizer: LLM
     budget: Budget
     tracing: Tracing
@@ -123,8 +121,7 @@ class Run:
 
     def make_context(self, step: int) -> StageContext:
         """Return what the optimizer's calls of a step share."""
-        sources = (unwrap_environment(self.plan.environment), self.target)
-        described = [source.description for source in sources if isinstance(source, Described)]
+        described = [self.plan.environment.description, self.target.description]
         own = self.config.environment.description
         return StageContext(
             llm=self.optimizer,

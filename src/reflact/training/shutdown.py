@@ -9,11 +9,12 @@ from typing import TypeVar
 import anyio
 from anyio.lowlevel import checkpoint
 
-from reflact.llm.middleware import EnvironmentMiddleware, LLMMiddleware
+from reflact.adapters import CatchExits, find_critic
+from reflact.llm.middleware import LLMMiddleware
 from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel
-from reflact.protocols import LLM, Annotator, Approver, CatchExits, CriticBacked, Environment, Session
+from reflact.protocols import LLM, Annotator, Approver
 from reflact.records import CandidateReview, CriticDescription
-from reflact.types import Grade, Item, Rollout
+from reflact.types import Item, Rollout
 
 R = TypeVar("R", bound=ReplyModel)
 
@@ -109,19 +110,6 @@ def make_approver_stoppable(approve: Approver, graceful_stop: GracefulStop) -> A
     return ask
 
 
-class StoppableEnvironment(EnvironmentMiddleware):
-    """An environment that begins no rollout once the run stops."""
-
-    def __init__(self, inner: Environment, graceful_stop: GracefulStop) -> None:
-        super().__init__(inner)
-        self._graceful_stop = graceful_stop
-
-    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Run an item as a piece of work that the stop waits for."""
-        async with self._graceful_stop.begin_unless_stopping():
-            return await self.inner.run(item, session, seed=seed)
-
-
 class StoppableLLM(LLMMiddleware):
     """A model that begins no call once the run stops; a call includes its retries."""
 
@@ -158,7 +146,7 @@ class StoppableAnnotator:
     @property
     def scored_by(self) -> CriticDescription | None:
         """The critic whose opinion the annotations are, if there is one."""
-        return self._inner.scored_by if isinstance(self._inner, CriticBacked) else None
+        return find_critic(self._inner)
 
     async def annotate(self, item: Item, rollout: Rollout) -> Sequence[str]:
         """Annotate a rollout as a piece of work that the stop waits for."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from reflact.llm.middleware import unwrap_environment
 from reflact.messages import NoReply, RenderedPrompt
-from reflact.protocols import Answerable, MessageRenderer, R, StepEvidence
+from reflact.protocols import R, StepEvidence
 from reflact.records import RunState, StepBufferEntry
 from reflact.search.examples import apply_examples, draw_first_sets, draw_variants, group_examples
 from reflact.search.race import Contender
@@ -362,12 +361,9 @@ def _read_example(rollout: Rollout, message: str) -> WorkedExample:
 
 def find_right_answers(run: Run) -> tuple[WorkedExample, ...]:
     """Return the train items whose right answer the environment can write down, with it."""
-    environment = unwrap_environment(run.plan.environment)
-    if not isinstance(environment, Answerable):
-        return ()
     examples = []
     for item in run.plan.data.train:
-        answers = environment.list_right_answers(item)
+        answers = run.plan.environment.list_right_answers(item)
         if answers:
             # A grader may list answers in the form in which it compares them; the reference is as somebody wrote it.
             own = item.reference if isinstance(item.reference, str | int | float) else answers[0]
@@ -377,10 +373,8 @@ def find_right_answers(run: Run) -> tuple[WorkedExample, ...]:
 
 def render_message(run: Run, item: Item) -> str:
     """Return an item's task as the target sees it."""
-    environment = unwrap_environment(run.plan.environment)
-    if isinstance(environment, MessageRenderer):
-        return environment.render_message(item)
-    return show_json(item.input)
+    message = run.plan.environment.render_message(item)
+    return show_json(item.input) if message is None else message
 
 
 async def propose_rewrites(

@@ -12,18 +12,23 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from reflact import events
+from reflact.adapters import CatchExits, read_text
 from reflact.config.models import SECRET_NAME
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, RunFailed
 from reflact.jsonutil import replace_surrogates
 from reflact.messages import CUT_OFF, NO_VALID_REPLY, CallReservation
-from reflact.protocols import CatchExits, EventCallback, RunStore, read_text
+from reflact.protocols import EventCallback
 from reflact.records import CodeFailure, FaultKind, Usage
 from reflact.reporting.lines import escape_controls, list_items, shorten_reason
 from reflact.stages.rollout import RolloutJob
 from reflact.types import AnalystReport
+
+if TYPE_CHECKING:
+    from reflact.store.runs import SQLiteRunStore
 
 LOGGER = logging.getLogger("reflact")
 
@@ -170,7 +175,7 @@ def describe_answer_faults(
         )
 
 
-async def list_answer_faults(store: RunStore, run_id: str, config: TrainerConfig) -> tuple[str, ...]:
+async def list_answer_faults(store: SQLiteRunStore, run_id: str, config: TrainerConfig) -> tuple[str, ...]:
     """Return the faults of prompts and of the target's answers over all starts of a run, with what to do."""
     counts = {fault.kind: fault.count for fault in await store.faults(run_id)}
     n_answers = sum(part.usage.calls for part in await store.spend(run_id) if part.role == "target")
@@ -216,7 +221,7 @@ class FailureLog:
         self,
         run_id: str,
         config: TrainerConfig,
-        store: RunStore,
+        store: SQLiteRunStore,
         on_event: EventCallback,
         label: str = "",
     ) -> None:

@@ -1,0 +1,719 @@
+"""How a run holds the caller's objects: checked once, with defaults for what they leave out, behind one guard.
+
+``check_object`` says what an object lacks before anything is asked. The adapters give each optional part a default, so
+no other module asks what an object can do. Code of the caller runs inside ``CatchExits``, and its results are checked
+where they are returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from functools import reduce
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import anyio
+from pydantic import JsonValue, ValidationError
+
+from reflact.config.models import ModelConfig
+from reflact.config.training import ALL_SOURCES, TrainerConfig
+from reflact.data import DataSet
+from reflact.errors import ConfigError, EnvironmentFailure, InterfaceError, ReflactError
+from reflact.jsonutil import describe_problems, replace_surrogates
+from reflact.protocols import (
+    LLM,
+    Annotator,
+    Environment,
+    Proposer,
+    RequestSender,
+    Session,
+    Target,
+)
+from reflact.records import CriticDescription
+from reflact.types import Grade, Item, Score, Skill, Split, Turn
+
+# ------------------------------------------------------------------------------------------ the guard
+
+INTERRUPTIONS = (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit)
+"""Exceptions that pass through everything: Ctrl-C, a cancellation, and the end of a generator."""
+
+MAX_TEXT_CHARS = 2_000
+"""The most characters of an exception's text that are stored and shown."""
+
+
+class ExitRaised(Exception):
+    """Code of the caller raised an exception that ends a process, such as ``SystemExit``."""
+
+
+class CatchExits:
+    """A block that calls code of the caller: ``sys.exit()`` in it becomes an ``ExitRaised``, and ends no process.
+
+    So does every other exception that is no ``Exception``, except for ``INTERRUPTIONS``.
+    """
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raise ``ExitRaised`` in place of an exit."""
+        if error is None or isinstance(error, (Exception, *INTERRUPTIONS)):
+            return
+        if isinstance(error, BaseExceptionGroup):
+            if error.subgroup(INTERRUPTIONS) is not None:
+                return
+            error = _find_exit(error)
+        reason = (
+            f"the code raised {error!r:.200}, which would end the process; let it raise another exception"
+        )
+        raise ExitRaised(reason).with_traceback(trace) from None
+
+
+def _find_exit(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first exception in a group that is no ``Exception``."""
+    inner = next(error for error in group.exceptions if not isinstance(error, Exception))
+    return _find_exit(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+def read_text(error: BaseException) -> str:
+    """Return the text of an exception of the caller's code, cut to ``MAX_TEXT_CHARS``."""
+    try:
+        text = str(error)
+    except Exception as another:  # noqa: BLE001 - `__str__` is the caller's code
+        return f"(its text cannot be read: {type(another).__name__})"
+    if len(text) <= MAX_TEXT_CHARS:
+        return text
+    return f"{text[:MAX_TEXT_CHARS]}... ({len(text):,} characters)"
+
+
+@contextmanager
+def explain_exceptions(what: str, *, pass_on: bool) -> Iterator[None]:
+    """Turn an exception of the caller's code in the block into one sentence, unless it is to be passed on.
+
+    Raises:
+        ConfigError: The code raised an exception that is none of reflact's, which is its cause.
+    """
+    try:
+        with CatchExits():
+            yield
+    except ReflactError:
+        raise
+    except Exception as error:  # callers' code raises anything
+        if pass_on:
+            raise
+        frames = inspect.getinnerframes(error.__traceback__, context=0) if error.__traceback__ else []
+        place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+        raise ConfigError(
+            f"{what} failed: {type(error).__name__}: {error}{place}; set train.raise_on_exception to see "
+            "the traceback"
+        ) from error
+
+
+def describe_exception(item: Item, error: Exception, target: object, session: object) -> str:
+    """Return why a rollout is unmeasured after an exception of the caller's code, and whose code it was."""
+    if isinstance(error, EnvironmentFailure):
+        return read_text(error)
+    who = "agent" if _is_raised_by(error, target, session) else "environment"
+    text = read_text(error)
+    if isinstance(error, ValidationError):
+        found = type(error.errors(include_url=False)[0]["input"]).__name__
+        text = f"{error.title}: {describe_problems(error)} (got {found})"
+    elif isinstance(error, TypeError) and who == "environment":
+        text += _suggest_reply(session, error)
+    return f"the {who} failed on item {item.id}: {type(error).__name__}: {text}"
+
+
+def _is_raised_by(error: Exception, target: object, session: object) -> bool:
+    """Whether an exception passed through a method of a target or its session."""
+    trace = error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if owner is not None and (owner is session or owner is target):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _suggest_reply(session: object, error: TypeError) -> str:
+    """Return the line to write, if a session's ``reply`` is the likely cause of an error where it was called."""
+    reply: Any = getattr(session, "reply", None)
+    if reply is None:
+        return ""
+    problem = _find_wrong_arguments(reply, Session.reply)
+    if "await" in str(error) and not inspect.iscoroutinefunction(reply):
+        problem = f"is not async; write {_write_definition(Session.reply)}"
+    return "" if problem is None else f"; `reply` of {type(session).__name__} {problem}"
+
+
+# --------------------------------------------------------------------------------------- the adapters
+
+RolloutContext = Callable[[Item, int], AbstractAsyncContextManager[Callable[[Grade], None] | None]]
+"""Surrounds the rollout of an item with a seed; yields a function that takes its grade, or None."""
+
+
+class EnvironmentAdapter:
+    """The caller's environment inside a run: optional parts have defaults, and each result is checked.
+
+    Attributes:
+        own: The caller's object.
+    """
+
+    _open_context: RolloutContext | None = None
+
+    def __init__(self, own: Environment) -> None:
+        self.own = own
+
+    def surround(self, open_context: RolloutContext) -> Self:
+        """Return the environment with a context around each rollout."""
+        surrounded = copy.copy(self)
+        surrounded._open_context = open_context
+        return surrounded
+
+    @property
+    def identity(self) -> str:
+        """Name, version and settings that influence scores."""
+        return self.own.identity
+
+    @property
+    def description(self) -> str:
+        """What the tasks are and the score measures, for the optimizer; empty if the object does not say it."""
+        return str(getattr(self.own, "description", ""))
+
+    @property
+    def prompt_folder(self) -> Path | None:
+        """A folder of prompts for the optimizer, like ``prompts.folder``; None: those of the package."""
+        folder: Path | None = getattr(self.own, "prompt_folder", None)
+        return folder
+
+    @property
+    def scored_by(self) -> CriticDescription | None:
+        """The critic that grades; None if none does."""
+        return find_critic(self.own)
+
+    def items(self, split: Split) -> Sequence[Item]:
+        """Return a split's items, in a fixed order."""
+        return self.own.items(split)
+
+    def list_right_answers(self, item: Item) -> Sequence[str]:
+        """Return an item's right answers, equal ones as equal texts; empty if none is known."""
+        list_own = getattr(self.own, "list_right_answers", None)
+        return () if list_own is None else list_own(item)
+
+    def render_message(self, item: Item) -> str | None:
+        """Return the message with which an item's task begins; None if it is not known beforehand."""
+        render = getattr(self.own, "render_message", None)
+        return None if render is None else str(render(item))
+
+    async def set_up(self) -> None:
+        """Start what rollouts need, such as a server; called once, before the first rollout."""
+        set_up = getattr(self.own, "set_up", None)
+        if set_up is None:
+            return
+        starting = set_up()
+        if not isinstance(starting, Awaitable):
+            raise describe_not_async(self.own, EnvironmentAdapter.set_up, starting)
+        await starting
+
+    async def close(self) -> None:
+        """End what was started; called after the last rollout, also if the run failed or was cancelled."""
+        close = getattr(self.own, "close", None)
+        if close is not None and hasattr(self.own, "set_up"):
+            await close()
+
+    async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
+        """Let the session work on an item and grade the result; see ``protocols.Environment.run``.
+
+        Raises:
+            InterfaceError: ``run`` is not async, or returned no grade.
+            EnvironmentFailure: It was cancelled, but not by the caller: a task of its own was cancelled.
+            ExitRaised: It would have ended the process.
+        """
+        context = nullcontext() if self._open_context is None else self._open_context(item, seed)
+        async with context as observe:
+            try:
+                with CatchExits():
+                    running: object = self._start_run(item, session, seed)
+                    if not isinstance(running, Awaitable):
+                        raise describe_not_async(self.own, Environment.run, running)
+                    grade: object = await running
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if anyio.current_effective_deadline() == -math.inf or (task and task.cancelling()):
+                    raise
+                raise EnvironmentFailure(
+                    f"the environment failed on item {item.id}: it raised CancelledError, and nobody "
+                    "cancelled the rollout; catch this where your code waits for a task that may be cancelled"
+                ) from error
+
+            if not (isinstance(grade, Grade) and isinstance(grade.score, Score)):
+                wrong = grade.score if isinstance(grade, Grade) else grade
+                raise InterfaceError(
+                    f"`run` of {type(self.own).__name__} returned a value of type {type(wrong).__name__} "
+                    f"for item {item.id} in place of a Grade with a Score; write "
+                    "return Grade(score=Score.of(right), answer=answer)"
+                )
+            if observe is not None:
+                observe(grade)
+            return grade
+
+    def _start_run(self, item: Item, session: Session, seed: int) -> Awaitable[Grade]:
+        """Begin the rollout; a subclass may do it elsewhere."""
+        return self.own.run(item, session, seed=seed)
+
+
+class TargetAdapter:
+    """The caller's target inside a run: optional parts have defaults, and its sessions are checked.
+
+    Attributes:
+        own: The caller's object.
+        is_connectable: Whether it asks its own model and lets the run see these requests.
+        preflight: Whether a training begins with the test that the agent's requests have the skill.
+    """
+
+    def __init__(self, own: Target) -> None:
+        self.own = own
+        self.is_connectable = hasattr(own, "connect") and hasattr(own, "describe_model")
+        self.preflight = hasattr(own, "test_skill") and bool(getattr(own, "preflight", False))
+        self._start: Any = getattr(own, "session_for", None)
+
+    @property
+    def identity(self) -> str:
+        """The settings that influence answers."""
+        return self.own.identity
+
+    @property
+    def description(self) -> str:
+        """What the agent can do, for the optimizer; empty if the object does not say it."""
+        return str(getattr(self.own, "description", ""))
+
+    @property
+    def instructions(self) -> str:
+        """The agent's instructions, with which a training begins unless ``skill`` names a document."""
+        instructions = getattr(self.own, "instructions", "")
+        return instructions if isinstance(instructions, str) else ""
+
+    def session_for(self, item: Item, skill: Skill, *, rollout: str) -> Session:
+        """Return a new session about an item; ``rollout`` is the rollout's key.
+
+        Raises:
+            InterfaceError: The target returned no session.
+        """
+        with CatchExits():
+            if self._start is None:
+                session = self.own.session(skill, rollout=rollout)
+            else:
+                session = self._start(item, skill, rollout=rollout)
+        if not (hasattr(session, "reply") and isinstance(getattr(session, "turns", None), tuple | list)):
+            raise _describe_wrong_session(self.own, session)
+        return session
+
+    def describe_model(self, config: ModelConfig) -> ModelConfig:
+        """Return the settings of ``models.target`` with the agent's own model and endpoint."""
+        own: Any = self.own
+        described: ModelConfig = own.describe_model(config) if self.is_connectable else config
+        return described
+
+    def connect(self, sender: RequestSender, config: ModelConfig) -> TargetAdapter:
+        """Return the target with its requests going through a run, if it makes any."""
+        own: Any = self.own
+        return TargetAdapter(own.connect(sender, config)) if self.is_connectable else self
+
+    async def test_skill(
+        self, environment: Environment, items: Sequence[Item], skill: Skill, config: ModelConfig
+    ) -> str | None:
+        """Run the agent without its model until a request has the skill; see ``targets``.
+
+        Return a warning if the request has the skill more than once, or if the environment fails before the agent
+        gets its task; else None.
+
+        Raises:
+            EnvironmentFailure: No request has the skill, or the agent failed before it asked.
+        """
+        own: Any = self.own
+        warning: str | None = await own.test_skill(environment, items, skill, config)
+        return warning
+
+
+def adapt_environment(value: Environment) -> EnvironmentAdapter:
+    """Return an environment with its defaults and checks."""
+    return value if isinstance(value, EnvironmentAdapter) else EnvironmentAdapter(value)
+
+
+def adapt_target(value: Target | TargetAdapter) -> TargetAdapter:
+    """Return a target with its defaults and checks."""
+    return value if isinstance(value, TargetAdapter) else TargetAdapter(value)
+
+
+def find_critic(value: object) -> CriticDescription | None:
+    """Return the critic that a grader, an environment or an annotator uses; None if it uses none."""
+    critic: CriticDescription | None = getattr(value, "scored_by", None)
+    return critic
+
+
+TURNS_LINE = 'self.turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))'
+
+
+def read_turns(session: Session | None) -> tuple[Turn, ...]:
+    """Return the turns of a session, with U+FFFD in place of lone surrogates, which a database cannot store.
+
+    Raises:
+        InterfaceError: One of them is no turn.
+    """
+    turns = []
+    for turn in () if session is None else session.turns:
+        if not isinstance(turn, Turn):
+            raise InterfaceError(
+                f"`turns` of {type(session).__name__} has a {type(turn).__name__} in place of a Turn; "
+                f"write {TURNS_LINE}"
+            )
+        is_plain = turn.content.isascii()
+        text = turn.content if is_plain else replace_surrogates(turn.content)
+        turns.append(turn if is_plain else turn.model_copy(update={"content": text}))
+    return tuple(turns)
+
+
+def _describe_wrong_session(target: object, session: object) -> InterfaceError:
+    """Return the error about an object that is no session."""
+    source = f"`session` of {type(target).__name__}"
+    name = type(session).__name__
+    if inspect.iscoroutine(session):
+        session.close()
+        line = _write_definition(Target.session)
+        return InterfaceError(f"{source} is async, and reflact does not wait for it; write {line}")
+    if not hasattr(session, "reply"):
+        line = _write_definition(Session.reply)
+        return InterfaceError(f"{source} returned a value of type {name}, which has no `reply`; add {line}")
+
+    line = f"self.turns = () in its __init__ and {TURNS_LINE} in its `reply`"
+    if not hasattr(session, "turns"):
+        return InterfaceError(
+            f"{source} returned a value of type {name}, which has no `turns`, the conversation that the "
+            f"optimizer reads; write {line}"
+        )
+    if callable(session.turns):
+        line = "@property above def turns(self)"
+    kind = type(session.turns).__name__
+    return InterfaceError(f"`turns` of {name} is a {kind}, and no tuple of Turn; write {line}")
+
+
+# ------------------------------------------------------------------------------------------ the checks
+
+ObjectRole = Literal["target", "environment", "optimizer", "annotator", "proposer"]
+
+REQUIRED_PARTS: Mapping[ObjectRole, type] = {
+    "target": Target,
+    "environment": Environment,
+    "optimizer": LLM,
+    "annotator": Annotator,
+    "proposer": Proposer,
+}
+"""The protocol whose methods an object must have."""
+
+OPTIONAL_PARTS: Mapping[str, Sequence[Callable[..., Any]]] = {
+    "target": (TargetAdapter.session_for,),
+    "environment": (
+        EnvironmentAdapter.set_up,
+        EnvironmentAdapter.close,
+        EnvironmentAdapter.list_right_answers,
+    ),
+}
+"""Methods that it may have in addition, as the adapters call them."""
+
+NAMING_KEYS: Mapping[ObjectRole, str] = {
+    "target": "models.target.model, or an agent by its import path as target.kind",
+    "environment": "environment.name",
+    "optimizer": "models.optimizer.model",
+    "proposer": "search.sources",
+}
+"""The keys of the configuration that take a text."""
+
+MAIN_METHODS: Mapping[str, str] = {"target": "session", "environment": "run", "proposer": "propose"}
+"""What tells an object that is called itself from a function that makes one."""
+
+AGENT_CLASS = "reflact.targets.pydantic_ai:PydanticAITarget"
+"""The class for agents of pydantic-ai, which is imported only if one is named."""
+
+ITEM_LINE = 'Item(id="1", input="2 + 2", reference="4")'
+
+
+def check_object(role: ObjectRole, value: object) -> None:
+    """Check that an object has the methods of its role; none is called, and no property is read.
+
+    Raises:
+        ConfigError: Something is missing, or cannot be called as reflact calls it; names the line to write.
+    """
+    _refuse_other_things(role, value)
+    if not (hasattr(type(value), "identity") or hasattr(value, "identity")):
+        raise ConfigError(f"{_describe(role, value)} has no `identity`; add {_write_identity(value)}")
+    for name, method in vars(REQUIRED_PARTS[role]).items():
+        if inspect.isfunction(method) and not name.startswith("_"):
+            _check_method(role, value, method)
+    for method in OPTIONAL_PARTS.get(role, ()):
+        if hasattr(value, method.__name__):
+            _check_method(role, value, method)
+    if role == "environment" and hasattr(value, "set_up"):
+        _check_method(role, value, EnvironmentAdapter.close)
+
+
+def check_texts(role: ObjectRole, value: Any) -> None:
+    """Check that an object's identity, and its description if it has one, are texts.
+
+    Raises:
+        ConfigError: One of them is something else.
+    """
+    lines = {"identity": _write_identity(value), "description": 'description = "..."'}
+    for name, line in lines.items():
+        text = getattr(value, name, "") if name == "description" else value.identity
+        if isinstance(text, str):
+            continue
+        fix = f"@property above def {name}(self)" if callable(text) else line
+        raise ConfigError(
+            f"`{name}` of {_describe(role, value)} is of type {type(text).__name__}, and no text; write {fix}"
+        )
+
+
+def read_dataset(environment: EnvironmentAdapter) -> DataSet:
+    """Return the items of all splits.
+
+    Raises:
+        ConfigError: ``items`` returned no items.
+    """
+    described = f"`items` of {_describe('environment', environment.own)}"
+    items_by_split: dict[str, tuple[Any, ...]] = {}
+    for split in Split:
+        returned: Any = environment.items(split)
+        if not hasattr(returned, "__iter__") or isinstance(returned, str | Mapping):
+            raise ConfigError(
+                f"{described} returned a value of type {type(returned).__name__} for the {split.value} "
+                f"split; return a list of items, such as [{ITEM_LINE}]"
+            )
+        items_by_split[split.value] = tuple(returned)
+    try:
+        return DataSet.model_validate(items_by_split)
+    except ValidationError as error:
+        split_name, number = error.errors()[0]["loc"][:2]
+        value = items_by_split[str(split_name)][int(number)]
+        raise ConfigError(
+            f"{described} returned no Item at place {number} of the {split_name} split, but {value!r:.100}, "
+            f"of type {type(value).__name__}; write {ITEM_LINE}"
+        ) from error
+
+
+def is_pydantic_agent(value: object) -> bool:
+    """Whether an object is an agent of pydantic-ai, which is not imported for the answer."""
+    return any(
+        base.__module__.startswith("pydantic_ai.") and base.__name__ == "AbstractAgent"
+        for base in type(value).__mro__
+    )
+
+
+def _refuse_other_things(role: ObjectRole, value: object) -> None:
+    """Refuse a class, a text, a function and an agent of pydantic-ai, which have ways of their own."""
+    problem = None
+    if isinstance(value, type):
+        problem = f"is the class {value.__name__}; pass an object: {role}={value.__name__}()"
+    elif isinstance(value, str) and role in NAMING_KEYS:
+        problem = (
+            f"is the text {value!r:.80}; in Trainer, pass an object, or name it in the configuration: "
+            f"{NAMING_KEYS[role]}"
+        )
+    elif role == "target" and is_pydantic_agent(value):
+        problem = (
+            "is an agent of pydantic-ai; wrap it with the class from reflact.targets: "
+            "target=PydanticAITarget(agent)"
+        )
+    elif role == "target" and inspect.isroutine(value):
+        problem = (
+            f"is the function {value.__name__}; if it calls your agent, wrap it with the class from "
+            f"reflact.targets: target=FunctionTarget({value.__name__})"
+        )
+    if problem is not None:
+        raise ConfigError(f"the {role} {problem}")
+
+
+def _check_method(role: ObjectRole, value: object, method: Callable[..., Any]) -> None:
+    """Raise ConfigError if an object has no such method, or one that cannot be called as reflact does."""
+    name = method.__name__
+    own = getattr(value, name, None)
+    described = _describe(role, value)
+    line = _write_definition(method)
+    if own is None:
+        raise ConfigError(f"{described} has no `{name}`; add {line}")
+    if not callable(own):
+        raise ConfigError(f"`{name}` of {described} is a {type(own).__name__}, and no method; write {line}")
+    is_async = inspect.iscoroutinefunction(own) or inspect.isasyncgenfunction(own)
+    if is_async and not inspect.iscoroutinefunction(method):
+        raise ConfigError(
+            f"`{name}` of {described} is async{_locate(own)}, and reflact does not wait for it; write {line}"
+        )
+    problem = _find_wrong_arguments(own, method)
+    if problem is not None:
+        raise ConfigError(f"`{name}` of {described} {problem}")
+
+
+def describe_not_async(value: object, method: Callable[..., Any], returned: object) -> InterfaceError:
+    """Return the error about a method that returned something that cannot be awaited."""
+    return InterfaceError(
+        f"`{method.__name__}` of {type(value).__name__} is not async: it returned a value of type "
+        f"{type(returned).__name__}; write {_write_definition(method)}"
+    )
+
+
+def _write_definition(method: Callable[..., Any]) -> str:
+    """Return the first line of a method as a caller would write it, without types."""
+    signature = inspect.signature(method)
+    bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
+    written = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
+    begin = "async def" if inspect.iscoroutinefunction(method) else "def"
+    return f"{begin} {method.__name__}{written}:"
+
+
+def _find_wrong_arguments(own: Callable[..., Any], method: Callable[..., Any]) -> str | None:
+    """Return why a caller's method cannot be called as reflact calls it, with its place; None if it can."""
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    named = {one.name: None for one in parameters if one.kind is one.KEYWORD_ONLY}
+    try:
+        signature = inspect.signature(own)
+    except (TypeError, ValueError):  # it is written in C
+        return None
+    try:
+        signature.bind(*[None] * (len(parameters) - len(named)), **named)
+    except TypeError as error:
+        return f"has other arguments{_locate(own)}: {error}; write {_write_definition(method)}"
+    return None
+
+
+def _locate(method: Any) -> str:
+    """Return the file and line of a method in words; empty if it has none."""
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    return "" if code is None else f" ({Path(code.co_filename).name}, line {code.co_firstlineno})"
+
+
+def _describe(role: ObjectRole, value: object) -> str:
+    kind = type(value)
+    module = "" if kind.__module__ in {"__main__", "builtins"} else f"{kind.__module__}."
+    return f"the {role}, of type {module}{kind.__qualname__},"
+
+
+def _write_identity(value: object) -> str:
+    return f'identity = "{type(value).__name__}, version 1"'
+
+
+# ------------------------------------------------------------------------------------------- the names
+
+
+def load_named_target(config: TrainerConfig) -> Target | None:
+    """Return the target that ``target.kind`` names; None for a chat model.
+
+    An agent of pydantic-ai becomes a ``PydanticAITarget``; its options are those of that class, and a text with a
+    colon among them is an import path again.
+
+    Raises:
+        ConfigError: There is no such object, it raises an error, or it is no target.
+    """
+    kind = config.target.kind
+    if kind == "chat":
+        return None
+    value = _load("target.kind", kind, "reflact.targets")
+    options: dict[str, Any] = {**config.target.options}
+    if is_pydantic_agent(value):
+        for name, option in options.items():
+            if isinstance(option, str) and ":" in option:
+                options[name] = _load(f"target.options.{name}", option, "")
+        options["agent"] = value
+        value = _load("target.kind", AGENT_CLASS, "")
+    target: Target = _make("target", kind, value, options)
+    if is_pydantic_agent(target):
+        target = _load("target.kind", AGENT_CLASS, "")(target)
+    return target
+
+
+def load_named_environment(config: TrainerConfig) -> Environment | None:
+    """Return the environment that ``environment.name`` names, or None for a data set; raises as for a target."""
+    name = config.environment.name
+    if name == "dataset":
+        return None
+    value = _load("environment.name", name, "reflact.environments")
+    environment: Environment = _make("environment", name, value, config.environment.options)
+    return environment
+
+
+def load_named_proposer(config: TrainerConfig) -> Proposer | None:
+    """Return the proposer among ``search.sources``, or None without one; raises as for a target."""
+    name = config.search.own
+    if name is None:
+        return None
+    hint = f"; reflact's own sources are {', '.join(ALL_SOURCES)}"
+    value = _load("search.sources", name, "reflact.proposers", hint=hint)
+    proposer: Proposer = _make("proposer", name, value, {})
+    return proposer
+
+
+def load_named_executor(config: TrainerConfig) -> AbstractAsyncContextManager[Any]:
+    """Return the executor that ``executor.name`` names, to be opened; raises as for a target."""
+    name = config.executor.name
+    hint = "; reflact's own executors are local and ray"
+    value = _load("executor.name", name, "reflact.executors", hint=hint)
+    opening = _call("executor", name, value, config.executor.options)
+    if not isinstance(opening, AbstractAsyncContextManager):
+        raise ConfigError(
+            f"executor.name: {name} must return an async context manager, which yields an executor"
+        )
+    return opening
+
+
+def _load(key: str, name: str, group: str, *, hint: str = "") -> Any:
+    """Return the object behind ``module:name`` or the entry point of a group."""
+    module, colon, attribute = name.partition(":")
+    entries = {} if colon else {entry.name: entry for entry in entry_points(group=group)}
+    if not colon and name not in entries:
+        raise ConfigError(
+            f"{key}: no installed package offers {name!r} as an entry point of {group} (there are: "
+            f"{', '.join(sorted(entries)) or 'none'}); write module:name to import an object{hint}"
+        )
+    try:
+        with CatchExits():
+            if colon:
+                return reduce(getattr, attribute.split("."), import_module(module))
+            return entries[name].load()
+    except Exception as error:  # a module may raise anything while it is imported
+        reason = f"{key}: {name} cannot be imported: {type(error).__name__}: {error}{hint}"
+        raise ConfigError(reason) from error
+
+
+def _make(role: ObjectRole, name: str, value: Any, options: Mapping[str, Any]) -> Any:
+    """Return an object as it is, or what a class or function makes from the options."""
+    is_object = hasattr(value, MAIN_METHODS[role]) and not isinstance(value, type)
+    if callable(value) and not is_object:
+        value = _call(role, name, value, options)
+    elif options:
+        raise ConfigError(
+            f"{role}.options has no effect: {name} is an object, not a class or function; leave the options out"
+        )
+    if not is_pydantic_agent(value):
+        try:
+            check_object(role, value)
+        except ConfigError as error:
+            raise ConfigError(f"{name} cannot be used: {error}") from None
+    return value
+
+
+def _call(section: str, name: str, function: Any, options: Mapping[str, JsonValue]) -> Any:
+    """Return what a named class or function makes from its options."""
+    try:
+        with CatchExits():
+            return function(**options)
+    except ReflactError:
+        raise
+    except Exception as error:  # named code may raise anything
+        reason = f"{section}.options: {name} failed with them: {type(error).__name__}: {error}"
+        raise ConfigError(reason) from error
