@@ -455,7 +455,7 @@ async def test_an_environment_cannot_make_a_failure_of_a_spent_budget() -> None:
     """What it returns after swallowing the error is no result."""
     budget = Budget(BudgetConfig(max_calls=0))
     account = account_of(InMemoryRunStore(), budget)
-    environment = EnvironmentAdapter(Swallowing()).surround(partial(cover_rollout, account=account))
+    environment = EnvironmentAdapter(Swallowing()).surround(lambda item, seed: cover_rollout(account))
     (item, *_) = environment.items(Split.train)
     with pytest.raises(BudgetSpent):
         await environment.run(item, Refusing(budget), seed=1)

@@ -222,7 +222,7 @@ class _Chunk(BaseModel):
     usage: Any = None
 
 
-def read_completion(content_type: str, text: str) -> dict[str, Any]:
+def read_completion(content_type: str, text: str) -> dict[str, JsonValue]:
     """Return the body of a successful answer as a chat completion with one choice.
 
     Raises:
@@ -256,7 +256,7 @@ def read_completion(content_type: str, text: str) -> dict[str, Any]:
 
 def write_completion(
     message: Mapping[str, Any], usage: Usage, *, finish: str = "stop", model: str = ""
-) -> dict[str, Any]:
+) -> dict[str, JsonValue]:
     """Return a chat completion; one whose tokens were not counted has no usage."""
     body = {
         "id": "",
