@@ -11,8 +11,8 @@ from anyio.lowlevel import checkpoint
 
 from reflact.llm.middleware import EnvironmentMiddleware, LLMMiddleware
 from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel
-from reflact.protocols import LLM, Annotator, Approver, CatchExits, CriticBacked, Environment, Session
-from reflact.records import CandidateReview, CriticDescription
+from reflact.protocols import LLM, Annotator, CatchExits, CriticBacked, Environment, Session
+from reflact.records import CriticDescription
 from reflact.types import Grade, Item, Rollout
 
 R = TypeVar("R", bound=ReplyModel)
@@ -97,16 +97,6 @@ class GracefulStop:
     def _end_within(self, seconds: float) -> None:
         if self._scope is not None:
             self._scope.deadline = min(self._scope.deadline, anyio.current_time() + seconds)
-
-
-def make_approver_stoppable(approve: Approver, graceful_stop: GracefulStop) -> Approver:
-    """Return an approver for which a stopping run does not wait."""
-
-    async def ask(review: CandidateReview) -> bool | str:
-        with graceful_stop.wait_for_person(), CatchExits():
-            return await approve(review)
-
-    return ask
 
 
 class StoppableEnvironment(EnvironmentMiddleware):
