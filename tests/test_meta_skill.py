@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from reflact.messages import ReplyModel
-from reflact.stages.reply_models import AnalystReply, MergeReply
+from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import MemoryReply
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
@@ -68,20 +68,6 @@ async def test_everybody_who_decides_on_edits_is_told(tmp_path: Path) -> None:
     )
     for purpose in ("analyst_failure", "merge", "step_size"):
         assert told(done, purpose) == {1: set(), 2: set(), 3: {"Alpha."}}, purpose
-
-
-async def test_rankings_are_told_too(tmp_path: Path) -> None:
-    """A ranking after the second epoch sees the memory."""
-    lines = iter(f"- nonsense {n}" for n in range(100))
-    script = playing(
-        (AnalystReply, lambda wanted, _: append_reply(wanted, next(lines))),
-        (MergeReply, "no merge"),
-        remembering("Alpha."),
-    )
-    done = await run(
-        tmp_path, script=script, train={"num_epochs": 3}, reflect={"minibatch_size": 2}, meta_skill=META
-    )
-    assert told(done, "ranking") == {1: set(), 2: set(), 3: {"Alpha."}}
 
 
 async def test_an_epoch_without_a_memory_keeps_the_old_one(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from reflact.records import CandidateReview
 from reflact.stages.reply_models import AnalystReply
 from reflact.testing import append_reply
 from reflact.types import Skill
-from served import MAIN, assert_refused, reflact
+from served import MAIN, reflact
 from toy_runs import LINES, Part, playing, run
 
 DOUBLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, LINES["double"]))
@@ -156,10 +156,3 @@ def test_a_person_approves_or_vetoes_with_a_reason(tmp_path: Path, reason: str) 
     assert sorted(versions) == (["v0000.md"] if reason else ["v0000.md", "v0001.md"])
     shown = reflact("show", tmp_path / "run", 1)
     assert ("Vetoed: too narrow" in shown.output) is bool(reason)
-
-
-def test_review_needs_a_terminal(tmp_path: Path) -> None:
-    """Without a terminal there is nobody to ask, and nothing is started."""
-    result = reflact("train", DEMO, "--review", "--set", f"out_dir={tmp_path / 'run'}")
-    assert_refused(result, "asks you at a terminal")
-    assert not (tmp_path / "run").exists()

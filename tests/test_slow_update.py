@@ -125,13 +125,6 @@ async def test_changed_pairs_are_topped_up_until_there_are_enough() -> None:
     assert [ids for text, ids in world.rolled if text == "earlier"] == rolled
 
 
-async def test_the_sample_is_not_topped_up_for_all_pairs() -> None:
-    """The mixed policy is content with what the sample gave, unmeasured items or not."""
-    world = World(dict.fromkeys(ORDER, (0.0, 1.0)) | {ORDER[0]: (None, 1.0)})
-    assert await compared(world, "mixed", 3) == [(ORDER[1], "improved"), (ORDER[2], "improved")]
-    assert {tuple(ids) for _, ids in world.rolled} == {tuple(ORDER[:3])}
-
-
 async def test_the_threshold_says_what_failed() -> None:
     """A hard score below the success threshold is a failure on both sides."""
     world = World(dict.fromkeys(ORDER, (0.5, 1.0)))
@@ -215,14 +208,6 @@ async def test_gated_guidance_brings_its_region_along(tmp_path: Path) -> None:
     assert [epoch.created_versions for epoch in done.epochs] == [(), ()]
     assert done.epochs[0].slow_update is None
     assert "SLOW_UPDATE" not in done.current
-
-
-async def test_one_epoch_has_no_slow_update(tmp_path: Path) -> None:
-    """A run of one epoch closes none; extended, it closes the first one then."""
-    done = await run(tmp_path, script=playing(IDLE), **UNGATED)
-    assert done.epochs == ()
-    done = await run(tmp_path, script=playing(IDLE), **EPOCHS, **UNGATED)
-    assert [e.slow_update.action for e in done.epochs if e.slow_update] == ["reserved", "forced"]
 
 
 async def test_guidance_that_wins_is_accepted_and_measured(tmp_path: Path) -> None:

@@ -235,7 +235,8 @@ class RunState(FrozenModel):
         parents: dict[str, str] = {}
         passes: list[PassResult] = []
         for record in records:
-            verdict, parent = record.verdict, state.current.skill_hash
+            verdict = record.verdict
+            parent = state.current.skill_hash
             if verdict is not None and verdict.ranked is not None:
                 parents.setdefault(verdict.ranked.candidate.skill_hash, parent)
                 passes += verdict.ranked.passes

@@ -80,7 +80,8 @@ def load_config(
     elif isinstance(source, Mapping):
         raw = source
     else:
-        raw, base = _read(Path(source)), Path(source).resolve().parent
+        raw = _read(Path(source))
+        base = Path(source).resolve().parent
     raw = reduce(_assign, overrides, raw)
     preset = PRESETS.get(str(raw.get("preset", "default")), {})
     config = _validate(TrainerConfig, _overlay(preset, raw))
@@ -180,7 +181,8 @@ def _format_value(value: Any) -> str:
 
 
 def _type_name(kind: Any) -> str:
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    arguments = get_args(kind)
     if origin is tuple:
         return f"list of {_type_name(arguments[0])}"
     if origin is Literal:
@@ -372,7 +374,9 @@ def _describe_problem(problem: ErrorDetails, kind: type[ConfigSection]) -> str:
 def _show_value(value: object) -> str:
     """Return a value for a message; a long or deep one is cut, since aliases of YAML can make it endless."""
     limited = reprlib.Repr()
-    limited.maxlevel, limited.maxstring, limited.maxother = 2, SHOWN_CHARS, SHOWN_CHARS
+    limited.maxlevel = 2
+    limited.maxstring = SHOWN_CHARS
+    limited.maxother = SHOWN_CHARS
     return limited.repr(value)
 
 

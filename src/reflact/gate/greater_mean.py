@@ -79,7 +79,8 @@ def decide(settings: GateSettings, pairs: Sequence[ScorePair], *, other: str = "
     n = sum(pair.difference is not None for pair in pairs)
     if _sum_differences(pairs) / n <= SCORE_TOLERANCE:
         return Ruling(action="reject", reason=_explain_means(pairs, "is not", other))
-    lost, allowed = find_lost_items(pairs), settings.no_regression
+    lost = find_lost_items(pairs)
+    allowed = settings.no_regression
     if allowed is not None and len(lost) > allowed:
         return Ruling(action="reject", reason=explain_veto(len(lost), allowed))
     return Ruling(action="accept", reason=_explain_means(pairs, "is", other))

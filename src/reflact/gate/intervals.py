@@ -88,7 +88,8 @@ def improvement_interval(before: Sequence[float], after: Sequence[float]) -> tup
             f"{len(before)} scores before and {len(after)} after cannot be compared item by item"
         )
     differences = [new - old for old, new in zip(before, after, strict=True)]
-    n, mean = len(differences), math.fsum(differences) / len(differences)
+    n = len(differences)
+    mean = math.fsum(differences) / len(differences)
     is_binary = {*before, *after} <= {0.0, 1.0}
     if n == 1 and not is_binary:
         return mean, -1.0, 1.0
@@ -99,7 +100,8 @@ def improvement_interval(before: Sequence[float], after: Sequence[float]) -> tup
         middle = unit * (won - lost) / (n + 2)
         spread = unit * Z_95 * math.sqrt(won + lost - (won - lost) ** 2 / (n + 2)) / (n + 2)
     else:
-        middle, spread = mean, student_quantile(n - 1) * stdev(differences) / math.sqrt(n)
+        middle = mean
+        spread = student_quantile(n - 1) * stdev(differences) / math.sqrt(n)
     return mean, max(-1.0, middle - spread), min(1.0, middle + spread)
 
 
@@ -111,12 +113,14 @@ def compute_chance(before: Sequence[float], after: Sequence[float]) -> float:
     case in which all differences are gains.
     """
     differences = [new - old for old, new in zip(before, after, strict=True) if abs(new - old) > ROUNDING]
-    n, sizes = len(differences), [abs(difference) for difference in differences]
+    n = len(differences)
+    sizes = [abs(difference) for difference in differences]
     if not n:
         return 1.0
     is_equal = max(sizes) - min(sizes) <= ROUNDING
     lost = sum(difference < 0 for difference in differences) if is_equal else 0
-    ways, total = 1, 1
+    ways = 1
+    total = 1
     for k in range(lost):
         ways = ways * (n - k) // (k + 1)
         total += ways
@@ -153,7 +157,8 @@ def within_item_interval(
         raise ValueError("each item needs at least two scores before and after")
     differences = [fmean(new) - fmean(old) for old, new in zip(before, after, strict=True)]
     variance = math.fsum(variance_of(scores) / len(scores) for scores in (*before, *after)) / len(before) ** 2
-    mean, spread = fmean(differences), Z_95 * math.sqrt(variance)
+    mean = fmean(differences)
+    spread = Z_95 * math.sqrt(variance)
     return mean, max(-1.0, mean - spread), min(1.0, mean + spread)
 
 

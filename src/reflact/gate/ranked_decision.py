@@ -76,7 +76,8 @@ def update_effect(*cases: EffectObservation, weights: Sequence[float] = WEIGHTS)
     """
     parts: list[tuple[float, float, float, float]] = []
     for case in cases:
-        noise, surprise = max(case.variance, MIN_NOISE), case.observed - EXPECTED_CHANGE
+        noise = max(case.variance, MIN_NOISE)
+        surprise = case.observed - EXPECTED_CHANGE
         for weight, scale in zip(weights, SCALES, strict=True):
             total = scale**2 + noise
             slope = scale**2 / total
@@ -144,28 +145,34 @@ class Posterior:
         self._indices = {node.skill_hash: i for i, node in enumerate(ranking.nodes)}
         size = len(ranking.nodes)
         self._changes = [PRIOR_VARIANCE] * size
-        precisions, weighted = [0.0] * size, [0.0] * size
+        precisions = [0.0] * size
+        weighted = [0.0] * size
         for result in ranking.passes:
-            i, precision = self._indices[result.skill_hash], result.n / result.variance
+            i = self._indices[result.skill_hash]
+            precision = result.n / result.variance
             precisions[i] += precision
             weighted[i] += precision * result.mean
             if result.change_variance is not None:
                 self._changes[i] = result.change_variance
         self._parents = [-1] + [self._indices[node.parent or ""] for node in ranking.nodes[1:]]
         for i in range(size - 1, 0, -1):
-            parent, shrink = self._parents[i], 1 + self._changes[i] * precisions[i]
+            parent = self._parents[i]
+            shrink = 1 + self._changes[i] * precisions[i]
             precisions[parent] += precisions[i] / shrink
             weighted[parent] += (weighted[i] - EXPECTED_CHANGE * precisions[i]) / shrink
         root = 1 / BASELINE_VARIANCE + precisions[0]
         self._means = [(BASELINE_MEAN / BASELINE_VARIANCE + weighted[0]) / root]
-        self._variances, self._slopes = [1 / root], [1.0]
+        self._variances = [1 / root]
+        self._slopes = [1.0]
         for i in range(1, size):
-            parent, change = self._parents[i], self._changes[i]
+            parent = self._parents[i]
+            change = self._changes[i]
             slope = 1 / (1 + change * precisions[i])
             self._slopes.append(slope)
             self._means.append(slope * (self._means[parent] + EXPECTED_CHANGE + change * weighted[i]))
             self._variances.append(slope**2 * self._variances[parent] + slope * change)
-        self._precisions, self._weighted = precisions, weighted
+        self._precisions = precisions
+        self._weighted = weighted
 
     def find_effect(self, skill_hash: str, weights: Sequence[float] = WEIGHTS) -> EffectBelief | None:
         """Return what is believed of a version's difference to its parent; None if nothing was observed.
@@ -177,7 +184,8 @@ class Posterior:
         i = self._indices[skill_hash]
         if not i or not self._precisions[i]:
             return None
-        observed, noise = self._weighted[i] / self._precisions[i], 1 / self._precisions[i]
+        observed = self._weighted[i] / self._precisions[i]
+        noise = 1 / self._precisions[i]
         return update_effect(
             *(
                 EffectObservation(observed - mean, noise + variance, log_weight)
@@ -241,7 +249,8 @@ class Posterior:
 
     def covariance(self, first: str, second: str) -> float:
         """Return the covariance of two versions' true means."""
-        a, b = self._indices[first], self._indices[second]
+        a = self._indices[first]
+        b = self._indices[second]
         product = 1.0
         while a != b:
             younger = max(a, b)
@@ -253,7 +262,8 @@ class Posterior:
         """Return the probability that one version's true mean is greater than another's; 0.5 for the same."""
         if better == than:
             return 0.5
-        i, j = self._indices[better], self._indices[than]
+        i = self._indices[better]
+        j = self._indices[than]
         if self._parents[i] == j:
             effect = self.find_effect(better, SCEPTICAL_WEIGHTS)
             if effect is not None:
@@ -346,7 +356,8 @@ def build_pass(
     if shared and missing:
         usual = math.fsum(means[item] for item in shared) / len(shared)
         mean += math.fsum(means[item] - usual for item in missing) / (len(measured) + len(missing))
-    squares, repeats = 0.0, 0
+    squares = 0.0
+    repeats = 0
     for item, score in measured.items():
         before = [known for each in earlier if (known := each.get(item)) is not None]
         if before:

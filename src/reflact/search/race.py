@@ -82,7 +82,9 @@ def limit_contenders(
     contenders: Sequence[Contender], slices: Sequence[int], rollouts: float
 ) -> Sequence[Contender]:
     """Return the first contenders, one at least: as many as so many rollouts pay for, if the race drops half each time."""
-    first, half, whole = slices[0], slices[max(0, len(slices) - 2)], slices[-1]
+    first = slices[0]
+    half = slices[max(0, len(slices) - 2)]
+    whole = slices[-1]
     most = len(contenders)
     while most > 1 and most * first + math.ceil(most / 2) * (half - first) + whole - half > rollouts:
         most -= 1
@@ -119,7 +121,8 @@ async def run_race(
     skills = [current, *(contender.candidate.skill for contender in contenders)]
     scores: list[dict[str, float | None]] = [{} for _ in skills]
     lost: list[Rollout] = []
-    alive, done = list(range(1, len(skills))), 0
+    alive = list(range(1, len(skills)))
+    done = 0
     looks = settings.slices[:-1] or settings.slices
     for size in looks:
         fresh = settings.item_ids[done:size]

@@ -119,15 +119,19 @@ def _read_blocks(reply: str) -> list[str]:
     Code alone, in a reply that says something beside it, is part of a document without fences.
     """
     blocks: list[tuple[str, str]] = []
-    outside, inside = "", ""
-    language, fences = "", list[str]()
+    outside = ""
+    inside = ""
+    language = ""
+    fences = list[str]()
     for line in reply.splitlines(keepends=True):
         match = FENCE.fullmatch(line)
         marks, name = ("", "") if match is None else (match[1], match[2])
         if not fences and not marks:
             outside += line
         elif not fences:
-            fences, language, inside = [marks], name.casefold(), ""
+            fences = [marks]
+            language = name.casefold()
+            inside = ""
         elif marks.startswith(fences[-1]) and not name and len(fences) == 1:
             blocks.append((language, inside))
             fences = []

@@ -11,6 +11,7 @@ from reflact.events import GatePowerEstimated
 from reflact.gate.greater_mean import GateSettings
 from reflact.gate.intervals import describe_claim
 from reflact.gate.ranked_decision import MAX_PASSES, start_ranking
+from reflact.protocols import CatchExits
 from reflact.records import CandidateReview, DecisionPoint, RunState
 from reflact.search.race import Contender, RaceResult, RaceSettings, order_items, plan_slices, run_race
 from reflact.skills.document import diff_texts
@@ -169,7 +170,8 @@ async def _ask_approver(
             diff=diff_texts(current.text, candidate.text),
             verdict=verdict,
         )
-        reply = await run.approve(review)
+        with run.graceful_stop.wait_for_person(), CatchExits():
+            reply = await run.approve(review)
         answer = reply if isinstance(reply, bool) else str(reply)
         await run.decision_log.put(step, label, answer)
     if answer is True:
@@ -197,7 +199,8 @@ def describe_few_items(n: int) -> str:
 
 def estimate_gate_power(plan: RunPlan) -> GatePowerEstimated:
     """Return what the gate does and what the final test can confirm, in words."""
-    gate, n = plan.config.gate, len(plan.data.val)
+    gate = plan.config.gate
+    n = len(plan.data.val)
     trials = 1
     items = f"{n} validation item{'s' * (n != 1)}"
     if not gate.enabled:

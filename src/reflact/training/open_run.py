@@ -24,7 +24,6 @@ from reflact.training.shutdown import (
     GracefulStop,
     StoppableAnnotator,
     StoppableLLM,
-    make_approver_stoppable,
 )
 from reflact.training.trouble import RunWatch
 from reflact.types import Grade, Item
@@ -176,7 +175,7 @@ async def connect_run(
             budget,
             tracing,
             on_event=tracing.count_events(emit),
-            approve=None if approve is None else make_approver_stoppable(approve, stop),
+            approve=approve,
             graceful_stop=stop,
             critic=critic,
         )

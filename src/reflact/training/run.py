@@ -187,5 +187,6 @@ class StageTimer:
         self._measure_running()
         now = anyio.current_time() + ahead
         read = (now - self._since, self._spent)
-        self._since, self._spent = now, {}
+        self._since = now
+        self._spent = {}
         return read

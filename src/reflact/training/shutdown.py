@@ -12,8 +12,8 @@ from anyio.lowlevel import checkpoint
 from reflact.adapters import CatchExits, find_critic
 from reflact.llm.middleware import LLMMiddleware
 from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel
-from reflact.protocols import LLM, Annotator, Approver
-from reflact.records import CandidateReview, CriticDescription
+from reflact.protocols import LLM, Annotator
+from reflact.records import CriticDescription
 from reflact.types import Item, Rollout
 
 R = TypeVar("R", bound=ReplyModel)
@@ -98,16 +98,6 @@ class GracefulStop:
     def _end_within(self, seconds: float) -> None:
         if self._scope is not None:
             self._scope.deadline = min(self._scope.deadline, anyio.current_time() + seconds)
-
-
-def make_approver_stoppable(approve: Approver, graceful_stop: GracefulStop) -> Approver:
-    """Return an approver for which a stopping run does not wait."""
-
-    async def ask(review: CandidateReview) -> bool | str:
-        with graceful_stop.wait_for_person(), CatchExits():
-            return await approve(review)
-
-    return ask
 
 
 class StoppableLLM(LLMMiddleware):

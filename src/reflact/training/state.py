@@ -93,7 +93,8 @@ def choose_best(state: RunState, record: Record) -> Record:
     ranking = later.ranking
     if ranking is None or (state.deterministic and (verdict is None or verdict.deterministic)):
         return record
-    posterior, best = Posterior(ranking), state.kept[0]
+    posterior = Posterior(ranking)
+    best = state.kept[0]
     measured = ranking.list_lineage(record.current.skill_hash)[-1]
     if posterior.find_probability(measured, best.skill_hash) >= BEST_ABOVE:
         versions = (record.current, *later.kept)
@@ -198,7 +199,9 @@ def build_commit_events(
 
 
 def _build_step_events(run_id: str, record: StepRecord) -> Iterator[events.Event]:
-    step, rollout, chosen = record.step, record.rollout, record.chosen
+    step = record.step
+    rollout = record.rollout
+    chosen = record.chosen
     yield events.StepStarted(run_id=run_id, step=step, epoch=record.epoch, item_ids=record.item_ids)
     yield events.RolloutsFinished(
         run_id=run_id, step=step, n=rollout.n, failures=record.n_failures, unmeasured=len(rollout.unmeasured)

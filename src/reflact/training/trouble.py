@@ -164,9 +164,11 @@ def describe_answer_faults(
             f"replies that name another model than the first reply of their role: {n_replies:,}. The endpoint may route "
             "calls or fall back, and then scores are those of several models",
         )
-    n_cut, n_empty = counts.get("cut answer", 0), counts.get("empty answer", 0)
+    n_cut = counts.get("cut answer", 0)
+    n_empty = counts.get("empty answer", 0)
     if n_cut + n_empty > 0 and n_cut + n_empty >= FAULTY_SHARE * n_answers:
-        key, cap = "models.target.max_tokens", config.models.target.max_tokens
+        key = "models.target.max_tokens"
+        cap = config.models.target.max_tokens
         where, change = ("the server's limit", "set") if cap is None else (f"{key} ({cap:,})", "raise")
         yield (
             "answers",
@@ -184,7 +186,8 @@ async def list_answer_faults(store: SQLiteRunStore, run_id: str, config: Trainer
 
 def advise_on_replies(role: str, config: TrainerConfig, reason: str = "") -> str:
     """Return what to change if a role gives no valid reply for a reason; nothing that the configuration has already."""
-    model, key = getattr(config.models, role), f"models.{role}"
+    model = getattr(config.models, role)
+    key = f"models.{role}"
     if CUT_OFF in reason and model.max_tokens is not None:
         return f"set {key}.max_tokens higher than {model.max_tokens:,}"
     own = role == "optimizer" and not config.models.is_optimizer_separate
