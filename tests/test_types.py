@@ -175,11 +175,6 @@ def grown(value: JsonValue, wide: bool) -> JsonValue:
     }
 
 
-def shown(value: JsonValue) -> str:
-    """Return a value as JSON in another form."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
-
-
 @given(values, st.integers(0, 200))
 def test_short_is_what_holds_few_values_and_characters(value: JsonValue, most: int) -> None:
     """A value is short where its values and characters together are no more than the bound."""
@@ -191,11 +186,10 @@ def test_short_is_what_holds_few_values_and_characters(value: JsonValue, most: i
 @pytest.mark.slow
 @given(values, st.sampled_from([None, True, False]))
 def test_pieces_make_the_text_that_is_written_at_once(value: JsonValue, wide: bool | None) -> None:
-    """Joined, the pieces of any value are its canonical JSON, and in another form its text in that form."""
+    """Joined, the pieces of any value are its canonical JSON."""
     value = value if wide is None else grown(value, wide)
     pieces = list(iter_json_chunks(value))
     assert "".join(pieces) == canonical_json(value)
-    assert "".join(iter_json_chunks(value, write=shown, signs=(", ", ": "))) == shown(value)
     assert max(map(len, pieces)) <= 6 * (2 * CHUNK_SIZE + 100)
 
 

@@ -67,35 +67,24 @@ def is_same_json(one: JsonValue, other: JsonValue) -> bool:
     )
 
 
-def iter_json_chunks(
-    value: JsonValue,
-    *,
-    write: Callable[[JsonValue], str] = canonical_json,
-    signs: tuple[str, str] = (",", ":"),
-) -> Iterator[str]:
-    """Yield a value as JSON in chunks: together the text of ``write(value)``, with sorted fields.
-
-    Args:
-        value: The value.
-        write: Writes a short value, or a text.
-        signs: Its separators between two values, and between a name and its value.
-    """
+def iter_json_chunks(value: JsonValue) -> Iterator[str]:
+    """Yield a value in chunks that make its canonical JSON together."""
     if not isinstance(value, dict | list) or measure_size(value, CHUNK_SIZE) <= CHUNK_SIZE:
-        yield write(value)
+        yield canonical_json(value)
         return
     open_, close = "{}" if isinstance(value, dict) else "[]"
     yield open_
     parts: Iterator[JsonValue] = _group_fields(value) if isinstance(value, dict) else _group_items(value)
     for number, part in enumerate(parts):
-        yield signs[0] if number else ""
+        yield "," if number else ""
         if isinstance(part, dict) and len(part) == 1:
             ((name, only),) = part.items()
-            yield write(name) + signs[1]
-            yield from iter_json_chunks(only, write=write, signs=signs)
+            yield f"{canonical_json(name)}:"
+            yield from iter_json_chunks(only)
         elif isinstance(part, list) and len(part) == 1:
-            yield from iter_json_chunks(part[0], write=write, signs=signs)
+            yield from iter_json_chunks(part[0])
         else:
-            yield write(part)[1:-1]
+            yield canonical_json(part)[1:-1]
     yield close
 
 

@@ -90,14 +90,7 @@ class _Wording(NamedTuple):
 
 
 _INSTRUCTION = "The instruction, in words that hold for new tasks, as Markdown."
-_RULE = "The rule: the kind of task, then a right answer to imitate."
 _PROPOSED = {
-    "append": _Wording("AppendReply", "One addition to the document.", _RULE),
-    "edit": _Wording("EditReply", "One change to the document.", f"{_RULE} Empty for delete."),
-}
-"""The wording of the first prompts, which ask for no evidence."""
-
-_REASONED = {
     "append": _Wording("ReasonedAppend", "One addition to the document, with its evidence.", _INSTRUCTION),
     "suggest": _Wording(
         "ReasonedSuggestion",
@@ -122,12 +115,17 @@ _MERGED = {
         "What the revision should do.",
     ),
     "edit": _Wording(
-        "MergedEdit",
+        "ReasonedMergedEdit",
         "A change that stands for one or more of the proposed ones.",
-        f"{_RULE} Empty for delete.",
+        f"{_INSTRUCTION} Empty for delete.",
     ),
 }
-_REASONED_MERGE = _Wording("ReasonedMergedEdit", _MERGED["edit"].doc, f"{_INSTRUCTION} Empty for delete.")
+_FIRST_APPEND = _Wording(
+    "AppendReply",
+    "One addition to the document.",
+    "The rule: the kind of task, then a right answer to imitate.",
+)
+"""The wording for the first analyst's prompt, which asks for no evidence."""
 
 _OPERATION = (
     "append: add content at the end. insert_after: add content after target's line. "
@@ -138,40 +136,49 @@ _EVIDENCE = "The cases that ask for it, and what in them does."
 _SOURCES = "Numbers of the proposals that this one stands for."
 
 
-def edit_reply_type(
-    operations: tuple[EditKind, ...], *, reasoned: bool, proposals: int | None = None
-) -> type[NarrowedEdit]:
-    """Return the narrowed type of one change of the given kinds.
+def proposal_reply_type(operations: tuple[EditKind, ...], *, reasoned: bool) -> type[NarrowedEdit]:
+    """Return the narrowed type of one proposed change of the given kinds.
 
-    Args:
-        operations: The kinds of edit; for one alone, neither it nor a target is asked for.
-        reasoned: Whether a proposed change comes with its evidence.
-        proposals: How many numbered proposals a merge has; None: the change is proposed.
+    If additions or suggestions alone are allowed, neither an operation nor a target is asked for. The first
+    analyst's prompt asks for no evidence of an addition (``reasoned`` is false).
     """
-    kind = operations[0] if operations in {("append",), ("suggest",)} else "edit"
-    wording = _REASONED[kind]
-    if not reasoned and kind in _PROPOSED:
-        wording = _PROPOSED[kind]
-    if proposals is not None:
-        wording = _REASONED_MERGE if reasoned and kind == "edit" else _MERGED[kind]
+    kind = _find_kind(operations)
+    if kind == "append" and not reasoned:
+        content = Field(min_length=1, description=_FIRST_APPEND.content)
+        return _create_edit_type(kind, _FIRST_APPEND, {"content": (str, content)})
+    wording = _PROPOSED[kind]
+    evidence = Field(min_length=1, description=_EVIDENCE)
+    fields = {**_content_fields(operations, wording), "evidence": (str, evidence)}
+    return _create_edit_type(kind, wording, fields)
 
-    fields: dict[str, Any] = {}
-    content = Field(description=wording.content)
-    if kind == "edit":
-        fields["op"] = Literal[operations], Field(description=_OPERATION)
-        fields["target"] = str, Field(description=_TARGET)
-    else:
-        content = Field(min_length=1, description=wording.content)
-    if proposals is not None:
-        number = Annotated[int, Field(ge=1, le=proposals)]
-        sources = list[number], Field(min_length=1, max_length=proposals, description=_SOURCES)
-        # The order in which the fields are asked for belongs to the recorded prompts.
-        order = {"content": (str, content), "sources": sources}
-        fields |= order if kind == "edit" else dict(reversed(order.items()))
-    else:
-        fields["content"] = str, content
-        if reasoned:
-            fields["evidence"] = str, Field(min_length=1, description=_EVIDENCE)
+
+def merged_reply_type(operations: tuple[EditKind, ...], *, proposals: int) -> type[NarrowedEdit]:
+    """Return the narrowed type of one change that stands for some of ``proposals`` numbered ones."""
+    kind = _find_kind(operations)
+    wording = _MERGED[kind]
+    content = _content_fields(operations, wording)
+    number = Annotated[int, Field(ge=1, le=proposals)]
+    sources = {"sources": (list[number], Field(min_length=1, max_length=proposals, description=_SOURCES))}
+    # The order in which the fields are asked for belongs to the recorded prompts.
+    fields = content | sources if kind == "edit" else sources | content
+    return _create_edit_type(kind, wording, fields)
+
+
+def _find_kind(operations: tuple[EditKind, ...]) -> str:
+    return operations[0] if operations in {("append",), ("suggest",)} else "edit"
+
+
+def _content_fields(operations: tuple[EditKind, ...], wording: _Wording) -> dict[str, Any]:
+    if _find_kind(operations) != "edit":
+        return {"content": (str, Field(min_length=1, description=wording.content))}
+    return {
+        "op": (Literal[operations], Field(description=_OPERATION)),
+        "target": (str, Field(description=_TARGET)),
+        "content": (str, Field(description=wording.content)),
+    }
+
+
+def _create_edit_type(kind: str, wording: _Wording, fields: dict[str, Any]) -> type[NarrowedEdit]:
     base = NarrowedSuggestion if kind == "suggest" else NarrowedEdit
     return create_model(wording.name, __base__=base, __doc__=wording.doc, **fields)
 
@@ -296,14 +303,14 @@ def failure_reply_type(
     return narrow_reply_type(
         ReasonedAnalystReply if reasoned else AnalystReply,
         patterns=(list[pattern], {"min_length": 1, "max_length": most_patterns}),  # type: ignore[valid-type]
-        edits=_list_field(edit_reply_type(operations, reasoned=reasoned), min(1, most), most),
+        edits=_list_field(proposal_reply_type(operations, reasoned=reasoned), min(1, most), most),
     )
 
 
 @lru_cache(maxsize=64)
 def success_reply_type(operations: tuple[EditKind, ...], *, most: int) -> type[ReasonedSuccessReply]:
     """Return the reply type for successes with at most ``most`` edits of the given kinds."""
-    edits = _list_field(edit_reply_type(operations, reasoned=True), 0, most)
+    edits = _list_field(proposal_reply_type(operations, reasoned=True), 0, most)
     return narrow_reply_type(ReasonedSuccessReply, edits=edits)
 
 
@@ -312,7 +319,7 @@ def merge_reply_type(
     operations: tuple[EditKind, ...], *, proposals: int, reasoned: bool = False
 ) -> type[MergeReply]:
     """Return the reply type of a merge of ``proposals`` numbered edits."""
-    merged = edit_reply_type(operations, reasoned=reasoned, proposals=proposals)
+    merged = merged_reply_type(operations, proposals=proposals)
     base = ReasonedMergeReply if reasoned else MergeReply
     return narrow_reply_type(base, edits=_list_field(merged, 1, proposals))
 
