@@ -16,8 +16,7 @@ import pytest
 from pure_world import rows
 from reflact.config.loading import load_config
 from reflact.events import EVENT_ADAPTER, Event
-from reflact.records import CommitRecord
-from reflact.records import RunState
+from reflact.records import CommitRecord, RunState
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.training import loop
 from reflact.training.open_run import connect_run

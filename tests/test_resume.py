@@ -27,8 +27,7 @@ from pure_world import Ended, PureNetwork, TooLong, differences, left_by, rows, 
 from reflact import Trainer, events
 from reflact.config import loading
 from reflact.messages import CallReservation, StoredResponse
-from reflact.records import CommitRecord
-from reflact.records import CandidateReview, RunState, StepRecord
+from reflact.records import CandidateReview, CommitRecord, RunState, StepRecord
 from reflact.store.database import Database
 from reflact.store.runs import RECORD_TYPES, SQLiteDecisionLog, SQLiteRunStore
 from reflact.store.schema import SCHEMA

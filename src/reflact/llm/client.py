@@ -812,7 +812,8 @@ class Client:
             fault = "cut prompt"
         elif self._role == "target":
             fault = find_answer_fault(completion, body)
-        if model := completion["model"]:
+        model = str(completion["model"])
+        if model:
             self._models.setdefault(model)
             if fault is None and model != next(iter(self._models)):
                 fault = "other model"

@@ -258,14 +258,16 @@ def write_completion(
     message: Mapping[str, Any], usage: Usage, *, finish: str = "stop", model: str = ""
 ) -> dict[str, JsonValue]:
     """Return a chat completion; one whose tokens were not counted has no usage."""
-    body = {
+    body: dict[str, JsonValue] = {
         "id": "",
         "object": "chat.completion",
         "created": 0,
         "model": model,
         "choices": [{"index": 0, "finish_reason": finish, "message": {"role": "assistant", **message}}],
     }
-    return body if usage.uncounted else {**body, "usage": write_counts(usage)}
+    if not usage.uncounted:
+        body["usage"] = write_counts(usage)
+    return body
 
 
 def _is_stream(content_type: str, text: str) -> bool:

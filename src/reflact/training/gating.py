@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from reflact.adapters import CatchExits
 from reflact.data import USEFUL_SIZE
 from reflact.errors import Unmeasured
 from reflact.events import GatePowerEstimated
 from reflact.gate.greater_mean import GateSettings
 from reflact.gate.intervals import describe_claim
 from reflact.gate.ranked_decision import MAX_PASSES, start_ranking
-from reflact.protocols import CatchExits
 from reflact.records import CandidateReview, DecisionPoint, RunState
 from reflact.search.race import Contender, RaceResult, RaceSettings, order_items, plan_slices, run_race
 from reflact.skills.document import diff_texts
