@@ -218,18 +218,6 @@ async def test_what_a_trace_holds_is_kept_as_it_grows(memory: MemoryStore) -> No
     ).recording.content_hashes[-1]
 
 
-async def test_a_copy_of_what_taught_is_taught_as_well(memory: MemoryStore) -> None:
-    """A trace tests nothing where a pair was made of it, or of another one that holds the same."""
-    for trace in (recorded_trace("first", 1), recorded_trace("copy", 1), recorded_trace("other", 2)):
-        await trace.save_to(memory)
-    await memory.submit(make_pair(1, trace="first"))
-    assert {one.id: one.has_pairs for one in await memory.testable_traces(before=None, limit=9)} == {
-        "first": True,
-        "copy": True,
-        "other": False,
-    }
-
-
 async def test_purposes_are_counted_up_to_a_bound(memory: MemoryStore) -> None:
     """However many traces share them."""
     for number in range(12):

@@ -17,7 +17,12 @@ Progress = Annotated[float, Field(ge=0, le=10)]
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
-MISTAKE_KINDS: Final = ("credit_for_intention", "inflated_score", "ignored_evidence", "scale_inconsistency")
+MISTAKE_KINDS: Final = (
+    "credit_for_intention",
+    "inflated_score",
+    "ignored_evidence",
+    "scale_inconsistency",
+)
 """Known kinds of mistakes of critics; users may add their own."""
 
 Construction = Literal[
@@ -99,14 +104,17 @@ class Evaluation(FrozenModel):
     @property
     def direction(self) -> Direction:
         """Whether progress rises, stays or falls."""
-        return "stays" if self.delta == 0 else "rises" if self.delta > 0 else "falls"
+        if self.delta == 0:
+            return "stays"
+        return "rises" if self.delta > 0 else "falls"
 
     @property
     def hashed_fields(self) -> dict[str, JsonValue]:
-        """Its fields as hashes use them: ids of pairs and calls rest on these names, so they never change."""
+        """Its fields as hashes use them: ids of pairs and calls rest on these names, which never change."""
         fields = self.model_dump(mode="json")
-        numbers = {"phi_before": fields.pop("progress_before"), "phi_after": fields.pop("progress_after")}
-        return {**fields, **numbers}
+        fields["phi_before"] = fields.pop("progress_before")
+        fields["phi_after"] = fields.pop("progress_after")
+        return fields
 
 
 class Label(FrozenModel):
@@ -241,9 +249,10 @@ class ContrastPair(FrozenModel):
     @cached_property
     def hashes(self) -> PairHashes:
         """The hashes, computed once per object and its copies, in time proportional to the states."""
-        said = self.model_dump(mode="json", include=set(_IDENTITY_FIELDS))
-        said |= {"right": self.right.hashed_fields, "wrong": self.wrong.hashed_fields}
-        texts = {name: canonical_json(value) for name, value in said.items()}
+        fields = self.model_dump(mode="json", include=set(_IDENTITY_FIELDS))
+        fields["right"] = self.right.hashed_fields
+        fields["wrong"] = self.wrong.hashed_fields
+        texts = {name: canonical_json(value) for name, value in fields.items()}
         texts["transition"] = self.transition.canonical_json
         subject = {name: texts[name] for name in ("purpose", "transition")}
         return PairHashes(digest_text(join_canonical_json(texts)), digest_text(join_canonical_json(subject)))
@@ -344,16 +353,6 @@ class StoredPair(FrozenModel):
     def needs_review(self) -> bool:
         """Whether it is quarantined for a reason and cannot be tested; see ``MemoryStore.release``."""
         return self.status == "quarantined" and self.reason is not None
-
-
-class StatusChange(FrozenModel):
-    """One entry of a pair's history; ``test_number`` names the test that caused it."""
-
-    before: CardStatus | None
-    after: CardStatus
-    reason: str | None
-    test_number: int | None = None
-    at: datetime
 
 
 class BatchTest(FrozenModel):
