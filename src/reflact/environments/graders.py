@@ -9,11 +9,9 @@ An environment also accepts any function ``(item, answer)``, plain or async, tha
 
 from __future__ import annotations
 
-import ast
 import dis
 import inspect
 import json
-import linecache
 import logging
 import math
 import os
@@ -44,228 +42,6 @@ from reflact.types import FrozenModel, Grade, Item, Score, digest_json
 if TYPE_CHECKING:
     from regex import Pattern
 
-
-PART_CHARS = 2_000
-"""Longer texts are normalized in parts of about this length, in characters."""
-
-MAX_NUMBER_CHARS = 10_000
-"""Maximum length of a number, in characters."""
-
-MAX_JSON_CHARS = 500_000
-"""Maximum length of an answer in JSON, in characters."""
-
-ROUNDING = 1e-6
-"""The relative tolerance between two numbers of which one has decimals, if none is set."""
-
-EXACT_FLOATS = 2**53
-"""Whole numbers below this are exact as floats, so that 7.0 in a table is the whole number 7."""
-
-SHOWN_CHARS = 300
-"""Maximum length of ``quote_json``, in characters."""
-
-
-def normalize(text: str) -> str:
-    r"""Return a text as the ``normalized`` grader compares it; nothing that may tell two right answers apart is lost.
-
-    Unicode NFKC and case folding; runs of white space become one space. Typographic apostrophes and hyphens become those of
-    ASCII; soft hyphens and variation selectors go. Superscripts, subscripts, fractions, circled and
-    mathematical letters stay what they are (``10²`` is not ``102``). From both ends go white space, invisible characters and pairs of quotes,
-    asterisks or backticks. So does a pair of brackets around one word, and ``. , ; : ! ?`` at the end, but not after a
-    number the ``!`` of a factorial. A text of such signs alone stays as it is.
-    """
-    return _strip_edges(_fold_text(text))
-
-
-def tokenize(text: str) -> tuple[str, ...]:
-    """Return the words of a text, as the ``token_f1`` grader counts them.
-
-    The text is folded as in ``normalize`` and split at white space. Quotes, brackets and punctuation at both ends of a word
-    are left out, but not a leading full stop (``.5``). ``a``, ``an``, ``the``, dashes and words of nothing else are
-    left out too, unless the text has no other words.
-    """
-    return tuple(_iter_words(text))
-
-
-def _iter_words(text: str) -> Iterator[str]:
-    skipped, others = [], False
-    for match in _WORD.finditer(_fold_text(text)):
-        word = match[0].lstrip(_OPENERS).rstrip(_CLOSERS)
-        if word in _NO_WORDS:
-            if not others:
-                skipped.append(word or match[0])
-        else:
-            others = others or any(map(str.isalnum, word))
-            yield word
-    if not others:
-        for word in skipped:  # unlike `yield from`, a loop lets other threads run
-            yield word
-
-
-def _fold_text(text: str) -> str:
-    """Return a text composed and case-folded, each run of white space as one space."""
-    pieces: list[str] = []
-    is_gap = False
-    for part in _split_text(text):
-        plain = _compose(part.translate(_PLAIN)).casefold().translate(_PLAIN)
-        folded = _compose(plain)
-        words = folded.split()
-        if words and pieces and (is_gap or folded[0].isspace()):
-            pieces.append(" ")
-        pieces.append(" ".join(words))
-        is_gap = folded[-1:].isspace() or (is_gap and not words)
-    return "".join(pieces).strip(_BLANK)
-
-
-def _split_text(text: str) -> Iterator[str]:
-    """Yield a text in parts, because the time for NFKC grows with the square of the marks on one letter.
-
-    A part ends before a character that joins no other, if there is one.
-    """
-    start = 0
-    while len(text) - start > PART_CHARS:
-        match = _SEPARATE.search(text, start + PART_CHARS // 2, start + PART_CHARS)
-        end = start + PART_CHARS if match is None else match.start()
-        yield text[start:end]
-        start = end
-    yield text[start:]
-
-
-def _compose(text: str) -> str:
-    """Return a text in NFKC, apart from characters whose form is a difference, such as superscripts."""
-    if unicodedata.is_normalized("NFKC", text):
-        return text
-    return unicodedata.normalize("NFC", "".join(map(_decompose, text)))
-
-
-def _decompose(char: str) -> str:
-    form = unicodedata.decomposition(char).partition(" ")[0]
-    return char if form in _TELLING_FORMS else unicodedata.normalize("NFKD", char)
-
-
-def _strip_edges(text: str) -> str:
-    start, end = 0, len(text)
-    while start < end:
-        first, last = text[start], text[end - 1]
-        if first in _BLANK:
-            start += 1
-        elif last in _BLANK or _is_mark(last, text[max(start, end - 3) : end - 1]):
-            end -= 1
-        elif end - start > 1 and (
-            _QUOTES.get(first) == last
-            or (first + last in {"()", "[]"} and text[start + 1 : end - 1].isalnum())
-        ):
-            start += 1
-            end -= 1
-        else:
-            break
-    return text[start:end] or text.strip(_BLANK)
-
-
-def _is_mark(char: str, before: str) -> bool:
-    """Whether a sign at the end of a text is punctuation; ``!`` after a number, a bracket or one letter is a factorial."""
-    is_factorial = char == "!" and re.search(r"[\d)]$|(^|\W)\w$", before) is not None
-    return char in _MARKS and not is_factorial
-
-
-_PLAIN = str.maketrans("\u2019\u02bc\u2018\u2010\u2011", "'''--", "\u00ad\ufe0f")
-"""Apostrophes, single quotes and hyphens as in ASCII; soft hyphens and variation selectors go."""
-
-_INVISIBLE = "\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
-_BLANK = "".join(filter(str.isspace, map(chr, range(0x3001)))) + _INVISIBLE
-"""White space, and characters that leave no trace at the end of a text, such as the byte order mark."""
-
-_TELLING_FORMS = frozenset({"<super>", "<sub>", "<fraction>", "<circle>", "<font>"})
-"""Unicode's forms of letters and digits that mean something else than the plain ones."""
-
-_MARKS = ".,;:!?\u2026\u3002\u3001\u061f\u060c\u061b\u0964"
-_QUOTES = dict(zip("\"'`*\u201c\u00ab\u201e\u201d\u300c", "\"'`*\u201d\u00bb\u201c\u201d\u300d", strict=True))
-_OPENERS = _INVISIBLE + "([{\u00bf\u00a1_" + "".join(_QUOTES)
-_CLOSERS = _INVISIBLE + ")]}_" + _MARKS + "".join(_QUOTES.values())
-_NO_WORDS = frozenset({"", "a", "an", "the", "-", "\u2013", "\u2014"})
-_WORD = re.compile("[^ ]+")
-_SEPARATE = re.compile("[\x00-\x7f\u3400-\u4dbf\u4e00-\u9fff]")
-"""ASCII and Chinese characters; none of them joins the character before it."""
-
-_NUMBER = re.compile(
-    r"(?P<sign>[+-])?(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
-    r"(?P<exponent>e[+-]?[0-9]+)?\s*(?P<percent>%)?",
-    re.IGNORECASE,
-)
-
-
-def parse_number(text: str) -> int | float | None:
-    """Return a text as a number, a whole one exactly; None if it is anything else.
-
-    White space and invisible characters at both ends are ignored. A number is decimal digits with, each optional: a sign (``+``,
-    ``-`` or the minus sign U+2212), commas between groups of three digits before the decimal point, a
-    decimal point, an exponent, and a per cent sign, which divides by 100 (``12.5%`` is 0.125). It is whole if it has
-    neither of the last two, and only zeros after the point. Never a number: ``1,5``, ``1.234,5``, ``$5``, ``5 km``,
-    ``1/2``, ``0x10``, NaN, infinity, what overflows, and a text of more than ``MAX_NUMBER_CHARS``.
-    """
-    bare = text.strip(_BLANK)
-    match = None if len(bare) > MAX_NUMBER_CHARS else _NUMBER.fullmatch(bare.replace("\u2212", "-"))
-    if match is None:
-        return None
-    sign = -1 if match["sign"] == "-" else 1
-    digits = match["digits"].replace(",", "")
-    value = to_finite(float(f"{digits}{match['exponent'] or ''}"))
-    whole, _, rest = digits.partition(".")
-    if value is None:
-        return None
-    if match["percent"]:
-        return sign * value / 100
-    return sign * (value if match["exponent"] or rest.strip("0") else int(whole.lstrip("0") or 0))
-
-
-def to_finite(value: float) -> float | None:
-    """Return a number as a float; None if that is not finite."""
-    try:
-        real = float(value)
-    except OverflowError:
-        return None
-    return real if math.isfinite(real) else None
-
-
-def parse_strict_json(text: str) -> Any:
-    """Return the value of a JSON text, without any tolerance.
-
-    Raises:
-        ValueError: It is not JSON, repeats a name, or holds NaN, infinity or a number out of range.
-        RecursionError: It is nested too deeply.
-    """
-    return json.loads(
-        text, object_pairs_hook=build_object, parse_constant=_refuse_number, parse_float=_parse_finite
-    )
-
-
-def _parse_finite(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _refuse_number(text)
-
-
-def _refuse_number(text: str) -> NoReturn:
-    raise ValueError(f"{text[:20]} is not a finite number")
-
-
-def json_equal(one: JsonValue, other: JsonValue) -> bool:
-    """Return whether two JSON values are equal; 1 equals 1.0, but not true."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(
-            json_equal(value, other[name]) for name, value in one.items()
-        )
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(json_equal, one, other))
-    return isinstance(one, bool) == isinstance(other, bool) and one == other
-
-
-def quote_json(value: JsonValue) -> str:
-    """Return a value as JSON for a message: cut to ``SHOWN_CHARS``, lone surrogates escaped."""
-    if isinstance(value, str) and len(value) > SHOWN_CHARS:
-        return f"{quote_json(value[:SHOWN_CHARS])[:SHOWN_CHARS]}… ({len(value)} characters)"
-    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text)} characters)"
-
-
 GraderOutput: TypeAlias = Grade | Score | float | bool
 """The results that a grader may return; a number is a share of success in 0..1."""
 
@@ -273,8 +49,18 @@ Grader: TypeAlias = Callable[[Item, str], Awaitable[GraderOutput] | GraderOutput
 """Grades an answer to an item."""
 
 E = TypeVar("E")
+
+MAX_JSON_CHARS = 500_000
+"""Maximum length of an answer in JSON, in characters."""
+
 MATCH_SECONDS = 0.25
 """Time limit of ``RegexGrader`` for one pattern on one answer, in seconds."""
+
+ROUNDING = 1e-6
+"""The relative tolerance between two numbers of which one has decimals, if none is set."""
+
+EXACT_FLOATS = 2**53
+"""Whole numbers below this are exact as floats, so that 7.0 in a table is the whole number 7."""
 
 
 class CheckedGrader(FrozenModel, ABC, Generic[E]):
@@ -313,19 +99,16 @@ class CheckedGrader(FrozenModel, ABC, Generic[E]):
         return ()
 
     def _list_accepted(self, item: Item) -> list[E]:
+        subject = f"item {item.id!r} cannot be graded by {self.name}"
+        advice = "write its right answer, or remove it"
         if item.reference is None or item.reference == "":
-            raise DataError(
-                f"item {item.id!r} cannot be graded by {self.name}: it has no reference; write its right answer, or remove it"
-            )
+            raise DataError(f"{subject}: it has no reference; {advice}")
         try:
-            accepted = [self._read(reference) for reference in _references(item)]
+            accepted = [self._read(reference) for reference in _list_references(item)]
         except ValueError as error:
-            raise DataError(f"item {item.id!r} cannot be graded by {self.name}: {error}") from None
+            raise DataError(f"{subject}: {error}") from None
         if not accepted:
-            raise DataError(
-                f"item {item.id!r} cannot be graded by {self.name}: the list of references is empty; write its right "
-                "answer, or remove it"
-            )
+            raise DataError(f"{subject}: the list of references is empty; {advice}")
         return accepted
 
     @abstractmethod
@@ -349,7 +132,10 @@ class ReferenceGrader(CheckedGrader[E]):
         """
         matches = [self._match(expected, answer) for expected in self._list_accepted(item)]
         soft, reason = max(matches, key=lambda match: match[0])
-        feedback = None if soft == 1 else self._feedback(item, answer, reason) or None
+        feedback = None
+        if soft < 1:
+            expected = " or ".join(map(quote_json, _list_references(item)))
+            feedback = f"expected {expected}, got {quote_json(answer)}" + (f": {reason}" if reason else "")
         score = Score(hard=float(soft >= self._pass_threshold), soft=soft)
         return Grade(score=score, answer=answer, feedback=feedback)
 
@@ -357,11 +143,6 @@ class ReferenceGrader(CheckedGrader[E]):
     def _pass_threshold(self) -> float:
         """The minimum soft score of a solved item."""
         return 1.0
-
-    def _feedback(self, item: Item, answer: str, reason: str) -> str:
-        """Return the feedback for the failure analyst; empty if answer and reference suffice."""
-        expected = " or ".join(quote_json(reference) for reference in _references(item))
-        return f"expected {expected}, got {quote_json(answer)}" + (f": {reason}" if reason else "")
 
     @abstractmethod
     def _match(self, expected: E, answer: str) -> tuple[float, str]:
@@ -384,7 +165,7 @@ class ExactGrader(ReferenceGrader[str]):
         return tuple(self._list_accepted(item))
 
     def _read(self, reference: JsonValue) -> str:
-        return _text(reference).strip(_BLANK)
+        return _read_as_text(reference).strip(_BLANK)
 
     def _match(self, expected: str, answer: str) -> tuple[float, str]:
         return float(answer.strip(_BLANK) == expected), ""
@@ -397,7 +178,10 @@ class NormalizedGrader(ReferenceGrader[str]):
     """
 
     name = "normalized"
-    meaning = "An answer is right if it equals the reference, apart from case, spaces, quotes around it and punctuation at its end."
+    meaning = (
+        "An answer is right if it equals the reference, apart from case, spaces, quotes around it and "
+        "punctuation at its end."
+    )
     version = 2
 
     def list_right_answers(self, item: Item) -> tuple[str, ...]:
@@ -405,7 +189,7 @@ class NormalizedGrader(ReferenceGrader[str]):
         return tuple(self._list_accepted(item))
 
     def _read(self, reference: JsonValue) -> str:
-        text = normalize(_text(reference))
+        text = normalize(_read_as_text(reference))
         if not text:
             raise ValueError(f"the reference {quote_json(reference)} is empty")
         return text
@@ -440,16 +224,16 @@ class TokenF1Grader(ReferenceGrader[Counter[str]]):
 
     def list_right_answers(self, item: Item) -> tuple[str, ...]:
         """Return the references after ``normalize``."""
-        return tuple(normalize(_text(reference)) for reference in _references(item))
+        return tuple(normalize(_read_as_text(reference)) for reference in _list_references(item))
 
     def _read(self, reference: JsonValue) -> Counter[str]:
-        words = Counter(_iter_words(_text(reference)))
+        words = Counter(_list_words(_read_as_text(reference)))
         if not words:
             raise ValueError(f"the reference {quote_json(reference)} has no words")
         return words
 
     def _match(self, expected: Counter[str], answer: str) -> tuple[float, str]:
-        words = Counter(_iter_words(answer))
+        words = Counter(_list_words(answer))
         shared = (words & expected).total()
         f1 = 2 * shared / (words.total() + expected.total())
         return f1, f"token F1 is {f1:.2f} and {self.threshold:.2f} is needed"
@@ -518,7 +302,7 @@ class RegexGrader(ReferenceGrader["Pattern[str]"]):
     def _read(self, reference: JsonValue) -> Pattern[str]:
         import regex
 
-        pattern = reference if isinstance(reference, str) else regex.escape(_text(reference))
+        pattern = reference if isinstance(reference, str) else regex.escape(_read_as_text(reference))
         try:
             return regex.compile(pattern)
         except (regex.error, OverflowError, RecursionError) as error:
@@ -579,173 +363,6 @@ def _list_wrong_fields(expected: dict[str, JsonValue], answer: Any) -> list[str]
     ]
 
 
-# --------------------------------------------------------------------------------------------- identity
-
-LOGGER = logging.getLogger("reflact")
-
-INSTALLED = (
-    "<frozen ",
-    str(Path(__file__).resolve().parents[1]) + os.sep,
-    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-)
-"""Beginnings of the file names of code that changes only with a version, so that its name is enough."""
-
-CHANGING = frozenset(
-    ["add", "append", "clear", "discard", "extend", "insert", "pop", "remove", "setdefault", "update"]
-)
-"""Methods that change a list, a mapping or a set."""
-
-
-def identify_grader(grade: Grader) -> JsonValue:
-    """Return a grader's own ``identity``, or the name and the code of a function."""
-    identity: JsonValue = getattr(grade, "identity", None)
-    return {"grader": identify_function(grade)} if identity is None else identity
-
-
-def identify_function(function: Callable[..., Any]) -> str:
-    """Return a function's qualified name, and a digest of what it computes.
-
-    The digest covers the function's source without comments and layout, its defaults, and the values and functions that it
-    takes from around it. A ``partial``, a method and an object with ``__call__`` count with their parts. Not covered are
-    the code of installed packages, objects that are no plain data, and what the function changes itself, such as a cache.
-    A function without source counts by its byte code, which differs between Python versions.
-    """
-    inner: Any = function
-    while isinstance(inner, partial):
-        inner = inner.func
-    name = _name(inner if hasattr(inner, "__qualname__") else type(inner))
-    described = _describe(function, {})
-    if not isinstance(described, str):
-        return f"{name}#{digest_json(described)[:16]}"
-    if not name.startswith("reflact."):
-        LOGGER.warning("the code of %s is not read, so no run notices if what it computes changes", name)
-    return name
-
-
-Known = dict[int, tuple[int, Any]]
-"""The values that were described before, and the number of each, by their ids."""
-
-
-def _describe(value: Any, known: Known) -> JsonValue:  # noqa: PLR0911 - one for each kind of value
-    """Return a value as JSON, which is equal for equal values in every process; a known one by its number."""
-    if value is None or isinstance(value, bool | int | float | str | bytes | Enum | Decimal | Fraction):
-        return repr(value)
-    if id(value) in known:
-        return ["again", known[id(value)][0]]
-    known[id(value)] = len(known), value
-    if isinstance(value, set | frozenset):
-        return [*sorted(repr(_describe(part, {})) for part in value)]
-    if isinstance(value, FunctionType) and not value.__code__.co_filename.startswith(INSTALLED):
-        return _describe_function(value, known)
-    if (parts := _list_parts(value)) is not None:
-        return [type(value).__name__, *(_describe(part, known) for part in parts)]
-    if isinstance(value, ModuleType) or isinstance(getattr(value, "__qualname__", None), str):
-        return _name(value)
-    methods = _list_methods(type(value))
-    if not methods:
-        return _name(type(value))
-    stored, _ = _find_changes([method for name, method in methods.items() if name != "__init__"])
-    state = {name: part for name, part in getattr(value, "__dict__", {}).items() if name not in stored}
-    return _describe([type(value), state], known)
-
-
-def _list_parts(value: Any) -> Sequence[Any] | None:  # noqa: PLR0911 - one for each kind of value
-    """Return the values that a value consists of; None if it is not known to consist of others."""
-    if isinstance(value, list | tuple):
-        return value
-    if isinstance(value, dict):
-        return [part for pair in value.items() for part in pair]
-    if isinstance(value, re.Pattern):
-        return [value.pattern, value.flags]
-    if isinstance(value, CodeType):
-        return [value.co_code, value.co_names, value.co_consts]
-    if isinstance(value, partial):
-        return [value.func, value.args, value.keywords]
-    if isinstance(value, MethodType):
-        return [value.__func__, value.__self__]
-    if isinstance(value, type):
-        methods = _list_methods(value)
-        return [_name(value), methods] if methods else None
-    wrapped = inspect.getattr_static(value, "__wrapped__", None)
-    return None if wrapped is None else [wrapped]
-
-
-def _name(value: Any) -> str:
-    name = getattr(value, "__qualname__", None) or value.__name__
-    return f"{getattr(value, '__module__', None) or 'builtins'}.{name}"
-
-
-def _list_methods(kind: type) -> dict[str, FunctionType]:
-    """Return the methods of a class and its bases that are no part of an installed package."""
-    members = {name: member for base in reversed(kind.__mro__) for name, member in vars(base).items()}
-    plain = {n: getattr(m, "__func__", None) or getattr(m, "fget", None) or m for n, m in members.items()}
-    return {
-        name: method
-        for name, method in plain.items()
-        if isinstance(method, FunctionType) and not method.__code__.co_filename.startswith(INSTALLED)
-    }
-
-
-def _describe_function(function: FunctionType, known: Known) -> JsonValue:
-    names = {name for code in _iter_codes(function.__code__) for name in code.co_names}
-    around = {name: value for name, value in function.__globals__.items() if name in names}
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    around |= {name: cell.cell_contents for name, cell in cells.items() if cell != CellType()}
-    around |= {f"default {number}": value for number, value in enumerate(function.__defaults__ or ())}
-    around |= {f"default {name}": value for name, value in (function.__kwdefaults__ or {}).items()}
-    stored, changes_items = _find_changes([function])
-    used = {
-        name: value
-        for name, value in sorted(around.items())
-        if name not in stored and not (changes_items and isinstance(value, list | dict | set))
-    }
-    return _describe([_read_source(function) or function.__code__, used], known)
-
-
-def _find_changes(functions: Sequence[FunctionType]) -> tuple[frozenset[str], bool]:
-    """Return the names outside of functions to which they assign, and whether they change items of something."""
-    codes = [code for function in functions for code in _iter_codes(function.__code__)]
-    steps = [step for code in codes for step in dis.get_instructions(code)]
-    stored = (s.argval for s in steps if s.opname in {"STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR"})
-    changes_items = any(s.argval in CHANGING or s.opname in {"STORE_SUBSCR", "DELETE_SUBSCR"} for s in steps)
-    return frozenset(stored), changes_items
-
-
-def _iter_codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for value in code.co_consts:
-        if isinstance(value, CodeType):
-            yield from _iter_codes(value)
-
-
-def _read_source(function: FunctionType) -> str | None:
-    """Return the source of a function without comments and layout; None if it is not that of its code."""
-    code = function.__code__
-    linecache.checkcache(code.co_filename)
-    try:
-        tree = ast.parse("".join(linecache.getlines(code.co_filename, function.__globals__)))
-        codes = _iter_codes(compile(tree, code.co_filename, "exec", dont_inherit=True))
-    except (SyntaxError, ValueError):
-        return None
-    if code not in codes:  # the file was edited after it was imported
-        return None
-    starts = [(p[0], p[2]) for p in code.co_positions() if None not in p and (p[0], p[2]) != (p[1], p[3])]
-    found = [
-        node
-        for node in ast.walk(tree)
-        if (
-            isinstance(node, ast.Lambda)
-            and (node.body.lineno, node.body.col_offset) == min(starts, default=None)
-        )
-        or (
-            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            and node.name == code.co_name
-            and min(part.lineno for part in (node, *node.decorator_list)) == code.co_firstlineno
-        )
-    ]
-    return ast.unparse(found[0]) if len(found) == 1 else None
-
-
 # --------------------------------------------------------------------------------------------- applying
 
 
@@ -756,8 +373,11 @@ def list_right_answers(grade: Grader, item: Item) -> tuple[str, ...]:
     """
     if isinstance(grade, CheckedGrader):
         return grade.list_right_answers(item)
-    plain = [reference for reference in _references(item) if not isinstance(reference, bool)]
-    return tuple(str(reference) for reference in plain if isinstance(reference, str | int | float))
+    return tuple(
+        str(reference)
+        for reference in _list_references(item)
+        if isinstance(reference, str | int | float) and not isinstance(reference, bool)
+    )
 
 
 async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:
@@ -819,11 +439,11 @@ def _read_number(value: object) -> float | None:
         return None
 
 
-def _references(item: Item) -> list[JsonValue]:
+def _list_references(item: Item) -> list[JsonValue]:
     return item.reference if isinstance(item.reference, list) else [item.reference]
 
 
-def _text(reference: JsonValue) -> str:
+def _read_as_text(reference: JsonValue) -> str:
     if isinstance(reference, str):
         return reference
     if isinstance(reference, int | float):
@@ -831,3 +451,372 @@ def _text(reference: JsonValue) -> str:
     raise ValueError(
         f"the reference {quote_json(reference)} is no text, number or truth value; write it as text"
     )
+
+
+# ------------------------------------------------------------------------------------------------ texts
+
+PART_CHARS = 2_000
+"""Longer texts are normalized in parts of about this length, in characters."""
+
+_PLAIN = str.maketrans("\u2019\u02bc\u2018\u2010\u2011", "'''--", "\u00ad\ufe0f")
+"""Apostrophes, single quotes and hyphens as in ASCII; soft hyphens and variation selectors go."""
+
+_INVISIBLE = "\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
+_BLANK = "".join(filter(str.isspace, map(chr, range(0x3001)))) + _INVISIBLE
+"""White space, and characters that leave no trace at the end of a text, such as the byte order mark."""
+
+_TELLING_FORMS = frozenset({"<super>", "<sub>", "<fraction>", "<circle>", "<font>"})
+"""Unicode's forms of letters and digits that mean something else than the plain ones."""
+
+_MARKS = ".,;:!?\u2026\u3002\u3001\u061f\u060c\u061b\u0964"
+_QUOTES = dict(zip("\"'`*\u201c\u00ab\u201e\u201d\u300c", "\"'`*\u201d\u00bb\u201c\u201d\u300d", strict=True))
+_OPENERS = _INVISIBLE + "([{\u00bf\u00a1_" + "".join(_QUOTES)
+_CLOSERS = _INVISIBLE + ")]}_" + _MARKS + "".join(_QUOTES.values())
+_NO_WORDS = frozenset({"", "a", "an", "the", "-", "\u2013", "\u2014"})
+_WORD = re.compile("[^ ]+")
+_SEPARATE = re.compile("[\x00-\x7f\u3400-\u4dbf\u4e00-\u9fff]")
+"""ASCII and Chinese characters; none of them joins the character before it."""
+
+
+def normalize(text: str) -> str:
+    """Return a text as the ``normalized`` grader compares it; no difference between two right answers is lost.
+
+    Unicode NFKC and case folding; runs of white space become one space. Typographic apostrophes and hyphens
+    become those of ASCII; soft hyphens and variation selectors go. Superscripts, subscripts, fractions, circled
+    and mathematical letters stay what they are (``10²`` is not ``102``). White space, invisible characters, and
+    pairs of quotes, asterisks or backticks go from both ends, and so does a pair of brackets around one word.
+    ``. , ; : ! ?`` go from the end, but not the ``!`` of a factorial. A text of such signs alone stays as it is.
+    """
+    return _strip_edges(_fold_text(text))
+
+
+def tokenize(text: str) -> tuple[str, ...]:
+    """Return the words of a text, as the ``token_f1`` grader counts them.
+
+    The text is folded as in ``normalize`` and split at white space. Quotes, brackets and punctuation at both ends
+    of a word are left out, but not a leading full stop (``.5``). ``a``, ``an``, ``the``, dashes and words of
+    nothing else are left out too, unless the text has no other words.
+    """
+    return tuple(_list_words(text))
+
+
+def _list_words(text: str) -> list[str]:
+    words = []
+    skipped = []
+    for match in _WORD.finditer(_fold_text(text)):
+        word = match[0].lstrip(_OPENERS).rstrip(_CLOSERS)
+        if word in _NO_WORDS:
+            skipped.append(word or match[0])
+        else:
+            words.append(word)
+    has_text = any(char.isalnum() for word in words for char in word)
+    return words if has_text else words + skipped
+
+
+def _fold_text(text: str) -> str:
+    """Return a text composed and case-folded, each run of white space as one space."""
+    pieces: list[str] = []
+    is_gap = False
+    for part in _split_text(text):
+        plain = _compose(part.translate(_PLAIN)).casefold().translate(_PLAIN)
+        folded = _compose(plain)
+        words = folded.split()
+        if words and pieces and (is_gap or folded[0].isspace()):
+            pieces.append(" ")
+        pieces.append(" ".join(words))
+        is_gap = folded[-1:].isspace() or (is_gap and not words)
+    return "".join(pieces).strip(_BLANK)
+
+
+def _split_text(text: str) -> Iterator[str]:
+    """Yield a text in parts, because the time for NFKC grows with the square of the marks on one letter.
+
+    A part ends before a character that joins no other, if there is one.
+    """
+    start = 0
+    while len(text) - start > PART_CHARS:
+        match = _SEPARATE.search(text, start + PART_CHARS // 2, start + PART_CHARS)
+        end = start + PART_CHARS if match is None else match.start()
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _compose(text: str) -> str:
+    """Return a text in NFKC, apart from characters whose form is a difference, such as superscripts."""
+    if unicodedata.is_normalized("NFKC", text):
+        return text
+    return unicodedata.normalize("NFC", "".join(map(_decompose, text)))
+
+
+def _decompose(char: str) -> str:
+    form = unicodedata.decomposition(char).partition(" ")[0]
+    return char if form in _TELLING_FORMS else unicodedata.normalize("NFKD", char)
+
+
+def _strip_edges(text: str) -> str:
+    start, end = 0, len(text)
+    while start < end:
+        first, last = text[start], text[end - 1]
+        if first in _BLANK:
+            start += 1
+        elif last in _BLANK or _is_mark(last, text[max(start, end - 3) : end - 1]):
+            end -= 1
+        elif end - start > 1 and (
+            _QUOTES.get(first) == last
+            or (first + last in {"()", "[]"} and text[start + 1 : end - 1].isalnum())
+        ):
+            start += 1
+            end -= 1
+        else:
+            break
+    return text[start:end] or text.strip(_BLANK)
+
+
+def _is_mark(char: str, before: str) -> bool:
+    """Whether a sign at the end of a text is punctuation.
+
+    ``!`` after a number, a bracket or one letter is a factorial.
+    """
+    is_factorial = char == "!" and re.search(r"[\d)]$|(^|\W)\w$", before) is not None
+    return char in _MARKS and not is_factorial
+
+
+# --------------------------------------------------------------------------------------- numbers, JSON
+
+MAX_NUMBER_CHARS = 10_000
+"""Maximum length of a number, in characters."""
+
+SHOWN_CHARS = 300
+"""Maximum length of ``quote_json``, in characters."""
+
+_NUMBER = re.compile(
+    r"(?P<sign>[+-])?(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
+    r"(?P<exponent>e[+-]?[0-9]+)?\s*(?P<percent>%)?",
+    re.IGNORECASE,
+)
+
+
+def parse_number(text: str) -> int | float | None:
+    """Return a text as a number, a whole one exactly; None if it is anything else.
+
+    White space and invisible characters at both ends are ignored. A number is decimal digits with, each
+    optional: a sign (``+``, ``-`` or the minus sign U+2212), commas between groups of three digits before the
+    decimal point, a decimal point, an exponent, and a per cent sign, which divides by 100 (``12.5%`` is 0.125).
+    It is whole if it has neither of the last two, and only zeros after the point. Never a number: ``1,5``,
+    ``1.234,5``, ``$5``, ``5 km``, ``1/2``, ``0x10``, NaN, infinity, what overflows, and a text of more than
+    ``MAX_NUMBER_CHARS``.
+    """
+    bare = text.strip(_BLANK)
+    match = None if len(bare) > MAX_NUMBER_CHARS else _NUMBER.fullmatch(bare.replace("\u2212", "-"))
+    if match is None:
+        return None
+    sign = -1 if match["sign"] == "-" else 1
+    digits = match["digits"].replace(",", "")
+    value = to_finite(float(f"{digits}{match['exponent'] or ''}"))
+    whole, _, rest = digits.partition(".")
+    if value is None:
+        return None
+    if match["percent"]:
+        return sign * value / 100
+    return sign * (value if match["exponent"] or rest.strip("0") else int(whole.lstrip("0") or 0))
+
+
+def to_finite(value: float) -> float | None:
+    """Return a number as a float; None if that is not finite."""
+    try:
+        real = float(value)
+    except OverflowError:
+        return None
+    return real if math.isfinite(real) else None
+
+
+def parse_strict_json(text: str) -> Any:
+    """Return the value of a JSON text, without any tolerance.
+
+    Raises:
+        ValueError: It is not JSON, repeats a name, or holds NaN, infinity or a number out of range.
+        RecursionError: It is nested too deeply.
+    """
+    return json.loads(
+        text, object_pairs_hook=build_object, parse_constant=_refuse_number, parse_float=_parse_finite
+    )
+
+
+def _parse_finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse_number(text)
+
+
+def _refuse_number(text: str) -> NoReturn:
+    raise ValueError(f"{text[:20]} is not a finite number")
+
+
+def json_equal(one: JsonValue, other: JsonValue) -> bool:
+    """Return whether two JSON values are equal; 1 equals 1.0, but not true."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(
+            json_equal(value, other[name]) for name, value in one.items()
+        )
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(json_equal, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and one == other
+
+
+def quote_json(value: JsonValue) -> str:
+    """Return a value as JSON for a message: cut to ``SHOWN_CHARS``, lone surrogates escaped."""
+    if isinstance(value, str) and len(value) > SHOWN_CHARS:
+        return f"{quote_json(value[:SHOWN_CHARS])[:SHOWN_CHARS]}… ({len(value)} characters)"
+    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text)} characters)"
+
+
+# --------------------------------------------------------------------------------------------- identity
+
+LOGGER = logging.getLogger("reflact")
+
+INSTALLED = (
+    "<frozen ",
+    str(Path(__file__).resolve().parents[1]) + os.sep,
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
+"""Beginnings of the file names of code that changes only with a version, so that its name is enough."""
+
+CHANGING_METHODS = frozenset(
+    ["add", "append", "clear", "discard", "extend", "insert", "pop", "remove", "setdefault", "update"]
+)
+"""Methods that change a list, a mapping or a set."""
+
+
+def identify_grader(grade: Grader) -> JsonValue:
+    """Return a grader's own ``identity``, or the name and the code of a function."""
+    identity: JsonValue = getattr(grade, "identity", None)
+    return {"grader": identify_function(grade)} if identity is None else identity
+
+
+def identify_function(function: Callable[..., Any]) -> str:
+    """Return a function's qualified name, and a digest of what it computes.
+
+    The digest covers the function's byte code, which differs between Python versions, its defaults, and the
+    values and functions that it takes from around it. A ``partial``, a method and an object with ``__call__``
+    count with their parts. Not covered are the code of installed packages, objects that are no plain data, and
+    what the function changes itself, such as a cache.
+    """
+    inner: Any = function
+    while isinstance(inner, partial):
+        inner = inner.func
+    name = _name(inner if hasattr(inner, "__qualname__") else type(inner))
+    described = _describe(function, {})
+    if not isinstance(described, str):
+        return f"{name}#{digest_json(described)[:16]}"
+    if not name.startswith("reflact."):
+        LOGGER.warning("the code of %s is not read, so no run notices if what it computes changes", name)
+    return name
+
+
+Described = dict[int, tuple[int, Any]]
+"""The number of each value that was described before, by its id; the value is kept, so that its id stays its own."""
+
+
+def _describe(value: Any, described: Described) -> JsonValue:
+    """Return a value as JSON, which is equal for equal values in every process.
+
+    A value that was described before counts by its number, so values may contain each other.
+    """
+    if value is None or isinstance(value, bool | int | float | str | bytes | Enum | Decimal | Fraction):
+        return repr(value)
+    if id(value) in described:
+        return ["again", described[id(value)][0]]
+    described[id(value)] = (len(described), value)
+    if isinstance(value, set | frozenset):
+        return [*sorted(repr(_describe(part, {})) for part in value)]
+    parts = _list_parts(value)
+    if parts is None:
+        return _name(
+            value if hasattr(value, "__qualname__") or isinstance(value, ModuleType) else type(value)
+        )
+    return [type(value).__name__, *(_describe(part, described) for part in parts)]
+
+
+def _list_parts(value: Any) -> Sequence[Any] | None:  # noqa: PLR0911 - one for each kind of value
+    """Return the values that a value consists of; None if its name is all that is known of it."""
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, dict):
+        return [part for pair in value.items() for part in pair]
+    if isinstance(value, re.Pattern):
+        return [value.pattern, value.flags]
+    if isinstance(value, CodeType):
+        return [value.co_code, value.co_names, value.co_consts]
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, FunctionType) and _is_own(value):
+        return [value.__code__, _list_used_values(value)]
+    if isinstance(value, type):
+        methods = _list_methods(value)
+        return [_name(value), methods] if methods else None
+    wrapped = inspect.getattr_static(value, "__wrapped__", None)
+    if wrapped is not None:
+        return [wrapped]
+    methods = {} if isinstance(getattr(value, "__qualname__", None), str) else _list_methods(type(value))
+    if not methods:
+        return None
+    stored, _ = _find_changes([method for name, method in methods.items() if name != "__init__"])
+    state = {name: part for name, part in getattr(value, "__dict__", {}).items() if name not in stored}
+    return [type(value), state]
+
+
+def _name(value: Any) -> str:
+    name = getattr(value, "__qualname__", None) or value.__name__
+    return f"{getattr(value, '__module__', None) or 'builtins'}.{name}"
+
+
+def _is_own(function: FunctionType) -> bool:
+    return not function.__code__.co_filename.startswith(INSTALLED)
+
+
+def _list_methods(kind: type) -> dict[str, FunctionType]:
+    """Return the methods of a class and its bases that are no part of an installed package."""
+    methods = {}
+    for base in reversed(kind.__mro__):
+        for name, member in vars(base).items():
+            method = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+            if isinstance(method, FunctionType) and _is_own(method):
+                methods[name] = method
+    return methods
+
+
+def _list_used_values(function: FunctionType) -> dict[str, Any]:
+    """Return what a function takes from around it, except for what it changes itself."""
+    names = {name for code in _iter_codes(function.__code__) for name in code.co_names}
+    values = {name: value for name, value in function.__globals__.items() if name in names}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    values |= {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+    values |= {f"default {number}": value for number, value in enumerate(function.__defaults__ or ())}
+    values |= {f"default {name}": value for name, value in (function.__kwdefaults__ or {}).items()}
+    stored, changes_items = _find_changes([function])
+    return {
+        name: value
+        for name, value in sorted(values.items())
+        if name not in stored and not (changes_items and isinstance(value, list | dict | set))
+    }
+
+
+def _find_changes(functions: Sequence[FunctionType]) -> tuple[frozenset[str], bool]:
+    """Return the names outside of functions to which they assign, and whether they change items of something."""
+    codes = [code for function in functions for code in _iter_codes(function.__code__)]
+    steps = [step for code in codes for step in dis.get_instructions(code)]
+    stored = (s.argval for s in steps if s.opname in {"STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR"})
+    changes_items = any(
+        s.argval in CHANGING_METHODS or s.opname in {"STORE_SUBSCR", "DELETE_SUBSCR"} for s in steps
+    )
+    return frozenset(stored), changes_items
+
+
+def _iter_codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _iter_codes(value)
