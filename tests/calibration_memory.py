@@ -27,8 +27,7 @@ class ListMemory(MemoryStore):
     def stored(self) -> Mapping[str, StoredPair]:
         """The pairs by their ids."""
         tables = self._database._tables
-        found = pairs.select_rows(tables, "1 ORDER BY id")
-        return {one.pair.id: one for one in pairs.build_stored_pairs(tables, found)}
+        return {one.pair.id: one for one in pairs.select_pairs(tables, "1 ORDER BY id")}
 
     @property
     def booked(self) -> list[BatchTest]:

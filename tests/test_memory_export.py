@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -99,19 +98,6 @@ async def test_what_comes_in_is_scanned(tmp_path: Path) -> None:
         assert (await other.import_lines(lines)).n_blocked == 1
         (pair,) = await other.pairs([attack.id])
         assert (pair.status, pair.reason) == ("rejected", "overridden_instructions")
-
-
-async def test_a_pair_that_was_changed_is_refused_with_its_line(tmp_path: Path) -> None:
-    """A pair whose id does not match its content: nothing comes in, and the line is named."""
-    async with MemoryStore(tmp_path / "a.db") as memory:
-        lines = await filled(memory)
-    number = next(n for n, line in enumerate(lines, 1) if json.loads(line).get("id") == PROMOTED.id)
-    value = json.loads(lines[number - 1])
-    value["pair"]["right"]["progress_after"] = 9
-    async with MemoryStore(tmp_path / "b.db") as other:
-        with pytest.raises(DataError, match=f"line {number}: .* does not match"):
-            await other.import_lines([*lines[: number - 1], json.dumps(value), *lines[number:]])
-        assert await other.trace_ids() == ()
 
 
 HEADER = '{"type": "reflact_memory"}'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from datetime import datetime
 from typing import Literal
 
@@ -14,16 +14,14 @@ from reflact.memory.cards import (
     count_tests,
     find_inconsistency,
 )
-from reflact.memory.models import BatchTest, Origin, PromotionEvidence
+from reflact.memory.models import BatchTest, PromotionEvidence, StoredPair
 from reflact.memory.pairs import (
-    PairRow,
     PairWriter,
     decode_value,
     encode_value,
     format_time,
-    read_origins,
-    read_row,
-    select_rows,
+    read_pair,
+    select_pairs,
 )
 from reflact.store.database import Tables
 from reflact.types import canonical_json
@@ -52,9 +50,8 @@ def open_test(
     if not pair_ids or len(set(pair_ids)) < len(pair_ids):
         raise DataError("a batch must name at least one pair, and each pair once")
     trace_ids = {trace.id for trace in traces}
-    origins = read_origins(tables, pair_ids)
     for pair_id in pair_ids:
-        _check_testable(read_row(tables, pair_id), origins[pair_id], trace_ids, kind)
+        _check_testable(read_pair(tables, pair_id), trace_ids, kind)
     earlier = read_tests(tables)
     test = BatchTest(
         number=len(earlier) + 1,
@@ -71,19 +68,20 @@ def open_test(
 
 
 def _check_testable(
-    row: PairRow, origins: Sequence[Origin], trace_ids: Collection[str], kind: Literal["promote", "demote"]
+    stored: StoredPair, trace_ids: Collection[str], kind: Literal["promote", "demote"]
 ) -> None:
     """Check that a pair may be tested on traces; DataError says why not."""
-    if kind == "demote" and row.status != "promoted":
-        raise DataError(f"pair {row.id} is {row.status}; only promoted pairs can be measured again")
-    if kind == "promote" and row.status != "quarantined":
-        raise DataError(f"pair {row.id} is {row.status}; only quarantined pairs can be tested")
-    if kind == "promote" and row.reason is not None:
-        raise DataError(f"pair {row.id} needs review ({row.reason}); release it first")
-    for origin in origins:
+    pair_id, status = stored.pair.id, stored.status
+    if kind == "demote" and status != "promoted":
+        raise DataError(f"pair {pair_id} is {status}; only promoted pairs can be measured again")
+    if kind == "promote" and status != "quarantined":
+        raise DataError(f"pair {pair_id} is {status}; only quarantined pairs can be tested")
+    if kind == "promote" and stored.needs_review:
+        raise DataError(f"pair {pair_id} needs review ({stored.reason}); release it first")
+    for origin in stored.origins:
         if origin.trace_id in trace_ids:
             raise DataError(
-                f"pair {row.id} was made of trace {origin.trace_id}, which is held out; a trace cannot "
+                f"pair {pair_id} was made of trace {origin.trace_id}, which is held out; a trace cannot "
                 "test a pair that came from it"
             )
 
@@ -103,13 +101,13 @@ def close_test(writer: PairWriter, number: int, evidence: PromotionEvidence) -> 
         "UPDATE memory_pairs SET utility = ? WHERE id IN (SELECT value FROM json_each(?))",
         (compute_utility(evidence), batch),
     )
-    for row in select_rows(tables, UNCHANGED_CONDITION, (batch, format_time(test.at))):
+    for stored in select_pairs(tables, UNCHANGED_CONDITION, (batch, format_time(test.at))):
         if test.kind == "promote" and evidence.passed_test:
-            writer.change_status(row, "promoted", evidence=evidence)
+            writer.change_status(stored, "promoted", evidence=evidence)
         elif test.kind == "promote":
-            tables.table("memory_pairs").update(row.number, {"failed_test": 1})
+            tables.execute("UPDATE memory_pairs SET failed_test = 1 WHERE id = ?", (stored.pair.id,))
         elif not evidence.passed_test:
-            writer.change_status(row, "quarantined", reason=MEASURED_HARM)
+            writer.change_status(stored, "quarantined", reason=MEASURED_HARM)
 
 
 def _check_evidence(test: BatchTest, evidence: PromotionEvidence) -> None:

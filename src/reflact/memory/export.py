@@ -20,7 +20,7 @@ from reflact.memory.pairs import (
     list_pair_texts,
     read_anchors,
     read_origins,
-    select_rows,
+    select_pairs,
 )
 from reflact.memory.scan import ScanFinding, Scanner
 from reflact.memory.traces import append_event, find_trace, open_trace
@@ -52,24 +52,15 @@ class TraceLine(FrozenModel):
     trace: StoredTrace
 
 
-class AnchorLine(FrozenModel):
-    """An anchor, and the steps that it came from."""
-
-    type: Literal["anchor"] = "anchor"
-    pair: ContrastPair
-    origins: tuple[Origin, ...]
-
-
 class PairLine(FrozenModel):
-    """A pair, and the steps that it came from."""
+    """A pair or an anchor, and the steps that it came from."""
 
-    type: Literal["pair"] = "pair"
-    id: str
+    type: Literal["pair", "anchor"]
     pair: ContrastPair
     origins: tuple[Origin, ...]
 
 
-ExportLine = HeaderLine | TraceLine | AnchorLine | PairLine
+ExportLine = HeaderLine | TraceLine | PairLine
 
 LINE_ADAPTER: TypeAdapter[ExportLine] = TypeAdapter(Annotated[ExportLine, Field(discriminator="type")])
 
@@ -81,22 +72,17 @@ async def read_lines(database: Database) -> AsyncIterator[ExportLine]:
         trace = await database.read(partial(find_trace, trace_id=trace_id))
         if trace is not None:
             yield TraceLine(trace=trace)
-    for anchor in await database.read(_read_anchor_lines):
-        yield anchor
     for line in await database.read(_read_pair_lines):
         yield line
 
 
-def _read_anchor_lines(tables: Tables) -> list[AnchorLine]:
+def _read_pair_lines(tables: Tables) -> list[PairLine]:
     anchors = read_anchors(tables)
     origins = read_origins(tables, [pair.id for pair in anchors])
-    return [AnchorLine(pair=pair, origins=origins[pair.id]) for pair in anchors]
-
-
-def _read_pair_lines(tables: Tables) -> list[PairLine]:
-    rows = select_rows(tables, f"status IN {ACTIVE_STATUSES} ORDER BY number")
-    origins = read_origins(tables, [row.id for row in rows])
-    return [PairLine(id=row.id, pair=row.parse_pair(), origins=origins[row.id]) for row in rows]
+    lines = [PairLine(type="anchor", pair=pair, origins=origins[pair.id]) for pair in anchors]
+    active = select_pairs(tables, f"status IN {ACTIVE_STATUSES} ORDER BY number")
+    lines += [PairLine(type="pair", pair=stored.pair, origins=stored.origins) for stored in active]
+    return lines
 
 
 class ScannedLine(NamedTuple):
@@ -116,9 +102,7 @@ def parse_and_scan(lines: Iterable[str], scan: Scanner) -> list[ScannedLine]:
         if isinstance(line, HeaderLine) != (not parsed):
             raise DataError(f"line {number}: the first line, and no other, must be the header")
         finding = None
-        if isinstance(line, PairLine):
-            if line.id != line.pair.id:
-                raise DataError(f"line {number}: pair {line.id} does not match its id; export it again")
+        if isinstance(line, PairLine) and line.type == "pair":
             finding = scan(list_pair_texts(line.pair))
         parsed.append(ScannedLine(line, finding))
     if not parsed:
@@ -146,7 +130,7 @@ def import_parsed(writer: PairWriter, lines: Sequence[ScannedLine]) -> ImportRes
                 counts["n_traces"] += open_trace(writer.tables, trace.id, trace.purpose)
                 for event in trace.events:
                     counts["n_events"] += append_event(writer.tables, trace.id, event)
-            case AnchorLine():
+            case PairLine(type="anchor"):
                 counts["n_anchors"] += add_anchor(writer.tables, line.pair, line.origins)
             case PairLine():
                 submission = writer.submit(line.pair, finding, line.origins)

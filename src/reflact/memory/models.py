@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import Field, JsonValue
 
@@ -248,7 +247,7 @@ class ContrastPair(FrozenModel):
 
     @cached_property
     def hashes(self) -> PairHashes:
-        """The hashes, computed once per object and its copies, in time proportional to the states."""
+        """The hashes, computed once per object, in time proportional to the states."""
         fields = self.model_dump(mode="json", include=set(_IDENTITY_FIELDS))
         fields["right"] = self.right.hashed_fields
         fields["wrong"] = self.wrong.hashed_fields
@@ -256,13 +255,6 @@ class ContrastPair(FrozenModel):
         texts["transition"] = self.transition.canonical_json
         subject = {name: texts[name] for name in ("purpose", "transition")}
         return PairHashes(digest_text(join_canonical_json(texts)), digest_text(join_canonical_json(subject)))
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, with new hashes if a hashed field changes."""
-        copied = super().model_copy(update=update, deep=deep)
-        if not {"transition", *_IDENTITY_FIELDS}.isdisjoint(update or ()):
-            copied.__dict__.pop("hashes", None)
-        return copied
 
     @property
     def difficulty(self) -> float | None:
@@ -287,7 +279,6 @@ class PromotionEvidence(ShortReprModel):
     """The result of a replay test of a batch.
 
     Args:
-        pair_ids: The batch.
         passed_test: Whether the batch is promoted, or may stay promoted in a ``demote`` test.
         n_traces: The number of compared traces, which are the unit of the test.
         n_earlier_tests: Earlier tests on these traces, which share the error probability.

@@ -133,49 +133,28 @@ def read_origins(tables: Tables, owners: Sequence[str]) -> Mapping[str, tuple[Or
 # --------------------------------------------------------------------------------------------- reading
 
 
-class PairRow(NamedTuple):
-    """A stored pair; the fields are columns of ``memory_pairs``."""
-
-    number: int
-    id: str
-    status: CardStatus
-    reason: str | None
-    failed_test: int
-    utility: float
-    created_by: str
-    created_at: str
-    changed_at: str
-    pair: str
-
-    def parse_pair(self) -> ContrastPair:
-        """Return the pair."""
-        return decode_value(ContrastPair, self.pair, f"pair {self.id}")
+STORED_COLUMNS = ("status", "reason", "utility", "created_by", "created_at", "changed_at")
+"""The columns of ``memory_pairs`` that are fields of ``StoredPair``."""
 
 
-def select_rows(tables: Tables, where: str, parameters: Sequence[Any] = ()) -> list[PairRow]:
+def select_pairs(tables: Tables, where: str, parameters: Sequence[Any] = ()) -> tuple[StoredPair, ...]:
     """Return the pairs that meet an SQL condition; it must be a constant of this package."""
-    sql = f"SELECT {', '.join(PairRow._fields)} FROM memory_pairs WHERE {where}"  # noqa: S608 - constant
-    return [PairRow(*row) for row in tables.execute(sql, parameters).fetchall()]
-
-
-def read_row(tables: Tables, pair_id: str) -> PairRow:
-    """Return a pair by its id; DataError if it is not stored."""
-    for row in select_rows(tables, "id = ?", (pair_id,)):
-        return row
-    raise DataError(f"the memory has no pair {pair_id}; list its pairs with `reflact memory list`")
-
-
-def build_stored_pairs(tables: Tables, rows: Sequence[PairRow]) -> tuple[StoredPair, ...]:
-    """Return pairs with their statuses and origins."""
-    origins = read_origins(tables, [row.id for row in rows])
-    names = ("status", "reason", "utility", "created_by", "created_at", "changed_at")
+    sql = f"SELECT id, pair, {', '.join(STORED_COLUMNS)} FROM memory_pairs WHERE {where}"  # noqa: S608
+    rows = tables.execute(sql, parameters).fetchall()
+    origins = read_origins(tables, [pair_id for pair_id, *_ in rows])
     pairs = []
-    for row in rows:
-        pair = row.parse_pair()
-        assert pair.hashes  # computed here, on the reader's thread
-        fields: dict[str, Any] = {name: getattr(row, name) for name in names}
-        pairs.append(StoredPair(pair=pair, origins=origins[row.id], **fields))
+    for pair_id, text, *values in rows:
+        pair = decode_value(ContrastPair, text, f"pair {pair_id}")
+        columns = dict(zip(STORED_COLUMNS, values, strict=True))
+        pairs.append(StoredPair(pair=pair, origins=origins[pair_id], **columns))
     return tuple(pairs)
+
+
+def read_pair(tables: Tables, pair_id: str) -> StoredPair:
+    """Return a pair by its id; DataError if it is not stored."""
+    for stored in select_pairs(tables, "id = ?", (pair_id,)):
+        return stored
+    raise DataError(f"the memory has no pair {pair_id}; list its pairs with `reflact memory list`")
 
 
 MIN_WORD_CHARS = 3
@@ -194,8 +173,7 @@ def find_pairs(
     """Return the pairs that hold all words of at least three characters; see ``MemoryStore.find``."""
     parts = [word for word in _replace_unsearchable(words).split() if len(word) >= MIN_WORD_CHARS]
     query = tables.quote_fts(" ".join(parts)) if parts else ""
-    rows = select_rows(tables, FOUND_CONDITION, (json.dumps(list(statuses)), query, limit))
-    return build_stored_pairs(tables, rows)
+    return select_pairs(tables, FOUND_CONDITION, (json.dumps(list(statuses)), query, limit))
 
 
 # -------------------------------------------------------------------------------- submission and status
@@ -226,14 +204,14 @@ class PairWriter(NamedTuple):
         exclusion = self._find_exclusion(pair, origins)
         if exclusion is not None:
             return Submission(pair_id=pair.id, is_new=False, status="rejected", reason=exclusion)
-        is_new = not select_rows(self.tables, "id = ?", (pair.id,))
+        is_new = not self.tables.table("memory_pairs").count_where("id = ?", [pair.id])
         if is_new:
             self._insert(pair, finding, created_by)
         add_origins(self.tables, pair.id, origins)
         if is_new:
             self._archive_weakest()
-        row = read_row(self.tables, pair.id)
-        return Submission(pair_id=row.id, is_new=is_new, status=row.status, reason=row.reason)
+        stored = read_pair(self.tables, pair.id)
+        return Submission(pair_id=pair.id, is_new=is_new, status=stored.status, reason=stored.reason)
 
     def _find_exclusion(self, pair: ContrastPair, origins: Iterable[Origin]) -> str | None:
         """Return why calibration must not learn from a pair, or None if it may; see ``Submission``."""
@@ -263,7 +241,7 @@ class PairWriter(NamedTuple):
 
     def change_status(
         self,
-        row: PairRow,
+        stored: StoredPair,
         after: CardStatus,
         *,
         reason: str | None = None,
@@ -271,21 +249,23 @@ class PairWriter(NamedTuple):
     ) -> None:
         """Change the status of a pair, and clear the mark of a failed test; DataError if it cannot follow."""
         try:
-            check_status_change(row.status, after, evidence)
+            check_status_change(stored.status, after, evidence)
         except DataError as error:
-            raise DataError(f"pair {row.id}: {error}") from None
-        self._update(row, {"status": after, "reason": reason, "failed_test": 0})
+            raise DataError(f"pair {stored.pair.id}: {error}") from None
+        self._update(stored, after, reason)
 
     def release(self, pair_id: str) -> None:
         """Allow tests of a pair that needed review; see ``MemoryStore.release``."""
-        row = read_row(self.tables, pair_id)
-        if row.status != "quarantined" or row.reason is None:
-            raise DataError(f"pair {row.id} is {row.status} and needs no review; there is nothing to release")
-        self._update(row, {"reason": None})
+        stored = read_pair(self.tables, pair_id)
+        if not stored.needs_review:
+            raise DataError(
+                f"pair {pair_id} is {stored.status} and needs no review; there is nothing to release"
+            )
+        self._update(stored, stored.status, None)
 
-    def _update(self, row: PairRow, changes: dict[str, Any]) -> None:
-        record = {**changes, "changed_at": format_time(self.now)}
-        self.tables.table("memory_pairs").update(row.number, record)
+    def _update(self, stored: StoredPair, status: CardStatus, reason: str | None) -> None:
+        sql = "UPDATE memory_pairs SET status = ?, reason = ?, failed_test = 0, changed_at = ? WHERE id = ?"
+        self.tables.execute(sql, (status, reason, format_time(self.now), stored.pair.id))
 
     def _archive_weakest(self) -> None:
         """Archive the weakest active pairs until the bound is met.
@@ -294,8 +274,8 @@ class PairWriter(NamedTuple):
         and the longest time without a change.
         """
         surplus = max(0, self.tables.table("memory_pairs").count_where(ACTIVE) - self.max_active)
-        for row in select_rows(self.tables, WEAKEST_CONDITION, (surplus,)):
-            self.change_status(row, "archived", reason="bound")
+        for stored in select_pairs(self.tables, WEAKEST_CONDITION, (surplus,)):
+            self.change_status(stored, "archived", reason="bound")
 
 
 ACTIVE = f"status IN {ACTIVE_STATUSES}"
@@ -321,16 +301,16 @@ def add_anchor(tables: Tables, pair: ContrastPair, origins: Sequence[Origin]) ->
     is_new = not anchors.count_where("id = ?", [pair.id])
     if not is_new and set(origins) <= set(read_origins(tables, [pair.id])[pair.id]):
         return False
-    for row in select_rows(tables, "subject = ? ORDER BY id LIMIT 1", (pair.hashes.subject,)):
+    for stored in select_pairs(tables, "subject = ? ORDER BY id LIMIT 1", (pair.hashes.subject,)):
         raise DataError(
-            f"anchor {pair.id} has the transition of stored pair {row.id}; calibration never learns from "
+            f"anchor {pair.id} has the transition of stored pair {stored.pair.id}; calibration never learns from "
             "anchors, so choose another one"
         )
     for origin in origins:
-        for row in select_rows(tables, f"{FROM_TRACE} ORDER BY id LIMIT 1", (origin.trace_id,)):
+        for stored in select_pairs(tables, f"{FROM_TRACE} ORDER BY id LIMIT 1", (origin.trace_id,)):
             raise DataError(
-                f"anchor {pair.id} was made of trace {origin.trace_id}, and so was stored pair {row.id}; "
-                "calibration never learns from traces of anchors, so choose another trace"
+                f"anchor {pair.id} was made of trace {origin.trace_id}, and so was stored pair "
+                f"{stored.pair.id}; calibration never learns from traces of anchors, so choose another trace"
             )
     record = {"id": pair.id, "subject": pair.hashes.subject, "pair": encode_pair(pair)}
     anchors.insert(record, ignore=True)
@@ -359,7 +339,8 @@ def forget_trace(tables: Tables, trace_id: str, *, calls: bool) -> ForgetResult:
     A response does not record which traces its prompt showed, because worked examples come from other traces.
     So either all responses are removed or none.
     """
-    pair_ids = [row.id for row in select_rows(tables, f"{FROM_TRACE} ORDER BY id", (trace_id,))]
+    sql = f"SELECT id FROM memory_pairs WHERE {FROM_TRACE} ORDER BY id"  # noqa: S608 - constant
+    pair_ids = [pair_id for (pair_id,) in tables.execute(sql, (trace_id,)).fetchall()]
     sql = f"DELETE FROM memory_anchors WHERE {FROM_TRACE} RETURNING id"  # noqa: S608 - constant
     anchor_ids = [anchor_id for (anchor_id,) in tables.execute(sql, (trace_id,)).fetchall()]
     owned = "IN (SELECT value FROM json_each(?))"

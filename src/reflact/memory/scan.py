@@ -33,18 +33,16 @@ Scanner = Callable[[Iterable[str]], ScanFinding | None]
 """Scans all texts of a pair and returns the most severe finding, or None."""
 
 
-class ScanRule(NamedTuple):
-    """The verdict of a match, and the patterns that are searched in every reading of a text."""
-
-    name: str
-    verdict: Literal["quarantine", "reject"]
-    patterns: tuple[re.Pattern[str], ...]
-
-
 class RuleBook(NamedTuple):
-    """The rules for instructions, and the pattern of secrets with texts of which every secret has one."""
+    """The compiled rules.
 
-    rules: tuple[ScanRule, ...]
+    Args:
+        instructions: The patterns that are searched in every reading of a text, with the finding of a match.
+        secrets: The pattern of secrets.
+        secret_hints: Every secret has one of these texts.
+    """
+
+    instructions: tuple[tuple[ScanFinding, tuple[re.Pattern[str], ...]], ...]
     secrets: re.Pattern[str]
     secret_hints: tuple[str, ...]
 
@@ -54,12 +52,12 @@ def load_rules() -> RuleBook:
     """Return the rules of ``scan_rules.toml``."""
     text = resources.files("reflact.memory").joinpath("scan_rules.toml").read_text(encoding="utf-8")
     stored = tomllib.loads(text)
-    rules = []
+    instructions = []
     for rule in stored["rules"]:
         patterns = tuple(_compile_pattern(source, stored["fragments"]) for source in rule["patterns"])
-        rules.append(ScanRule(rule["name"], rule["verdict"], patterns))
+        instructions.append((ScanFinding(rule=rule["name"], verdict=rule["verdict"]), patterns))
     secrets = stored["secrets"]
-    return RuleBook(tuple(rules), re.compile("|".join(secrets["patterns"])), tuple(secrets["hints"]))
+    return RuleBook(tuple(instructions), re.compile("|".join(secrets["patterns"])), tuple(secrets["hints"]))
 
 
 def _compile_pattern(source: str, fragments: dict[str, str]) -> re.Pattern[str]:
@@ -87,9 +85,9 @@ def _scan_text(text: str) -> ScanFinding | None:
     book = load_rules()
     readings = _list_readings(_normalize_text(text))
     findings = [
-        ScanFinding(rule=rule.name, verdict=rule.verdict)
-        for rule in book.rules
-        if any(pattern.search(reading) for pattern in rule.patterns for reading in readings)
+        finding
+        for finding, patterns in book.instructions
+        if any(pattern.search(reading) for pattern in patterns for reading in readings)
     ]
     visible = _remove_invisible(text)
     if _has_secret(visible, book):

@@ -159,11 +159,9 @@ class MemoryStore:
         """Return stored pairs in the order of their ids: all, or those of ``pair_ids`` and ``status``."""
         ids = None if pair_ids is None else json.dumps(list(pair_ids))
 
-        def read(tables: Tables) -> tuple[StoredPair, ...]:
-            rows = pairs.select_rows(tables, CHOSEN_CONDITION, (status, ids))
-            return pairs.build_stored_pairs(tables, rows)
-
-        return await self._database.read(read)
+        return await self._database.read(
+            lambda tables: pairs.select_pairs(tables, CHOSEN_CONDITION, (status, ids))
+        )
 
     async def promoted_pairs(self, scope: Scope) -> tuple[ContrastPair, ...]:
         """Return all promoted pairs that a scope may see, in the order of their ids.
@@ -179,8 +177,8 @@ class MemoryStore:
         ids = [pair_id for (pair_id,) in tables.execute(sql).fetchall()]
         known = self._promoted
         new_ids = json.dumps([pair_id for pair_id in ids if pair_id not in known])
-        rows = pairs.select_rows(tables, "id IN (SELECT value FROM json_each(?))", (new_ids,))
-        known = {**known, **{row.id: row.parse_pair() for row in rows}}
+        new = pairs.select_pairs(tables, "id IN (SELECT value FROM json_each(?))", (new_ids,))
+        known = {**known, **{stored.pair.id: stored.pair for stored in new}}
         self._promoted = {pair_id: known[pair_id] for pair_id in ids}
         return tuple(self._promoted.values())
 
@@ -195,7 +193,7 @@ class MemoryStore:
     async def _change_statuses(self, pair_ids: Sequence[str], after: CardStatus, reason: str) -> None:
         def change(writer: PairWriter) -> None:
             for pair_id in pair_ids:
-                writer.change_status(pairs.read_row(writer.tables, pair_id), after, reason=reason)
+                writer.change_status(pairs.read_pair(writer.tables, pair_id), after, reason=reason)
 
         await self._change_pairs(change)
 
@@ -398,7 +396,7 @@ class MemoryStore:
         get the new origins. Pairs that share a transition or a trace with an anchor are left out.
 
         Raises:
-            DataError: A line is not part of an export, or an id does not match its content; names the line.
+            DataError: A line is not part of an export; names the line.
         """
         parsed = await anyio.to_thread.run_sync(export.parse_and_scan, lines, self._scan)
         return await self._change_pairs(lambda writer: export.import_parsed(writer, parsed))
