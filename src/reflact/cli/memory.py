@@ -152,8 +152,8 @@ def label(
 ) -> None:
     """Label the progress of a step.
 
-    0 means no progress towards the trace's purpose, 10 means that it is complete. Labels of a person or a
-    program stay unless you pass --replace.
+    0 means no progress towards the trace's purpose, 10 means that it is complete. Labels of a
+    person or a program stay unless you pass --replace.
     """
     from reflact.memory.models import Label
     from reflact.reporting.lines import escape_line
@@ -195,8 +195,8 @@ def forget(
         names = await memory.find_trace_ids(trace)
         if names and trace not in names and not calls:
             raise UsageError(
-                f"{store} has no trace {trace!r}, and forget needs a complete id; these ids begin with it: "
-                f"{', '.join(names)}"
+                f"{store} has no trace {trace!r}, and forget needs a complete id; "
+                f"these ids begin with it: {', '.join(names)}"
             )
         return await memory.forget(trace, calls=calls)
 
@@ -214,20 +214,20 @@ def _describe_removal(result: ForgetResult, store: Path, calls: bool) -> list[st
     from reflact.reporting.lines import escape_line
 
     lines = [
-        f"forgot trace {escape_line(result.trace_id)}: {result.n_events} events, {len(result.pair_ids)} pairs, "
-        f"{result.n_anchors} anchors"
+        f"forgot trace {escape_line(result.trace_id)}: {result.n_events} events, "
+        f"{len(result.pair_ids)} pairs, {result.n_anchors} anchors"
     ]
     if calls:
         lines.append(f"removed {result.n_responses} cached replies to questions of calibrations")
     elif result.n_responses_left:
         lines.append(
-            f"{result.n_responses_left} cached replies to questions of calibrations may quote it; --calls "
-            "removes them all, and later calibrations ask these questions again"
+            f"{result.n_responses_left} cached replies to questions of calibrations may quote it; "
+            "--calls removes them all, and later calibrations ask these questions again"
         )
     if result.remains_in_wal:
         lines.append(
-            f"{store.name}-wal still contains removed data, because another process reads the memory; end "
-            "that process and run this command again"
+            f"{store.name}-wal still contains removed data, because another process reads the memory; "
+            "end that process and run this command again"
         )
     return lines
 
@@ -283,7 +283,8 @@ def import_store(
 ) -> None:
     """Import an export or traces.
 
-    Stored entries stay as they are. Each new pair is scanned and quarantined, whatever its status was.
+    Stored entries stay as they are. Each new pair is scanned and quarantined, whatever its status
+    was.
     """
     import anyio
 
@@ -340,11 +341,11 @@ async def _import_source(path: Path, traces: Sequence[Trace], lines: list[str]) 
         return ImportResult(n_traces=new, n_events=sum(counts))
 
 
-# ---------------------------------------------------------------------------------------------- the store
+# ---------------------------------------------------------------------------------------- the store
 
 
 def _use_store(path: Path, work: Callable[[MemoryStore], Awaitable[T]], *, read_only: bool = True) -> T:
-    """Open the memory of an existing file, by default without changing it, and return the result of some work."""
+    """Open the memory of an existing file, by default unchanged, and return the result of some work."""
     import anyio
 
     from reflact.errors import UsageError
@@ -364,7 +365,7 @@ def _use_store(path: Path, work: Callable[[MemoryStore], Awaitable[T]], *, read_
 
 
 def _resolve_id(name: str, ids: Sequence[str], noun: str, store: Path) -> str:
-    """Return the id that a name means: the name itself, or the only one of the ids, which start with it."""
+    """Return the id that a name means: the name itself, or the only id that starts with it."""
     from reflact.errors import UsageError
 
     if name in ids:
@@ -373,8 +374,8 @@ def _resolve_id(name: str, ids: Sequence[str], noun: str, store: Path) -> str:
         raise UsageError(f"several ids begin with {name!r}, so type more of one: {', '.join(ids)}")
     if not ids or len(name) < MIN_PREFIX_LENGTH:
         raise UsageError(
-            f"{store} has no {noun} {name!r}, and a prefix of an id needs at least {MIN_PREFIX_LENGTH} "
-            f"characters; list them with `reflact memory list {store}`, traces with `--kind trace`"
+            f"{store} has no {noun} {name!r}, and a prefix of an id needs at least "
+            f"{MIN_PREFIX_LENGTH} characters; list them with `reflact memory list {store}`, traces with `--kind trace`"
         )
     return ids[0]
 

@@ -1,10 +1,10 @@
 """Graders: they compare an answer with an item's reference.
 
-A reference is one accepted answer or a list of accepted answers; with a list the best match counts. Each
-grader's docstring states the references that it accepts; ``check`` refuses all others.
+A reference is one accepted answer or a list of accepted answers; with a list the best match counts.
+Each grader's docstring states the references that it accepts; ``check`` refuses all others.
 
-An environment also accepts any function ``(item, answer)``, plain or async, that returns a ``Grade``, a
-``Score``, a number in 0..1 or a truth value.
+An environment also accepts any function ``(item, answer)``, plain or async, that returns a
+``Grade``, a ``Score``, a number in 0..1 or a truth value.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class CheckedGrader(FrozenModel, ABC, Generic[E]):
         self._list_accepted(item)
 
     def list_right_answers(self, item: Item) -> tuple[str, ...]:
-        """Return the item's right answers, equal ones as equal texts; empty if its references are no answers."""
+        """Return the item's right answers, equal ones as equal texts; empty if it names none."""
         return ()
 
     def _list_accepted(self, item: Item) -> list[E]:
@@ -119,7 +119,8 @@ class CheckedGrader(FrozenModel, ABC, Generic[E]):
 class ReferenceGrader(CheckedGrader[E]):
     """Base of the graders that compare an answer with the item's reference.
 
-    ``inline_limit`` is the size up to which an answer and its reference are compared on the event loop.
+    ``inline_limit`` is the size up to which an answer and its reference are compared on the event
+    loop.
     """
 
     inline_limit: ClassVar[int] = INLINE_LIMIT
@@ -150,7 +151,7 @@ class ReferenceGrader(CheckedGrader[E]):
 
 
 class ExactGrader(ReferenceGrader[str]):
-    """The same text, character by character, except for white space and invisible characters at both ends.
+    """The same text, except for white space and invisible characters at both ends.
 
     References are text, numbers, true or false; the last three count as their JSON.
     """
@@ -179,8 +180,8 @@ class NormalizedGrader(ReferenceGrader[str]):
 
     name = "normalized"
     meaning = (
-        "An answer is right if it equals the reference, apart from case, spaces, quotes around it and "
-        "punctuation at its end."
+        "An answer is right if it equals the reference, apart from case, spaces, quotes around it "
+        "and punctuation at its end."
     )
     version = 2
 
@@ -201,14 +202,14 @@ class NormalizedGrader(ReferenceGrader[str]):
 class TokenF1Grader(ReferenceGrader[Counter[str]]):
     """Overlap of words, as SQuAD measures it (Rajpurkar et al., 2016): F1 of the two bags of words.
 
-    Soft is F1; hard is 1 if F1 reaches ``threshold``. References are text, numbers, true or false with at
-    least one word.
+    Soft is F1; hard is 1 if F1 reaches ``threshold``. References are text, numbers, true or false
+    with at least one word.
     """
 
     name = "token_f1"
     meaning = (
-        "The score of an answer is the F1 of its words and those of the reference, so missing and needless "
-        "words both cost."
+        "The score of an answer is the F1 of its words and those of the reference, so missing and "
+        "needless words both cost."
     )
     version = 2
     threshold: float = Field(default=1.0, gt=0, le=1)
@@ -243,8 +244,8 @@ class NumericGrader(ReferenceGrader[float]):
     """The same number within ``tolerance`` or within ``relative_tolerance`` times the reference.
 
     The answer must be a number and nothing else, in the form that ``parse_number`` accepts. Without
-    ``relative_tolerance``, whole numbers are compared exactly, and others within ``ROUNDING``, as double-precision
-    floats. References are numbers, or text in the same form.
+    ``relative_tolerance``, whole numbers are compared exactly, and others within ``ROUNDING``, as
+    double-precision floats. References are numbers, or text in the same form.
     """
 
     name = "numeric"
@@ -290,9 +291,10 @@ class NumericGrader(ReferenceGrader[float]):
 class RegexGrader(ReferenceGrader["Pattern[str]"]):
     """The whole answer, except for white space at both ends, matches a regular expression.
 
-    References are patterns of the ``regex`` package, a superset of Python's own; inline flags such as ``(?i)``
-    apply. If a match takes longer than ``MATCH_SECONDS``, the item stays unmeasured, because the pattern is at
-    fault and not the answer. So every answer is matched on another thread.
+    References are patterns of the ``regex`` package, a superset of Python's own; inline flags such
+    as ``(?i)`` apply. If a match takes longer than ``MATCH_SECONDS``, the item stays unmeasured,
+    because the pattern is at fault and not the answer. So every answer is matched on another
+    thread.
     """
 
     name = "regex"
@@ -313,8 +315,8 @@ class RegexGrader(ReferenceGrader["Pattern[str]"]):
             match = expected.fullmatch(answer.strip(), timeout=MATCH_SECONDS)
         except TimeoutError:
             raise EnvironmentFailure(
-                f"the pattern {quote_json(expected.pattern)} took more than {MATCH_SECONDS} s on an answer of "
-                f"{len(answer)} characters: rewrite it without nested repetitions"
+                f"the pattern {quote_json(expected.pattern)} took more than {MATCH_SECONDS} s on an "
+                f"answer of {len(answer)} characters: rewrite it without nested repetitions"
             ) from None
         return float(match is not None), "the whole answer must match this pattern"
 
@@ -322,10 +324,11 @@ class RegexGrader(ReferenceGrader["Pattern[str]"]):
 class JsonFieldsGrader(ReferenceGrader[dict[str, JsonValue]]):
     """The answer is a JSON object with the reference's fields; further fields are ignored.
 
-    Soft is the share of the reference's fields that are present with an equal value; hard is 1 if all are.
-    Numbers are equal by value (1 and 1.0), but never to true, false or text; objects and lists are compared
-    as a whole. The answer is parsed strictly: nothing around the object, no repeated names, no NaN or
-    infinity. An answer of more than ``MAX_JSON_CHARS`` is wrong. References are objects with at least one field.
+    Soft is the share of the reference's fields that are present with an equal value; hard is 1 if
+    all are. Numbers are equal by value (1 and 1.0), but never to true, false or text; objects and
+    lists are compared as a whole. The answer is parsed strictly: nothing around the object, no
+    repeated names, no NaN or infinity. An answer of more than ``MAX_JSON_CHARS`` is wrong.
+    References are objects with at least one field.
     """
 
     name = "json_fields"
@@ -363,13 +366,14 @@ def _list_wrong_fields(expected: dict[str, JsonValue], answer: Any) -> list[str]
     ]
 
 
-# --------------------------------------------------------------------------------------------- applying
+# ----------------------------------------------------------------------------------------- applying
 
 
 def list_right_answers(grade: Grader, item: Item) -> tuple[str, ...]:
     """Return an item's right answers under a grader, equal ones as equal texts.
 
-    For your own function they are the references that are text or numbers. Patterns and tests are no answers.
+    For your own function they are the references that are text or numbers. Patterns and tests are
+    no answers.
     """
     if isinstance(grade, CheckedGrader):
         return grade.list_right_answers(item)
@@ -383,12 +387,15 @@ def list_right_answers(grade: Grader, item: Item) -> tuple[str, ...]:
 async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:
     """Apply a grader, plain or async, and return its result as a ``Grade``.
 
-    A ``ReferenceGrader`` grades long answers on another thread. Your own function is called on the event loop.
+    A ``ReferenceGrader`` grades long answers on another thread. Your own function is called on the
+    event loop.
 
-    What it returns may also be a number of another library, such as numpy's, ``Decimal`` or ``Fraction``.
+    What it returns may also be a number of another library, such as numpy's, ``Decimal`` or
+    ``Fraction``.
 
     Raises:
-        EnvironmentFailure: It returned NaN, or raised RuntimeError or StopIteration: the item could not be graded.
+        EnvironmentFailure: It returned NaN, or raised RuntimeError or StopIteration: the item could
+            not be graded.
         InterfaceError: It returned anything else; names the item.
     """
     outcome: Awaitable[GraderOutput] | GraderOutput
@@ -413,8 +420,8 @@ async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:
         raise EnvironmentFailure(f"the grader returned NaN for item {item.id!r}") from problem
     if value is None or not -ROUNDING <= value <= 1 + ROUNDING:
         raise InterfaceError(
-            f"the grader returned {outcome!r:.100} for item {item.id!r}; let it return a Grade, a Score, True or False, or "
-            "a number from 0 to 1 (divide points of 100 by 100)"
+            f"the grader returned {outcome!r:.100} for item {item.id!r}; let it return a "
+            "Grade, a Score, True or False, or a number from 0 to 1 (divide points of 100 by 100)"
         )
     return Grade(score=Score.of(min(max(value, 0.0), 1.0)), answer=answer)
 
@@ -453,7 +460,7 @@ def _read_as_text(reference: JsonValue) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------ texts
+# -------------------------------------------------------------------------------------------- texts
 
 PART_CHARS = 2_000
 """Longer texts are normalized in parts of about this length, in characters."""
@@ -463,7 +470,7 @@ _PLAIN = str.maketrans("\u2019\u02bc\u2018\u2010\u2011", "'''--", "\u00ad\ufe0f"
 
 _INVISIBLE = "\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
 _BLANK = "".join(filter(str.isspace, map(chr, range(0x3001)))) + _INVISIBLE
-"""White space, and characters that leave no trace at the end of a text, such as the byte order mark."""
+"""White space, and invisible characters at the end of a text, such as the byte order mark."""
 
 _TELLING_FORMS = frozenset({"<super>", "<sub>", "<fraction>", "<circle>", "<font>"})
 """Unicode's forms of letters and digits that mean something else than the plain ones."""
@@ -479,13 +486,14 @@ _SEPARATE = re.compile("[\x00-\x7f\u3400-\u4dbf\u4e00-\u9fff]")
 
 
 def normalize(text: str) -> str:
-    """Return a text as the ``normalized`` grader compares it; no difference between two right answers is lost.
+    """Return a text as the ``normalized`` grader compares it.
 
-    Unicode NFKC and case folding; runs of white space become one space. Typographic apostrophes and hyphens
-    become those of ASCII; soft hyphens and variation selectors go. Superscripts, subscripts, fractions, circled
-    and mathematical letters stay what they are (``10²`` is not ``102``). White space, invisible characters, and
-    pairs of quotes, asterisks or backticks go from both ends, and so does a pair of brackets around one word.
-    ``. , ; : ! ?`` go from the end, but not the ``!`` of a factorial. A text of such signs alone stays as it is.
+    Unicode NFKC and case folding; runs of white space become one space. Typographic apostrophes and
+    hyphens become those of ASCII; soft hyphens and variation selectors go. Superscripts,
+    subscripts, fractions, circled and mathematical letters stay what they are (``10²`` is not
+    ``102``). White space, invisible characters, and pairs of quotes, asterisks or backticks go from
+    both ends, and so does a pair of brackets around one word. ``. , ; : ! ?`` go from the end, but
+    not the ``!`` of a factorial. A text of such signs alone stays as it is.
     """
     return _strip_edges(_fold_text(text))
 
@@ -493,9 +501,10 @@ def normalize(text: str) -> str:
 def tokenize(text: str) -> tuple[str, ...]:
     """Return the words of a text, as the ``token_f1`` grader counts them.
 
-    The text is folded as in ``normalize`` and split at white space. Quotes, brackets and punctuation at both ends
-    of a word are left out, but not a leading full stop (``.5``). ``a``, ``an``, ``the``, dashes and words of
-    nothing else are left out too, unless the text has no other words.
+    The text is folded as in ``normalize`` and split at white space. Quotes, brackets and
+    punctuation at both ends of a word are left out, but not a leading full stop (``.5``). ``a``,
+    ``an``, ``the``, dashes and words of nothing else are left out too, unless the text has no other
+    words.
     """
     return tuple(_list_words(text))
 
@@ -529,7 +538,7 @@ def _fold_text(text: str) -> str:
 
 
 def _split_text(text: str) -> Iterator[str]:
-    """Yield a text in parts, because the time for NFKC grows with the square of the marks on one letter.
+    """Yield a text in parts: the time for NFKC grows with the square of the marks on one letter.
 
     A part ends before a character that joins no other, if there is one.
     """
@@ -543,7 +552,7 @@ def _split_text(text: str) -> Iterator[str]:
 
 
 def _compose(text: str) -> str:
-    """Return a text in NFKC, apart from characters whose form is a difference, such as superscripts."""
+    """Return a text in NFKC, but superscripts and the like, whose form matters, stay."""
     if unicodedata.is_normalized("NFKC", text):
         return text
     return unicodedata.normalize("NFC", "".join(map(_decompose, text)))
@@ -582,7 +591,7 @@ def _is_mark(char: str, before: str) -> bool:
     return char in _MARKS and not is_factorial
 
 
-# --------------------------------------------------------------------------------------- numbers, JSON
+# ------------------------------------------------------------------------------------ numbers, JSON
 
 MAX_NUMBER_CHARS = 10_000
 """Maximum length of a number, in characters."""
@@ -600,12 +609,12 @@ _NUMBER = re.compile(
 def parse_number(text: str) -> int | float | None:
     """Return a text as a number, a whole one exactly; None if it is anything else.
 
-    White space and invisible characters at both ends are ignored. A number is decimal digits with, each
-    optional: a sign (``+``, ``-`` or the minus sign U+2212), commas between groups of three digits before the
-    decimal point, a decimal point, an exponent, and a per cent sign, which divides by 100 (``12.5%`` is 0.125).
-    It is whole if it has neither of the last two, and only zeros after the point. Never a number: ``1,5``,
-    ``1.234,5``, ``$5``, ``5 km``, ``1/2``, ``0x10``, NaN, infinity, what overflows, and a text of more than
-    ``MAX_NUMBER_CHARS``.
+    White space and invisible characters at both ends are ignored. A number is decimal digits with,
+    each optional: a sign (``+``, ``-`` or the minus sign U+2212), commas between groups of three
+    digits before the decimal point, a decimal point, an exponent, and a per cent sign, which
+    divides by 100 (``12.5%`` is 0.125). It is whole if it has neither of the last two, and only
+    zeros after the point. Never a number: ``1,5``, ``1.234,5``, ``$5``, ``5 km``, ``1/2``,
+    ``0x10``, NaN, infinity, what overflows, and a text of more than ``MAX_NUMBER_CHARS``.
     """
     bare = text.strip(_BLANK)
     match = None if len(bare) > MAX_NUMBER_CHARS else _NUMBER.fullmatch(bare.replace("\u2212", "-"))
@@ -671,7 +680,7 @@ def quote_json(value: JsonValue) -> str:
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text)} characters)"
 
 
-# --------------------------------------------------------------------------------------------- identity
+# ----------------------------------------------------------------------------------------- identity
 
 LOGGER = logging.getLogger("reflact")
 
@@ -680,7 +689,7 @@ INSTALLED = (
     str(Path(__file__).resolve().parents[1]) + os.sep,
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
-"""Beginnings of the file names of code that changes only with a version, so that its name is enough."""
+"""Beginnings of file names of code that changes only with a version; its name is enough."""
 
 CHANGING_METHODS = frozenset(
     ["add", "append", "clear", "discard", "extend", "insert", "pop", "remove", "setdefault", "update"]
@@ -697,10 +706,10 @@ def identify_grader(grade: Grader) -> JsonValue:
 def identify_function(function: Callable[..., Any]) -> str:
     """Return a function's qualified name, and a digest of what it computes.
 
-    The digest covers the function's byte code, which differs between Python versions, its defaults, and the
-    values and functions that it takes from around it. A ``partial``, a method and an object with ``__call__``
-    count with their parts. Not covered are the code of installed packages, objects that are no plain data, and
-    what the function changes itself, such as a cache.
+    The digest covers the function's byte code, which differs between Python versions, its defaults,
+    and the values and functions that it takes from around it. A ``partial``, a method and an object
+    with ``__call__`` count with their parts. Not covered are the code of installed packages,
+    objects that are no plain data, and what the function changes itself, such as a cache.
     """
     inner: Any = function
     while isinstance(inner, partial):
@@ -715,7 +724,7 @@ def identify_function(function: Callable[..., Any]) -> str:
 
 
 Described = dict[int, tuple[int, Any]]
-"""The number of each value that was described before, by its id; the value is kept, so that its id stays its own."""
+"""The numbers of values that were described, by their ids; kept, so that ids stay their own."""
 
 
 def _describe(value: Any, described: Described) -> JsonValue:
@@ -805,7 +814,7 @@ def _list_used_values(function: FunctionType) -> dict[str, Any]:
 
 
 def _find_changes(functions: Sequence[FunctionType]) -> tuple[frozenset[str], bool]:
-    """Return the names outside of functions to which they assign, and whether they change items of something."""
+    """Return the names to which functions assign, and whether they change items of something."""
     codes = [code for function in functions for code in _iter_codes(function.__code__)]
     steps = [step for code in codes for step in dis.get_instructions(code)]
     stored = (s.argval for s in steps if s.opname in {"STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR"})

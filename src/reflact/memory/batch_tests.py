@@ -1,4 +1,4 @@
-"""Tests of batches: recorded before their alpha is chosen, counted by their traces, closed with evidence."""
+"""Tests of batches: opened before their alpha is chosen, counted by traces, closed with evidence."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def _check_testable(
     for origin in stored.origins:
         if origin.trace_id in trace_ids:
             raise DataError(
-                f"pair {pair_id} was made of trace {origin.trace_id}, which is held out; a trace cannot "
-                "test a pair that came from it"
+                f"pair {pair_id} was made of trace {origin.trace_id}, which is held out; a trace "
+                "cannot test a pair that came from it"
             )
 
 
@@ -111,11 +111,12 @@ def close_test(writer: PairWriter, number: int, evidence: PromotionEvidence) -> 
 
 
 def _check_evidence(test: BatchTest, evidence: PromotionEvidence) -> None:
-    """Check that evidence can be the result of a test; DataError if it names another or contradicts itself."""
+    """Check that evidence can be the result of a test; DataError says why not."""
     if evidence.pair_ids != test.pair_ids or evidence.n_earlier_tests != test.n_earlier_tests:
         raise DataError(
-            f"the evidence is not that of test {test.number}, which has {len(test.pair_ids)} pairs and "
-            f"{test.n_earlier_tests} earlier tests on its traces; pass the evidence of the test that you opened"
+            f"the evidence is not that of test {test.number}, which has {len(test.pair_ids)} pairs "
+            f"and {test.n_earlier_tests} earlier tests on its traces; pass the evidence of the test "
+            "that you opened"
         )
     problem = find_inconsistency(evidence, test.kind)
     n_traces = len(test.content_fingerprints)

@@ -1,4 +1,4 @@
-"""Rules of stored pairs: cards, statuses, visibility, the evidence that promotes them, and who may test them.
+"""Rules of stored pairs: cards, visibility, statuses, evidence, and the traces that may test them.
 
 All functions are pure. The store and the calibration share them.
 """
@@ -24,7 +24,7 @@ from reflact.memory.models import (
 )
 from reflact.types import canonical_json, digest_json, digest_text, join_canonical_json
 
-# ------------------------------------------------------------------------------------ cards and scopes
+# --------------------------------------------------------------------------------- cards and scopes
 
 
 def build_cards(pair: ContrastPair) -> tuple[MemoryCard, MemoryCard]:
@@ -54,7 +54,7 @@ def _format_evaluation(evaluation: Evaluation) -> str:
 
 
 def is_visible_to(scope: Scope, asker: Scope) -> bool:
-    """Whether an asker may see a pair: each field of its scope is empty or shares a value with the asker's."""
+    """Whether an asker may see a pair: each field of its scope is empty or shares a value."""
     for name in ("roles", "tools", "task_categories"):
         required = getattr(scope, name)
         if required and set(required).isdisjoint(getattr(asker, name)):
@@ -62,7 +62,7 @@ def is_visible_to(scope: Scope, asker: Scope) -> bool:
     return scope.user in {None, asker.user}
 
 
-# -------------------------------------------------------------------------------------------- statuses
+# ----------------------------------------------------------------------------------------- statuses
 
 NEXT_STATUSES: Final[Mapping[CardStatus, frozenset[CardStatus]]] = MappingProxyType(
     {
@@ -82,7 +82,7 @@ ACTIVE_STATUSES: Final[tuple[CardStatus, ...]] = ("candidate", "quarantined", "p
 def check_status_change(
     before: CardStatus, after: CardStatus, evidence: PromotionEvidence | None = None
 ) -> None:
-    """Check that a status may follow another, and that a promotion has evidence; DataError otherwise."""
+    """Check that a status may follow another; DataError otherwise. A promotion needs evidence."""
     if after not in NEXT_STATUSES[before]:
         possible = " or ".join(sorted(NEXT_STATUSES[before])) or "nothing else"
         raise DataError(f"a pair that is {before} cannot become {after}; it can become {possible}")
@@ -90,7 +90,7 @@ def check_status_change(
         raise DataError("a promotion needs the evidence of a passed test; test the batch")
 
 
-# ---------------------------------------------------------------------------------------------- tests
+# -------------------------------------------------------------------------------------------- tests
 
 TOTAL_ALPHA = 0.025
 """The one-sided error probability that all tests on one held-out trace share."""
@@ -103,20 +103,20 @@ MAX_ACCURACY_FALL = 0.02
 
 
 def compute_alpha(n_earlier_tests: int) -> float:
-    """Return the alpha of a test after so many earlier tests on its traces; all sum to ``TOTAL_ALPHA``."""
+    """Return the alpha of a test after some earlier ones; all together sum to ``TOTAL_ALPHA``."""
     return TOTAL_ALPHA * 6 / (math.pi * (n_earlier_tests + 1)) ** 2
 
 
 def compute_utility(evidence: PromotionEvidence) -> float:
-    """Return the utility of a batch, from 0 to 1: 0.5, plus 0.05 for each point of error that it removed."""
+    """Return the utility of a batch in 0..1: 0.5, plus 0.05 for each point of error removed."""
     return min(1.0, max(0.0, 0.5 + evidence.effect / 20))
 
 
 def find_inconsistency(evidence: PromotionEvidence, kind: Literal["promote", "demote"]) -> str | None:
     """Return why no test can give this evidence, or None if one can.
 
-    Alpha follows from the earlier tests. Evidence that changes a status must be significant, in the right
-    direction, and have no large fall of accuracy.
+    Alpha follows from the earlier tests. Evidence that changes a status must be significant, in the
+    right direction, and have no large fall of accuracy.
     """
     alpha = compute_alpha(evidence.n_earlier_tests)
     # A sign-flip test of n traces has 2**n outcomes, of which the observed one is always counted.
@@ -146,7 +146,8 @@ class TraceIdentity(NamedTuple):
 
     Args:
         id: The name of the trace.
-        content_hashes: The hash up to each step, see ``extend_content_hash``; the last one is of all steps.
+        content_hashes: The hash up to each step, see ``extend_content_hash``; the last one is of
+            all steps.
     """
 
     id: str
@@ -159,7 +160,7 @@ class TraceIdentity(NamedTuple):
 
     @property
     def fingerprints(self) -> frozenset[str]:
-        """All fingerprints that match the trace in a test: of its name, and of its content up to each step."""
+        """The fingerprints of its name, and of its content up to each step; any of them matches."""
         return frozenset(map(compute_fingerprint, (self.id, *self.content_hashes)))
 
 
@@ -172,7 +173,8 @@ def count_tests(tests: Iterable[BatchTest], traces: Iterable[TraceIdentity]) -> 
 def compute_fingerprint(name: str) -> str:
     """Return the fingerprint of a trace's name or content hash in a test, 32 hexadecimal digits.
 
-    Tests keep fingerprints after a trace is forgotten. The owner of a trace can see that it was held out.
+    Tests keep fingerprints after a trace is forgotten. The owner of a trace can see that it was
+    held out.
     """
     return digest_json(name)[:32]
 
@@ -185,12 +187,13 @@ def hash_purpose(purpose: str) -> str:
 def extend_content_hash(content_hash: str, transition: Transition) -> str:
     """Return the content hash of a trace with one more step.
 
-    It covers the purpose and all transitions, but no name and no score. So copies of a trace are equal.
+    It covers the purpose and all transitions, but no name and no score. So copies of a trace are
+    equal.
     """
     return digest_text(f"[{canonical_json(content_hash)},{transition.canonical_json}]")
 
 
-# -------------------------------------------------------------------------------------------- anchors
+# ------------------------------------------------------------------------------------------ anchors
 
 
 def compute_subject_hash(purpose: str, transition: Transition) -> str:
@@ -222,7 +225,7 @@ class AnchorExclusions(NamedTuple):
         return cls(frozenset(trace_ids), MappingProxyType(states))
 
     def excludes(self, purpose: str, transition: Transition, origin: Origin) -> bool:
-        """Whether a step is excluded: it comes from an anchor's trace, or shows an anchor's state after."""
+        """Whether a step comes from an anchor's trace, or shows an anchor's state after."""
         if origin.trace_id in self.trace_ids:
             return True
         hashes = self.state_hashes.get(purpose, frozenset())
@@ -234,11 +237,12 @@ MAX_PURPOSE_CHARS = 80
 
 
 def describe_other_trace(trace_id: str, purpose: str, other_purpose: str) -> str:
-    """Return what is wrong if two traces have one id: they are runs of two agents, or two runs of one."""
+    """Return what is wrong if two traces have one id: somebody named two runs alike."""
     other = f"the purpose {other_purpose[:MAX_PURPOSE_CHARS]!r}"
     if purpose == other_purpose:
         other = "other steps"
     return (
-        f"trace {trace_id} has the purpose {purpose[:MAX_PURPOSE_CHARS]!r}, and another trace of this id "
-        f"has {other}; give each trace an id of its own, such as one that begins with the agent's name"
+        f"trace {trace_id} has the purpose {purpose[:MAX_PURPOSE_CHARS]!r}, and another trace of "
+        f"this id has {other}; give each trace an id of its own, such as one that begins with the "
+        "agent's name"
     )

@@ -29,7 +29,7 @@ from reflact.types import FrozenModel
 
 
 class ImportResult(FrozenModel):
-    """The numbers of new entries; ``n_blocked`` counts new pairs that need review or were rejected."""
+    """The numbers of new entries; ``n_blocked`` new pairs need review or were rejected."""
 
     n_traces: int = 0
     n_events: int = 0
@@ -93,7 +93,7 @@ class ScannedLine(NamedTuple):
 
 
 def parse_and_scan(lines: Iterable[str], scan: Scanner) -> list[ScannedLine]:
-    """Return the lines of an export, each pair with the finding of its scan; DataError names a wrong line."""
+    """Return the lines of an export, with what scans found; DataError names a wrong line."""
     parsed: list[ScannedLine] = []
     for number, text in enumerate(lines, 1):
         if not text.strip():

@@ -34,12 +34,12 @@ Construction = Literal[
     "asked",
     "written",
 ]
-"""The origin of a wrong evaluation: the critic's own mistake (``observed``), a mistake that a model was asked
-to write (``asked``), one that the user wrote (``written``), or a kind of perturbed input (all others)."""
+"""The origin of a wrong evaluation: the critic's own mistake (``observed``), a mistake that a model
+was asked to write (``asked``), one that the user wrote (``written``), or a perturbed input."""
 
 LabelSource = Literal["program", "human", "agreement"]
 
-# ----------------------------------------------------------------------------------------- transitions
+# -------------------------------------------------------------------------------------- transitions
 
 
 class Action(FrozenModel):
@@ -63,7 +63,7 @@ class Transition(FrozenModel):
 
     @property
     def payloads(self) -> tuple[JsonValue, JsonValue, JsonValue]:
-        """The parts that may be long: the states before and after, and the arguments of the action."""
+        """The parts that may be long: both states, and the arguments of the action."""
         return self.before, self.after, self.action.arguments
 
     @property
@@ -85,8 +85,8 @@ Direction = Literal["rises", "stays", "falls"]
 class Evaluation(FrozenModel):
     """A judgement of a transition: the progress before and after it, from 0 to 10.
 
-    ``evidence`` quotes the basis of the judgement. ``confidence`` is the judge's own probability that the
-    judgement is right.
+    ``evidence`` quotes the basis of the judgement. ``confidence`` is the judge's own probability
+    that the judgement is right.
     """
 
     progress_before: Progress
@@ -109,7 +109,7 @@ class Evaluation(FrozenModel):
 
     @property
     def hashed_fields(self) -> dict[str, JsonValue]:
-        """Its fields as hashes use them: ids of pairs and calls rest on these names, which never change."""
+        """Its fields as hashes use them: ids of pairs and calls rest on these names."""
         fields = self.model_dump(mode="json")
         fields["phi_before"] = fields.pop("progress_before")
         fields["phi_after"] = fields.pop("progress_after")
@@ -117,10 +117,10 @@ class Evaluation(FrozenModel):
 
 
 class Label(FrozenModel):
-    """The right evaluation of a transition, its source, and the spread of several sources (0 for one).
+    """The right evaluation of a transition, its source, and the spread of several sources.
 
-    A label without ``progress_before`` can still measure and test a critic. Pairs need both values; see
-    ``Trace.record``.
+    A label without ``progress_before`` can still measure and test a critic. Pairs need both values;
+    see ``Trace.record``.
     """
 
     progress_before: Progress | None = None
@@ -149,11 +149,11 @@ class ScoreEvent(FrozenModel):
 
 
 class StateScore(FrozenModel):
-    """The score of a transition by a critic: its evaluation after the guards, and ``raw``, the model's own.
+    """A critic's score of a transition: its evaluation after the guards; ``raw`` is the model's own.
 
-    ``raw`` is the median if ``n_samples`` were requested, and ``spread`` the largest difference of their
-    ``progress_after``. ``applied_guards`` changed the evaluation, in this order. ``pair_ids`` were the prompt's
-    worked examples.
+    ``raw`` is the median if ``n_samples`` were requested, and ``spread`` the largest difference of
+    their ``progress_after``. ``applied_guards`` changed the evaluation, in this order. ``pair_ids``
+    were the prompt's worked examples.
     """
 
     evaluation: Evaluation
@@ -164,7 +164,7 @@ class StateScore(FrozenModel):
     pair_ids: tuple[str, ...] = ()
 
 
-# ----------------------------------------------------------------------------------------------- cards
+# -------------------------------------------------------------------------------------------- cards
 
 CardKind = Literal["critic_calibration", "failure_pattern"]
 """The kinds of a pair's cards: of the right evaluation, and of the wrong one."""
@@ -216,7 +216,7 @@ _IDENTITY_FIELDS = ("purpose", "right", "wrong", "mistake", "scope")
 
 
 class ContrastPair(FrozenModel):
-    """A right and a wrong evaluation of one transition under a purpose, and the reason why one is wrong.
+    """A right and a wrong evaluation of one transition under a purpose, and why one is wrong.
 
     Args:
         right: A label, or the agreement of independent samples; see ``label_source``.
@@ -242,7 +242,7 @@ class ContrastPair(FrozenModel):
 
     @property
     def id(self) -> str:
-        """A content hash of 64 hexadecimal digits; equal pairs have equal ids, whatever their provenance."""
+        """A content hash of 64 hexadecimal digits, without the provenance."""
         return self.hashes.pair
 
     @cached_property
@@ -263,9 +263,10 @@ class ContrastPair(FrozenModel):
 
 
 class MemoryCard(FrozenModel):
-    """One evaluation of a contrast pair in words; ``pair_id`` names the pair, which holds the transition.
+    """One evaluation of a contrast pair in words; the pair ``pair_id`` holds the transition.
 
-    ``strategy`` says why: the right evaluation's reasoning, or the reason why the other one is wrong.
+    ``strategy`` says why: the right evaluation's reasoning,
+    or the reason why the other one is wrong.
     """
 
     kind: CardKind
@@ -285,8 +286,8 @@ class PromotionEvidence(ShortReprModel):
         effect: Mean absolute error without the batch minus with it; above 0 is better.
         low, high: The 95% interval of the effect, resampled by trace.
         critic, prompt: The critic's model and settings, and the name and version of its prompt.
-        accuracy_change: Pairwise accuracy with the batch minus without it: the lower of the mean over traces
-            and the difference over all comparisons. None if nothing can be ordered.
+        accuracy_change: Pairwise accuracy with the batch minus without it: the lower of the mean
+            over traces and the difference over all comparisons. None if nothing can be ordered.
         outcome: ``better``, ``not_shown`` or ``accuracy_fell``; of a ``demote`` test ``worse`` or
             ``no_harm_shown``.
         n_unscored: Transitions without a valid score in one of the arms.
@@ -309,14 +310,15 @@ class PromotionEvidence(ShortReprModel):
     n_unscored: int = 0
 
 
-# ----------------------------------------------------------------------------------------- stored values
+# ------------------------------------------------------------------------------------ stored values
 
 
 class Submission(FrozenModel):
     """The result of a submission; a pair that was stored already is not new and stays as it is.
 
-    ``reason`` is the rule that quarantined or rejected the pair, or None. ``anchor``: an anchor has the same
-    transition. ``anchor_trace``: an anchor came from the same trace, whose steps show each other's states.
+    ``reason`` is the rule that quarantined or rejected the pair, or None. ``anchor``: an anchor has
+    the same transition. ``anchor_trace``: an anchor came from the same trace, whose steps show each
+    other's states.
     """
 
     pair_id: str
@@ -328,7 +330,8 @@ class Submission(FrozenModel):
 class StoredPair(FrozenModel):
     """A pair in the store, with its status and measurements.
 
-    ``origins`` are all steps that gave this pair, sorted. The pair's own provenance is the first submitted.
+    ``origins`` are all steps that gave this pair, sorted. The pair's own provenance is the first
+    submitted.
     """
 
     pair: ContrastPair
@@ -342,7 +345,7 @@ class StoredPair(FrozenModel):
 
     @property
     def needs_review(self) -> bool:
-        """Whether it is quarantined for a reason and cannot be tested; see ``MemoryStore.release``."""
+        """Whether it is quarantined for a reason, so that it cannot be tested."""
         return self.status == "quarantined" and self.reason is not None
 
 
@@ -377,9 +380,9 @@ class BatchTest(FrozenModel):
 class ForgetResult(FrozenModel):
     """What ``forget`` removed; the ids of pairs are hashes and reveal no content.
 
-    ``n_responses`` counts the removed responses to questions of calibrations. ``n_responses_left`` counts
-    those that stay in the file and may quote the trace. ``remains_in_wal`` says that another process was
-    reading, so that the write-ahead log still contains the removed data.
+    ``n_responses`` counts the removed responses to questions of calibrations. ``n_responses_left``
+    counts those that stay in the file and may quote the trace. ``remains_in_wal`` says that another
+    process was reading, so that the write-ahead log still contains the removed data.
     """
 
     trace_id: str
@@ -403,8 +406,8 @@ class StoredTrace(FrozenModel):
 class TestableTrace(NamedTuple):
     """A stored trace with labelled steps, without the steps themselves.
 
-    ``number`` is its position in the order of insertion. It ``has_pairs`` if a stored pair came from it or from
-    a trace with equal content.
+    ``number`` is its position in the order of insertion. It ``has_pairs`` if a stored pair came
+    from it or from a trace with equal content.
     """
 
     number: int
@@ -415,7 +418,7 @@ class TestableTrace(NamedTuple):
 
 
 class TraceSummary(FrozenModel):
-    """Counts of a stored trace: its steps, those that a critic scored, those with labels, and pairs made of it.
+    """Counts of a stored trace: steps, scored ones, labelled ones, and pairs made of it.
 
     Labels by agreement do not count. A trace with pairs tests no batch.
     """
@@ -429,7 +432,7 @@ class TraceSummary(FrozenModel):
 
 
 class StoredCalibration(FrozenModel):
-    """A calibration: the memory's state at its start and its result as JSON; None before the end."""
+    """A calibration: the memory's state at its start, and its result as JSON after its end."""
 
     number: int
     baseline: str

@@ -26,7 +26,7 @@ from reflact.store.database import Tables
 
 Value = TypeVar("Value", bound=BaseModel)
 
-# --------------------------------------------------------------------------------------- stored values
+# ------------------------------------------------------------------------------------ stored values
 
 
 def encode_value(value: BaseModel, what: str = "a value") -> str:
@@ -58,7 +58,7 @@ def format_time(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-# ------------------------------------------------------------------------------------- texts of a pair
+# ---------------------------------------------------------------------------------- texts of a pair
 
 MAX_INDEXED_CHARS = 5_000
 """Characters of each text of a pair that are searched."""
@@ -79,7 +79,7 @@ def build_search_text(pair: ContrastPair) -> str:
 
 
 def _list_content(pair: ContrastPair) -> list[str]:
-    """Return the texts of a pair's purpose, transition and evaluations, with the field names of states."""
+    """Return the texts of a pair's purpose, transition and evaluations."""
     step = pair.transition
     texts = [pair.purpose, step.action.name, pair.mistake, pair.reason]
     for evaluation in (pair.right, pair.wrong):
@@ -106,7 +106,7 @@ def _iter_texts(value: JsonValue) -> Iterator[str]:
             yield from _iter_texts(item)
 
 
-# --------------------------------------------------------------------------------------------- origins
+# ------------------------------------------------------------------------------------------ origins
 
 FROM_TRACE = "id IN (SELECT owner FROM memory_origins WHERE trace_id = ?1)"
 """Pairs or anchors that came from a trace."""
@@ -130,7 +130,7 @@ def read_origins(tables: Tables, owners: Sequence[str]) -> Mapping[str, tuple[Or
     return origins
 
 
-# --------------------------------------------------------------------------------------------- reading
+# ------------------------------------------------------------------------------------------ reading
 
 
 STORED_COLUMNS = ("status", "reason", "utility", "created_by", "created_at", "changed_at")
@@ -139,14 +139,15 @@ STORED_COLUMNS = ("status", "reason", "utility", "created_by", "created_at", "ch
 
 def select_pairs(tables: Tables, where: str, parameters: Sequence[Any] = ()) -> tuple[StoredPair, ...]:
     """Return the pairs that meet an SQL condition; it must be a constant of this package."""
-    sql = f"SELECT id, pair, {', '.join(STORED_COLUMNS)} FROM memory_pairs WHERE {where}"  # noqa: S608
+    columns = ", ".join(STORED_COLUMNS)
+    sql = f"SELECT id, pair, {columns} FROM memory_pairs WHERE {where}"  # noqa: S608 - constant
     rows = tables.execute(sql, parameters).fetchall()
     origins = read_origins(tables, [pair_id for pair_id, *_ in rows])
     pairs = []
     for pair_id, text, *values in rows:
         pair = decode_value(ContrastPair, text, f"pair {pair_id}")
-        columns = dict(zip(STORED_COLUMNS, values, strict=True))
-        pairs.append(StoredPair(pair=pair, origins=origins[pair_id], **columns))
+        fields = dict(zip(STORED_COLUMNS, values, strict=True))
+        pairs.append(StoredPair(pair=pair, origins=origins[pair_id], **fields))
     return tuple(pairs)
 
 
@@ -170,13 +171,13 @@ ORDER BY utility DESC, changed_at DESC, id LIMIT ?3
 def find_pairs(
     tables: Tables, words: str, statuses: Sequence[CardStatus], limit: int
 ) -> tuple[StoredPair, ...]:
-    """Return the pairs that hold all words of at least three characters; see ``MemoryStore.find``."""
+    """Return the pairs that hold all words of some length; see ``MemoryStore.find``."""
     parts = [word for word in _replace_unsearchable(words).split() if len(word) >= MIN_WORD_CHARS]
     query = tables.quote_fts(" ".join(parts)) if parts else ""
     return select_pairs(tables, FOUND_CONDITION, (json.dumps(list(statuses)), query, limit))
 
 
-# -------------------------------------------------------------------------------- submission and status
+# ---------------------------------------------------------------------------- submission and status
 
 
 class PairWriter(NamedTuple):
@@ -200,7 +201,7 @@ class PairWriter(NamedTuple):
         *,
         created_by: str = "",
     ) -> Submission:
-        """Store a scanned pair and archive the weakest; if it is stored already, only add its origins."""
+        """Store a scanned pair and archive the weakest; of a stored one only add its origins."""
         exclusion = self._find_exclusion(pair, origins)
         if exclusion is not None:
             return Submission(pair_id=pair.id, is_new=False, status="rejected", reason=exclusion)
@@ -214,7 +215,7 @@ class PairWriter(NamedTuple):
         return Submission(pair_id=pair.id, is_new=is_new, status=stored.status, reason=stored.reason)
 
     def _find_exclusion(self, pair: ContrastPair, origins: Iterable[Origin]) -> str | None:
-        """Return why calibration must not learn from a pair, or None if it may; see ``Submission``."""
+        """Return why calibration must not learn from a pair, see ``Submission``; or None."""
         anchors = self.tables.table("memory_anchors")
         if anchors.count_where("subject = ?", [pair.hashes.subject]):
             return "anchor"
@@ -247,7 +248,7 @@ class PairWriter(NamedTuple):
         reason: str | None = None,
         evidence: PromotionEvidence | None = None,
     ) -> None:
-        """Change the status of a pair, and clear the mark of a failed test; DataError if it cannot follow."""
+        """Change the status of a pair, and clear the mark of a failed test."""
         try:
             check_status_change(stored.status, after, evidence)
         except DataError as error:
@@ -258,9 +259,7 @@ class PairWriter(NamedTuple):
         """Allow tests of a pair that needed review; see ``MemoryStore.release``."""
         stored = read_pair(self.tables, pair_id)
         if not stored.needs_review:
-            raise DataError(
-                f"pair {pair_id} is {stored.status} and needs no review; there is nothing to release"
-            )
+            raise DataError(f"pair {pair_id} is {stored.status} and needs no review; nothing to release")
         self._update(stored, stored.status, None)
 
     def _update(self, stored: StoredPair, status: CardStatus, reason: str | None) -> None:
@@ -270,8 +269,8 @@ class PairWriter(NamedTuple):
     def _archive_weakest(self) -> None:
         """Archive the weakest active pairs until the bound is met.
 
-        Pairs that failed a test are archived first. Then the order is: lowest measured utility, not promoted,
-        and the longest time without a change.
+        Pairs that failed a test are archived first. Then the order is: lowest measured utility, not
+        promoted, and the longest time without a change.
         """
         surplus = max(0, self.tables.table("memory_pairs").count_where(ACTIVE) - self.max_active)
         for stored in select_pairs(self.tables, WEAKEST_CONDITION, (surplus,)):
@@ -292,7 +291,7 @@ def count_free(tables: Tables, max_active: int) -> int:
     return max(0, max_active - n_active)
 
 
-# --------------------------------------------------------------------------------------------- anchors
+# ------------------------------------------------------------------------------------------ anchors
 
 
 def add_anchor(tables: Tables, pair: ContrastPair, origins: Sequence[Origin]) -> bool:
@@ -324,7 +323,7 @@ def read_anchors(tables: Tables) -> tuple[ContrastPair, ...]:
     return tuple(decode_value(ContrastPair, pair, f"anchor {pair_id}") for pair_id, pair in stored)
 
 
-# ------------------------------------------------------------------------------------------ forgetting
+# --------------------------------------------------------------------------------------- forgetting
 
 CALIBRATION_RESPONSES = """
 key IN (SELECT key FROM calls WHERE substr(call_id, 1, instr(call_id, '/')) IN
@@ -336,8 +335,8 @@ key IN (SELECT key FROM calls WHERE substr(call_id, 1, instr(call_id, '/')) IN
 def forget_trace(tables: Tables, trace_id: str, *, calls: bool) -> ForgetResult:
     """Remove everything that came from a trace; see ``MemoryStore.forget``.
 
-    A response does not record which traces its prompt showed, because worked examples come from other traces.
-    So either all responses are removed or none.
+    A response does not record which traces its prompt showed, because worked examples come from
+    other traces. So either all responses are removed or none.
     """
     sql = f"SELECT id FROM memory_pairs WHERE {FROM_TRACE} ORDER BY id"  # noqa: S608 - constant
     pair_ids = [pair_id for (pair_id,) in tables.execute(sql, (trace_id,)).fetchall()]

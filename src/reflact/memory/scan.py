@@ -1,4 +1,4 @@
-"""Scans texts for hidden instructions, secrets and personal data before they are stored; see docs/memory.md.
+"""Scans texts for hidden instructions, secrets and personal data; see docs/memory.md.
 
 The patterns are in ``scan_rules.toml``. A scan takes time proportional to the text.
 """
@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from reflact.types import FrozenModel
 
 CACHED_TEXTS = 64
-"""Texts whose findings are remembered: the pairs of one step, which are stored together, share their states."""
+"""Texts whose findings are remembered, because the pairs of one step share their states."""
 
 
 class ScanFinding(FrozenModel):
@@ -37,7 +37,8 @@ class RuleBook(NamedTuple):
     """The compiled rules.
 
     Args:
-        instructions: The patterns that are searched in every reading of a text, with the finding of a match.
+        instructions: The patterns that are searched in every reading of a text, with the finding of
+            a match.
         secrets: The pattern of secrets.
         secret_hints: Every secret has one of these texts.
     """
@@ -61,7 +62,7 @@ def load_rules() -> RuleBook:
 
 
 def _compile_pattern(source: str, fragments: dict[str, str]) -> re.Pattern[str]:
-    """Compile a pattern with its ``{fragments}``; like the readings of a text, it has no accents."""
+    """Compile a pattern with its ``{fragments}``; like readings of a text, it has no accents."""
     for name, fragment in fragments.items():
         source = source.replace(f"{{{name}}}", fragment)
     decomposed = unicodedata.normalize("NFKD", source)
@@ -98,7 +99,7 @@ def _scan_text(text: str) -> ScanFinding | None:
     return next(iter(rejections + findings), None)
 
 
-# ------------------------------------------------------------------------------------------- readings
+# ----------------------------------------------------------------------------------------- readings
 
 _LOOKALIKES = str.maketrans(
     "аеорсухіјѕԁһԛԝвкмнтгпзьαορνικτυεχηωѵɡɩıǀł",
@@ -117,7 +118,7 @@ _TAG_LETTERS = {code: code - 0xE0000 for code in range(0xE0020, 0xE007F)}
 
 
 def _list_readings(plain: str) -> tuple[str, ...]:
-    """Return the distinct readings of a normal text: as it is, in Latin letters, joined, without digits."""
+    """Return the readings of a normal text: as it is, in Latin letters, joined, without digits."""
     latin = plain.translate(_LOOKALIKES)
     joined = _SPACED_LETTERS.sub(lambda run: _SEPARATOR.sub("", run[0]), latin)
     leet = joined
@@ -144,7 +145,7 @@ def _remove_invisible(text: str) -> str:
     return "".join(c for c in composed if c.isspace() or unicodedata.category(c) != "Cf")
 
 
-# ------------------------------------------------------------------------------ secrets, personal data
+# --------------------------------------------------------------------------- secrets, personal data
 
 _EMAIL = re.compile(r"[\w.+-]{1,64}@((?:[\w-]{1,63}\.)+[a-z]{2,24})\b", re.IGNORECASE)
 _RESERVED_DOMAINS = re.compile(
@@ -173,7 +174,7 @@ def _has_personal_data(text: str) -> bool:
 
 
 def _passes_card_checksum(digits: str) -> bool:
-    """Whether a number has the check digit of payment cards (ISO/IEC 7812-1), and is not all zeros."""
+    """Whether a number has the check digit of payment cards (ISO/IEC 7812-1) and is not zero."""
     doubled = [int(d) * 2 for d in digits[-2::-2]]
     total = sum(map(int, digits[-1::-2])) + sum(d - 9 if d > 9 else d for d in doubled)
     return total > 0 and total % 10 == 0

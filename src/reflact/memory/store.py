@@ -64,18 +64,18 @@ def utc_now() -> datetime:
 class MemoryStore:
     """Contrast pairs and traces in a SQLite file, opened and closed by ``async with``, once.
 
-    The file may be that of a run, and several processes may share it. When a method returns, its change is on
-    disk. The next read of each process sees what another has promoted.
+    The file may be that of a run, and several processes may share it. When a method returns, its
+    change is on disk. The next read of each process sees what another has promoted.
 
     Args:
         path: The file. It and its folder are created if they are missing.
-        max_active_pairs: The bound on candidate, quarantined and promoted pairs. Beyond it the weakest are
-            archived.
+        max_active_pairs: The bound on candidate, quarantined and promoted pairs. Beyond it the
+            weakest are archived.
         scan: Scans every text before it is stored; None: the rules of docs/memory.md.
         clock: Returns the time of a change, with its time zone.
         lock_timeout: Seconds to wait for another process's lock.
-        read_only: Write nothing to the file, which must exist. If its folder is not writable, a copy is read.
-            Methods that write raise.
+        read_only: Write nothing to the file, which must exist. If its folder is not writable, a
+            copy is read. Methods that write raise.
 
     Raises:
         StoreError: On opening and from every method; names the file and the problem.
@@ -116,12 +116,13 @@ class MemoryStore:
 
         return await self._database.write(work)
 
-    # ------------------------------------------------------------------------------------------- pairs
+    # ---------------------------------------------------------------------------------------- pairs
 
     async def submit(self, pair: ContrastPair, *, created_by: str = "") -> Submission:
         """Scan a pair and store it.
 
-        A pair that is already stored stays as it is. The store only adds the step that this copy names.
+        A pair that is already stored stays as it is. The store only adds the step that this copy
+        names.
         """
 
         def scan() -> ScanFinding | None:
@@ -137,11 +138,11 @@ class MemoryStore:
     async def find(
         self, words: str = "", *, statuses: Sequence[CardStatus] = (), limit: int = 50
     ) -> tuple[StoredPair, ...]:
-        """Return pairs for people to read: the highest measured utility first, then the latest change.
+        """Return pairs for people to read: the highest utility first, then the latest change.
 
         Args:
-            words: A pair must hold all words of at least three characters, also as parts of others; any text
-                is valid.
+            words: A pair must hold all words of at least three characters, also as parts of others;
+                any text is valid.
             statuses: Only pairs with one of these statuses; empty for all.
             limit: The largest number of pairs.
         """
@@ -156,7 +157,7 @@ class MemoryStore:
     async def pairs(
         self, pair_ids: Sequence[str] | None = None, *, status: CardStatus | None = None
     ) -> tuple[StoredPair, ...]:
-        """Return stored pairs in the order of their ids: all, or those of ``pair_ids`` and ``status``."""
+        """Return stored pairs by their ids: all, or those of ``pair_ids`` and ``status``."""
         ids = None if pair_ids is None else json.dumps(list(pair_ids))
 
         return await self._database.read(
@@ -202,10 +203,10 @@ class MemoryStore:
         await self._change_pairs(lambda writer: writer.release(pair_id))
 
     async def remaining_capacity(self) -> int:
-        """Return how many pairs can be added before the bound archives one that has not failed a test."""
+        """Return how many pairs fit before one is archived that has not failed a test."""
         return await self._database.read(partial(pairs.count_free, max_active=self._max_active_pairs))
 
-    # ------------------------------------------------------------------------------------------- tests
+    # ---------------------------------------------------------------------------------------- tests
 
     async def open_test(
         self,
@@ -217,8 +218,8 @@ class MemoryStore:
     ) -> BatchTest:
         """Record a test before its alpha is chosen, so that ``n_earlier_tests`` is exact.
 
-        The number is exact even if several processes test at once. A test that never ends still counts
-        against the error probability of its traces.
+        The number is exact even if several processes test at once. A test that never ends still
+        counts against the error probability of its traces.
 
         Args:
             pair_ids: The batch.
@@ -227,8 +228,8 @@ class MemoryStore:
             kind: Whether the test promotes the batch, or measures promoted pairs again.
 
         Raises:
-            DataError: A pair has the wrong status or needs review, or comes from one of the traces. Or the
-                batch or the traces are empty.
+            DataError: A pair has the wrong status or needs review, or comes from one of the traces.
+                Or the batch or the traces are empty.
         """
         batch = tuple(pair_ids)
         holdout = frozenset(traces)
@@ -241,9 +242,9 @@ class MemoryStore:
     async def close_test(self, number: int, evidence: PromotionEvidence) -> None:
         """Store the result of a test and change the pairs in one transaction.
 
-        If the test passed, a ``promote`` test promotes its batch and a ``demote`` test changes nothing. If a
-        ``demote`` test failed, its pairs go back to quarantine and need review. Pairs that changed since the
-        test was opened keep their status.
+        If the test passed, a ``promote`` test promotes its batch and a ``demote`` test changes
+        nothing. If a ``demote`` test failed, its pairs go back to quarantine and need review. Pairs
+        that changed since the test was opened keep their status.
 
         Raises:
             DataError: The evidence does not fit the test, or the test is over or was never opened.
@@ -254,7 +255,7 @@ class MemoryStore:
         """Return all tests in their order."""
         return await self._database.read(batch_tests.read_tests)
 
-    # ------------------------------------------------------------------------------------------ traces
+    # --------------------------------------------------------------------------------------- traces
 
     async def open_trace(self, trace_id: str, purpose: str) -> None:
         """Add a trace, unless it is stored; DataError if it is stored with another purpose."""
@@ -274,8 +275,8 @@ class MemoryStore:
         """Label a stored step.
 
         Raises:
-            DataError: The trace has no such step. Or ``replace`` is false, and it has a label that is not by
-                agreement.
+            DataError: The trace has no such step. Or ``replace`` is false, and it has a label that
+                is not by agreement.
         """
         await self._database.write(
             lambda tables: traces.label_step(tables, trace_id, step, label, replace=replace)
@@ -291,7 +292,7 @@ class MemoryStore:
         return tuple(trace_id for (trace_id,) in rows)
 
     async def find_trace_ids(self, name: str) -> tuple[str, ...]:
-        """Return up to ten ids of traces, stored or named by pairs, that start with a text; an equal one first."""
+        """Return up to ten ids of traces or of origins that start with a text; an equal one first."""
         rows = await self._database.fetch_rows(MATCHING_TRACES_QUERY, (name,))
         return tuple(trace_id for (trace_id,) in rows)
 
@@ -318,7 +319,7 @@ class MemoryStore:
         """Return the counts of each trace, in the order of their ids."""
         return await self._database.read(traces.list_summaries)
 
-    # ------------------------------------------------------------------------------------ calibrations
+    # --------------------------------------------------------------------------------- calibrations
 
     async def start_calibration(self, identity: str, baseline: str) -> StoredCalibration:
         """Store the start of a calibration."""
@@ -345,10 +346,10 @@ class MemoryStore:
         sql = "UPDATE calibrations SET result = ? WHERE number = ? AND result IS NULL"
         await self._database.execute(sql, (result, number))
 
-    # ---------------------------------------------------------------- anchors, forgetting, export, import
+    # ----------------------------------------------------------- anchors, forgetting, export, import
 
     async def add_anchors(self, anchors: Sequence[ContrastPair]) -> int:
-        """Store labelled pairs that calibration never learns from, and return the number of new ones.
+        """Store labelled pairs that calibration never learns from; return the number of new ones.
 
         Raises:
             DataError: A stored pair has the same transition, or comes from the same trace.
@@ -366,25 +367,26 @@ class MemoryStore:
     async def forget(self, trace_id: str, *, calls: bool = False) -> ForgetResult:
         """Remove a trace and everything that came from it: events, pairs, history and anchors.
 
-        A pair that also came from another trace is removed too. The evidence of tests stays, because tests
-        must be counted; it contains only hashes and numbers.
+        A pair that also came from another trace is removed too. The evidence of tests stays,
+        because tests must be counted; it contains only hashes and numbers.
 
-        The removed data is overwritten in the file, and the write-ahead log is emptied. If another process
-        reads the file, the log cannot be emptied. The result then says so, and a second call empties it.
+        The removed data is overwritten in the file, and the write-ahead log is emptied. If another
+        process reads the file, the log cannot be emptied. The result then says so, and a second
+        call empties it.
 
         Args:
             trace_id: The trace.
-            calls: Whether to remove all cached responses to questions of calibrations, of any trace. Later
-                calibrations ask these questions again.
+            calls: Whether to remove all cached responses to questions of calibrations, of any
+                trace. Later calibrations ask these questions again.
         """
         result = await self._database.write(lambda tables: pairs.forget_trace(tables, trace_id, calls=calls))
         return result.model_copy(update={"remains_in_wal": not await self._database.checkpoint()})
 
     async def export_lines(self) -> AsyncIterator[str]:
-        """Yield the memory as lines of ASCII JSON without line breaks; equal memories give equal lines.
+        """Yield the memory as lines of ASCII JSON; equal memories give equal lines.
 
-        Tests, histories, and rejected or archived pairs are not exported. Concurrent writes may be missing
-        or included.
+        Tests, histories, and rejected or archived pairs are not exported. Concurrent writes may be
+        missing or included.
         """
         async for line in export.read_lines(self._database):
             yield pairs.encode_value(line)
@@ -392,8 +394,9 @@ class MemoryStore:
     async def import_lines(self, lines: Iterable[str]) -> ImportResult:
         """Import the lines of ``export_lines``, all or none; a second import changes nothing.
 
-        Each new pair is scanned and quarantined, whatever its status was. Pairs that are stored already only
-        get the new origins. Pairs that share a transition or a trace with an anchor are left out.
+        Each new pair is scanned and quarantined, whatever its status was. Pairs that are stored
+        already only get the new origins. Pairs that share a transition or a trace with an anchor
+        are left out.
 
         Raises:
             DataError: A line is not part of an export; names the line.

@@ -117,7 +117,7 @@ def _is_labelled(event: ScoreEvent) -> bool:
     return event.label is not None and event.label.source != "agreement"
 
 
-# ------------------------------------------------------------------------------------------- overviews
+# ---------------------------------------------------------------------------------------- overviews
 
 PAIRS_OF_TRACES = """
 SELECT 1 FROM memory_origins JOIN memory_pairs ON memory_pairs.id = owner
@@ -133,13 +133,15 @@ WHERE n_labelled > 0 AND (?1 IS NULL OR rowid < ?1) ORDER BY rowid DESC LIMIT ?2
 SUMMARIES_QUERY = """
 SELECT traces.id, purpose,
     (
-        SELECT count(DISTINCT owner) FROM memory_origins JOIN memory_pairs ON memory_pairs.id = owner
+        SELECT count(DISTINCT owner)
+        FROM memory_origins JOIN memory_pairs ON memory_pairs.id = owner
         WHERE memory_origins.trace_id = traces.id
     ) AS n_pairs,
     count(step) AS n_events,
     coalesce(sum(json_type(event, '$.evaluation') = 'object'), 0) AS n_scored,
     n_labelled
-FROM traces LEFT JOIN trace_events ON trace_events.trace_id = traces.id GROUP BY traces.id ORDER BY traces.id
+FROM traces LEFT JOIN trace_events ON trace_events.trace_id = traces.id
+GROUP BY traces.id ORDER BY traces.id
 """
 
 
