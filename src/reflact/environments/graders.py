@@ -228,13 +228,13 @@ class TokenF1Grader(ReferenceGrader[Counter[str]]):
         return tuple(normalize(_read_as_text(reference)) for reference in _list_references(item))
 
     def _read(self, reference: JsonValue) -> Counter[str]:
-        words = Counter(_list_words(_read_as_text(reference)))
+        words = Counter(tokenize(_read_as_text(reference)))
         if not words:
             raise ValueError(f"the reference {quote_json(reference)} has no words")
         return words
 
     def _match(self, expected: Counter[str], answer: str) -> tuple[float, str]:
-        words = Counter(_list_words(answer))
+        words = Counter(tokenize(answer))
         shared = (words & expected).total()
         f1 = 2 * shared / (words.total() + expected.total())
         return f1, f"token F1 is {f1:.2f} and {self.threshold:.2f} is needed"
@@ -506,10 +506,6 @@ def tokenize(text: str) -> tuple[str, ...]:
     ``an``, ``the``, dashes and words of nothing else are left out too, unless the text has no other
     words.
     """
-    return tuple(_list_words(text))
-
-
-def _list_words(text: str) -> list[str]:
     words = []
     skipped = []
     for match in _WORD.finditer(_fold_text(text)):
@@ -519,7 +515,7 @@ def _list_words(text: str) -> list[str]:
         else:
             words.append(word)
     has_text = any(char.isalnum() for word in words for char in word)
-    return words if has_text else words + skipped
+    return tuple(words if has_text else words + skipped)
 
 
 def _fold_text(text: str) -> str:
