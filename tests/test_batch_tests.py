@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
 
 import anyio
@@ -10,16 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory_pairs import HELD_OUT, evidence_for, make_pair, recorded
+from memory_pairs import HELD_OUT, evidence_for, make_pair, promote, recorded
 from profiles import cases
 from reflact import MemoryStore, Trace
-from reflact.calibration.critic import Critic
-from reflact.calibration.promotion import PromotionTester
-from reflact.calibration.splits import HoldoutRule, list_tested_marks
+from reflact.concurrency import fan_out
 from reflact.errors import DataError
 from reflact.memory.cards import TOTAL_ALPHA, TraceIdentity, compute_alpha, count_tests
-from reflact.memory.models import Action, BatchTest, Evaluation, Label, Transition
-from reflact.testing import ScriptedLLM
+from reflact.memory.models import Action, BatchTest, ContrastPair, Evaluation, Label, StoredPair, Transition
 
 
 @pytest.fixture
@@ -28,38 +25,50 @@ async def memory(tmp_path: Path) -> AsyncIterator[MemoryStore]:
         yield opened
 
 
-async def open_next(
-    memory: MemoryStore, traces: Iterable[TraceIdentity], *, name: str = "given"
-) -> BatchTest:
+async def open_next(memory: MemoryStore, traces: Collection[TraceIdentity]) -> BatchTest:
     """Open a test of a new pair on traces."""
     pair = make_pair(len(await memory.pairs()), trace="learned")
     await memory.submit(pair)
-    return await memory.open_test([pair.id], holdout_id=name, traces=frozenset(traces))
+    return await memory.open_test([pair.id], holdout_id="given", traces=traces)
 
 
-async def before(memory: MemoryStore, traces: Collection[str], *, name: str = "given") -> int:
-    """Open a test of a new pair on traces and return how many it counts before it."""
-    return (await open_next(memory, map(recorded, traces), name=name)).n_earlier_tests
+async def run_test(
+    memory: MemoryStore, pair: ContrastPair, *, passed: bool, recheck: bool = False
+) -> StoredPair:
+    """Test a batch of one pair, and return the pair as it is then."""
+    test = await memory.open_test(
+        [pair.id], holdout_id="given", traces=HELD_OUT, kind="demote" if recheck else "promote"
+    )
+    await memory.close_test(test.number, evidence_for(test, promoted=passed))
+    return await read(memory, pair)
 
 
-async def test_another_way_to_cut_traces_begins_no_new_error_probability(memory: MemoryStore) -> None:
-    """The same traces in a slice of four, in one of three, or given by a folder: each test counts."""
-    ids = [f"trace {number}" for number in range(120)]
-    for already, slices in enumerate((4, 3, 5)):
-        cut = HoldoutRule(slices, "trace")
-        here = [one for one in ids if cut.is_held_out(one, "p")]
-        assert await before(memory, here, name=cut.held_out_name) == already
-    shared = [one for one in ids if all(HoldoutRule(n, "trace").is_held_out(one, "p") for n in (4, 3, 5))]
-    assert await before(memory, shared) == 3
-    assert count_tests(await memory.tests(), map(recorded, ids)) == 4
+async def read(memory: MemoryStore, pair: ContrastPair) -> StoredPair:
+    (stored,) = await memory.pairs([pair.id])
+    return stored
 
 
-async def test_sets_of_one_name_that_share_no_trace_pay_nothing_for_each_other(memory: MemoryStore) -> None:
-    """Two given sets are two sets; one that meets both counts the tests of both."""
-    assert await before(memory, ["a", "b"]) == 0
-    assert await before(memory, ["c", "d"]) == 0
-    assert await before(memory, ["b", "c"]) == 2
-    assert await before(memory, ["e"]) == 0
+# ------------------------------------------------------------------------------------------- counting
+
+
+async def test_earlier_tests_are_counted_by_traces_across_stores(tmp_path: Path) -> None:
+    """Every test that is opened counts for its traces, whoever opens it, however many do at once."""
+    path = tmp_path / "memory.db"
+    async with MemoryStore(path) as one, MemoryStore(path) as two:
+        pairs = [make_pair(n) for n in range(10)]
+        await fan_out(one.submit, pairs)
+
+        async def test(n: int) -> int:
+            names = ["shared", f"own {n}"] if n < 8 else ["another"]
+            opened = await (one, two)[n % 2].open_test(
+                [pairs[n].id], holdout_id=f"set {n}", traces=[recorded(name) for name in names]
+            )
+            return opened.n_earlier_tests
+
+        before = await fan_out(test, range(10))
+        assert sorted(before[:8]) == list(range(8))
+        assert sorted(before[8:]) == [0, 1]
+        assert [test.number for test in await two.tests()] == list(range(1, 11))
 
 
 @cases(60, 10)
@@ -69,48 +78,12 @@ async def test_on_no_trace_is_more_than_the_level_spent(
 ) -> None:
     """Whatever sets are held out, the levels of all tests that a trace took part in sum to at most 2.5%."""
     async with MemoryStore(tmp_path_factory.mktemp("sets") / "m.db") as memory:
-        counted = [await before(memory, traces) for traces in sets]
-        tests = await memory.tests()
-    for trace in "abcdef":
-        levels = [compute_alpha(n) for n, traces in zip(counted, sets, strict=True) if trace in traces]
-        assert sum(levels) <= TOTAL_ALPHA
+        tests = [await open_next(memory, list(map(recorded, traces))) for traces in sets]
     for n, traces in enumerate(sets):
-        known = count_tests(tests[:n], map(recorded, traces))
-        assert counted[n] == known == sum(not traces.isdisjoint(s) for s in sets[:n])
-
-
-async def test_a_batch_is_not_tested_on_what_it_was_made_of(memory: MemoryStore) -> None:
-    """One origin among the held-out traces is enough, in whatever order traces and pairs came."""
-    pair = make_pair(1, trace="first")
-    await memory.submit(pair)
-    await memory.submit(pair.model_copy(update={"provenance": make_pair(1, trace="second").provenance}))
-    for trace in ("first", "second"):
-        with pytest.raises(DataError, match=f"was made of trace {trace}"):
-            await memory.open_test([pair.id], holdout_id="h", traces=[*HELD_OUT, recorded(trace)])
-    with pytest.raises(DataError, match="name the traces"):
-        await memory.open_test([pair.id], holdout_id="h", traces=[])
-    assert await memory.tests() == ()
-
-
-async def test_evidence_compares_no_more_traces_than_were_held_out(memory: MemoryStore) -> None:
-    """Sixty traces are none of a test that was opened on thirty."""
-    pair = make_pair(1)
-    await memory.submit(pair)
-    test = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT[:30])
-    with pytest.raises(DataError, match="compares 60 traces, and 30 were held out"):
-        await memory.close_test(test.number, evidence_for(test))
-
-
-async def test_a_forgotten_trace_still_counts_and_cannot_be_read(tmp_path: Path) -> None:
-    """What stays of it in a test is a hash, by which it is known when it comes back."""
-    path, name = tmp_path / "memory.db", "Ottilie Quandt 1961"
-    async with MemoryStore(path) as memory:
-        await memory.open_trace(name, "p")
-        assert await before(memory, [name]) == 0
-        await memory.forget(name)
-        assert [test.content_fingerprints for test in await memory.tests()] == [(recorded(name).fingerprint,)]
-        assert await before(memory, [name]) == 1
-    assert b"Ottilie" not in await anyio.Path(path).read_bytes()
+        assert tests[n].n_earlier_tests == sum(not traces.isdisjoint(s) for s in sets[:n])
+    for trace in "abcdef":
+        shared = [test for test, traces in zip(tests, sets, strict=True) if trace in traces]
+        assert sum(compute_alpha(test.n_earlier_tests) for test in shared) <= TOTAL_ALPHA
 
 
 def played(name: str, *states: int) -> Trace:
@@ -142,52 +115,141 @@ async def test_a_trace_is_known_by_its_name_and_by_how_it_began(memory: MemorySt
     for tested, later, counts in SAME_TRACE:
         test = await open_next(memory, [played(*tested).recording])
         assert count_tests([test], [played(*later).recording]) == counts, later
-        assert played(*tested).recording.fingerprints.isdisjoint(list_tested_marks([test])) is False
 
 
-def test_scores_and_gold_make_no_other_recording() -> None:
-    """What was said of the steps is not part of what a trace holds; its purpose is."""
-    said = Trace("Count.", id="said")
-    said.record(
-        Transition(before=1, action=Action(name="add"), after=2),
-        Evaluation(progress_before=0, progress_after=9, reasoning="r"),
-    )
-    assert said.recording.content_hashes == played("gold", 1).recording.content_hashes
-    assert said.recording.fingerprint != played("longer", 1, 2).recording.fingerprint
-    assert said.recording.content_hashes != Trace("Wait.", id="said").recording.content_hashes
+def test_scores_and_labels_make_no_other_recording() -> None:
+    """Evaluations and labels are not part of the identity of a trace; its purpose is."""
+    scored = Trace("Count.", id="scored")
+    step = Transition(before=1, action=Action(name="add"), after=2)
+    scored.record(step, Evaluation(progress_before=0, progress_after=9, reasoning="r"))
+    assert scored.recording.content_hashes == played("labelled", 1).recording.content_hashes
+    assert scored.recording.content_hashes != Trace("Wait.", id="scored").recording.content_hashes
 
 
-async def waiting(store: MemoryStore) -> list[str]:
-    """Return the pairs that may be tested now."""
-    reviewer = PromotionTester(Critic(ScriptedLLM(lambda *_: {})), store, max_concurrent=1)
-    return [one.pair.id for one in (await reviewer.take_snapshot()).waiting_pairs]
+async def test_a_forgotten_trace_still_counts_and_cannot_be_read(tmp_path: Path) -> None:
+    """A hash of it stays in a test, by which it is known when it comes back."""
+    path, name = tmp_path / "memory.db", "Ottilie Quandt 1961"
+    async with MemoryStore(path) as memory:
+        await memory.open_trace(name, "p")
+        await open_next(memory, [recorded(name)])
+        await memory.forget(name)
+        assert (await open_next(memory, [recorded(name)])).n_earlier_tests == 1
+    assert b"Ottilie" not in await anyio.Path(path).read_bytes()
 
 
-async def close_with(store: MemoryStore, pair_id: str, *, promoted: bool, recheck: bool = False) -> None:
-    """Test a batch of one pair."""
-    test = await store.open_test(
-        [pair_id], holdout_id="given", traces=HELD_OUT, kind="demote" if recheck else "promote"
-    )
-    await store.close_test(test.number, evidence_for(test, promoted=promoted))
+async def test_a_batch_is_not_tested_on_what_it_was_made_of(memory: MemoryStore) -> None:
+    """One origin among the held-out traces is enough; a test names its batch and its traces."""
+    pair = make_pair(1, trace="first")
+    await memory.submit(pair)
+    await memory.submit(pair.model_copy(update={"provenance": make_pair(1, trace="second").provenance}))
+    for trace in ("first", "second"):
+        with pytest.raises(DataError, match=f"was made of trace {trace}"):
+            await memory.open_test([pair.id], holdout_id="h", traces=[*HELD_OUT, recorded(trace)])
+    with pytest.raises(DataError, match="name the traces"):
+        await memory.open_test([pair.id], holdout_id="h", traces=[])
+    with pytest.raises(DataError, match="at least one pair"):
+        await memory.open_test([], holdout_id="h", traces=HELD_OUT)
+    assert await memory.tests() == ()
 
 
-async def test_a_pair_waits_for_a_test_until_one_refused_it(memory: MemoryStore) -> None:
-    """A release after measured harm makes it wait anew; each test measures its utility.
+# ------------------------------------------------------------------------------------------- evidence
 
-    A point of error that a batch takes away is worth a twentieth.
-    """
-    refused = (await memory.submit(make_pair(1))).pair_id
-    await close_with(memory, refused, promoted=False)
-    assert await waiting(memory) == []
-    pair = (await memory.submit(make_pair())).pair_id
-    (stored,) = await memory.pairs([pair])
-    assert (await waiting(memory), stored.utility) == ([pair], 0.5)
-    await close_with(memory, pair, promoted=True)
-    (stored,) = await memory.pairs(status="promoted")
-    assert stored.utility == pytest.approx(0.575)
-    await close_with(memory, pair, promoted=False, recheck=True)
-    (stored,) = await memory.pairs([pair])
-    assert stored.utility == pytest.approx(0.475)
-    assert await waiting(memory) == []
-    await memory.release(pair, reason="I looked")
-    assert await waiting(memory) == [pair]
+UNFIT: list[tuple[dict[str, object], str]] = [
+    ({"p_value": 0.5}, "its p-value 0.5 is above its alpha"),
+    ({"alpha": 0.025}, "its alpha is 0.025"),
+    ({"n_traces": 19, "p_value": 0.001}, "19 traces, and a test needs at least 20"),
+    ({"n_traces": 61}, "compares 61 traces, and 60 were held out"),
+    ({"effect": 0.0}, "its effect is 0"),
+    ({"effect": float("nan")}, "its effect is nan"),
+    ({"p_value": 0.0}, "60 traces cannot have a p-value of 0"),
+    ({"accuracy_change": -0.03}, "pairwise accuracy fell by 0.03"),
+    ({"pair_ids": ("another",)}, "not that of test"),
+    ({"n_earlier_tests": 5}, "not that of test"),
+]
+"""What the evidence of a passed first test cannot say, and the reason in the message."""
+
+UNFIT_HARM: list[tuple[dict[str, object], str]] = [
+    ({"p_value": 0.5}, "above its alpha"),
+    ({"effect": 0.5}, "its effect is 0.5"),
+    ({"alpha": 0.5}, "its alpha is 0.5"),
+]
+
+
+async def test_evidence_that_contradicts_itself_changes_nothing(memory: MemoryStore) -> None:
+    """That a batch passed, or did harm, is not taken on trust if the numbers say otherwise."""
+    pair = make_pair(1)
+    await memory.submit(pair)
+    test = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT)
+    for wrong, problem in UNFIT:
+        with pytest.raises(DataError, match=problem):
+            await memory.close_test(test.number, evidence_for(test).model_copy(update=wrong))
+    assert (await read(memory, pair)).status == "quarantined"
+    await memory.close_test(test.number, evidence_for(test))
+    assert (await read(memory, pair)).status == "promoted"
+    again = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT, kind="demote")
+    for wrong, problem in UNFIT_HARM:
+        harm = evidence_for(again, promoted=False).model_copy(update=wrong)
+        with pytest.raises(DataError, match=problem):
+            await memory.close_test(again.number, harm)
+    assert (await read(memory, pair)).status == "promoted"
+
+
+async def test_a_test_ends_once(memory: MemoryStore) -> None:
+    """A test that is over or was never opened takes no evidence."""
+    test = await open_next(memory, HELD_OUT)
+    await memory.close_test(test.number, evidence_for(test))
+    for number, state in ((test.number, "is over"), (7, "was never opened")):
+        with pytest.raises(DataError, match=state):
+            await memory.close_test(number, evidence_for(test))
+
+
+# ------------------------------------------------------------------------------------------ promotion
+
+
+async def test_promotion_takes_a_test_that_was_passed(memory: MemoryStore) -> None:
+    """A batch is promoted whole on its evidence, and not on one that failed."""
+    pairs = [make_pair(n) for n in range(3)]
+    await fan_out(memory.submit, pairs)
+    assert (await run_test(memory, pairs[0], passed=False)).status == "quarantined"
+    await promote(memory, pairs)
+    assert [one.status for one in await memory.pairs()] == ["promoted"] * 3
+    expected = [evidence_for(test, promoted=test.number == 2) for test in await memory.tests()]
+    assert [test.evidence for test in await memory.tests()] == expected
+
+
+async def test_harm_measured_later_takes_a_promotion_back(memory: MemoryStore) -> None:
+    """A batch that fails its second test is held for review; one that passes stays. Utility is measured."""
+    bad, good = make_pair(1), make_pair(2)
+    await promote(memory, [bad, good])
+    assert (await read(memory, bad)).utility == pytest.approx(0.575)
+    after = await run_test(memory, bad, passed=False, recheck=True)
+    assert (after.status, after.needs_review) == ("quarantined", True)
+    assert after.utility == pytest.approx(0.475)
+    assert (await run_test(memory, good, passed=True, recheck=True)).status == "promoted"
+    with pytest.raises(DataError, match="only promoted pairs"):
+        await run_test(memory, bad, passed=True, recheck=True)
+
+
+async def test_a_held_pair_is_tested_once_somebody_released_it(memory: MemoryStore) -> None:
+    """Nothing tests a pair that needs review."""
+    pair = make_pair(1, note="j@doe.com")
+    await memory.submit(pair)
+    with pytest.raises(DataError, match=r"needs review \(personal_data\); release it first"):
+        await run_test(memory, pair, passed=True)
+    await memory.release(pair.id)
+    assert (await run_test(memory, pair, passed=True)).status == "promoted"
+    with pytest.raises(DataError, match="nothing to release"):
+        await memory.release(pair.id)
+
+
+async def test_a_pair_that_changed_during_a_test_is_not_promoted_by_it(memory: MemoryStore) -> None:
+    """A pair that was promoted and taken back by other tests since this one was opened stays as it is."""
+    pair, other = make_pair(1), make_pair(2)
+    await fan_out(memory.submit, [pair, other])
+    test = await memory.open_test([pair.id, other.id], holdout_id="h", traces=HELD_OUT)
+    await run_test(memory, pair, passed=True)
+    await run_test(memory, pair, passed=False, recheck=True)
+    await memory.release(pair.id)
+    await memory.close_test(test.number, evidence_for(test))
+    assert (await read(memory, pair)).status == "quarantined"
+    assert (await read(memory, other)).status == "promoted"

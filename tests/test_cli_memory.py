@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -34,7 +35,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["memory", *map(str, arguments)], terminal_width=200)
 
 
-def read_lines(*arguments: object) -> list[dict[str, object]]:
+def read_lines(*arguments: object) -> list[dict[str, Any]]:
     """Return what a command prints as lines of JSON."""
     return [json.loads(line) for line in run(*arguments, "--json").stdout.splitlines()]
 
@@ -98,14 +99,23 @@ def store(filled: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_list_shows_all_states_and_scopes(filled: Path) -> None:
-    """Each pair is a line; options narrow it; JSON holds each pair whole."""
+def test_a_list_shows_all_statuses(filled: Path) -> None:
+    """Each pair is a line; words and options narrow it; JSON holds each pair whole."""
     assert run("list", filled).stdout.count("credit_for_intention") == 3
     (stored,) = read_lines("list", filled, "--status", "promoted")
     assert (stored["pair"]["purpose"], stored["status"]) == (PAIR.purpose, "promoted")
+    assert [one["pair"]["purpose"] for one in read_lines("list", filled, "zebra")] == [PAIR.purpose]
     assert len(read_lines("list", filled, "--limit", "1")) == 1
-    for wrong in (("--status", "promotd"), ("--kind", "card"), ("zebra", "--kind", "trace")):
-        assert run("list", filled, *wrong).exit_code == 2
+    assert run("list", filled, '" OR NEAR(').exit_code == 0
+
+
+def test_a_list_says_that_it_is_empty_or_cut(filled: Path, tmp_path: Path) -> None:
+    """Both are said on standard error, and not in the table."""
+    empty = fill(tmp_path / "empty.db")
+    for options in ((), ("--kind", "trace"), ("--kind", "anchor")):
+        assert " has no " in run("list", empty, *options).stderr
+    assert "--limit" in run("list", filled, "--limit", 1).stderr
+    assert run("list", filled).stderr == ""
 
 
 def test_a_table_is_what_its_cells_are() -> None:
@@ -118,32 +128,13 @@ def test_a_table_is_what_its_cells_are() -> None:
     ]
 
 
-def test_a_list_finds_by_words(filled: Path) -> None:
-    """The pairs with the word come, and any text is a fit question."""
-    assert [stored["pair"]["purpose"] for stored in read_lines("list", filled, "zebra")] == [PAIR.purpose]
-    assert run("list", filled, '" OR NEAR(').exit_code == 0
-
-
-def test_a_list_says_that_it_is_empty_or_cut(filled: Path, tmp_path: Path) -> None:
-    """Both are said beside the table and not in it; of traces and anchors too, with where they come from."""
-    assert "has no matching pairs" in run("list", filled, "walrus").stderr
-    assert "only the first 1 pairs; --limit shows more" in run("list", filled, "--limit", 1).stderr
-    assert run("list", filled).stderr == ""
-    empty = fill(tmp_path / "empty.db", [make_pair(1)])
-    traces, anchors = (run("list", empty, "--kind", kind) for kind in ("trace", "anchor"))
-    assert "has no traces: a calibration with `traces: FOLDER` reads files from their folder" in traces.stderr
-    assert anchors.stdout.splitlines() == ["anchor  trace  step  progress after  purpose"]
-    assert "has no anchors: the key `anchors` of a calibration names a file of anchors" in anchors.stderr
-
-
 def test_traces_are_listed_with_their_counts(filled: Path) -> None:
     """Steps, those that were scored, those with labels that count, and the pairs made of them."""
     first, second, third = read_lines("list", filled, "--kind", "trace")
     counts = {"n_events": 4, "n_scored": 1, "n_labelled": 2, "n_pairs": 2}
     assert first == {"id": "monday-1", "purpose": "Sort the mail.", **counts}
     assert (second["id"], second["n_pairs"], third["id"]) == ("monday-2", 0, "monday-22")
-    table = run("list", filled, "--kind", "trace").stdout
-    assert [word in table for word in ("monday-22", "Sort the mail.", "scored")] == [True] * 3
+    assert "monday-22" in run("list", filled, "--kind", "trace").stdout
 
 
 def test_each_anchor_is_a_line_of_aligned_columns(filled: Path) -> None:
@@ -160,30 +151,30 @@ def test_each_anchor_is_a_line_of_aligned_columns(filled: Path) -> None:
     assert found == sorted(ANCHORS, key=lambda pair: pair.id)
 
 
-def test_a_pair_is_shown_with_its_history_and_cannot_steer_the_terminal(filled: Path) -> None:
+def test_a_pair_is_shown_and_cannot_steer_the_terminal(filled: Path) -> None:
     """The beginning of an id is enough; controls in what a model wrote are written out."""
     shown = run("show", filled, PAIR.id[:16]).stdout
-    assert "promoted, test 1" in shown
-    assert "2 -> 9" in shown
+    for text in ("promoted, since", "2 -> 9", "zebra", r"\x1b]0;done\x07"):
+        assert text in shown
     assert "\x1b" not in shown + run("list", filled).stdout
-    assert r"\x1b]0;done\x07" in shown
-    assert "zebra" in shown
-    statuses = [line.get("after") for line in read_lines("show", filled, PAIR.id)]
-    assert statuses == [None, "candidate", "quarantined", "promoted"]
+    (stored,) = read_lines("show", filled, PAIR.id)
+    assert (stored["pair"]["reason"], stored["status"]) == (PAIR.reason, "promoted")
 
 
 def test_a_trace_is_shown_step_by_step(filled: Path) -> None:
     """The action, the change, the critic's evaluation and the label; long changes are cut, marked."""
     shown = run("show", filled, "monday-1").stdout
-    assert "steps: 4, 1 scored, 2 labelled" in shown
-    assert "pairs: 2" in shown
-    assert 'step 0: sort { "letters": 1 }' in shown
-    assert "critic: 0 to 7, confidence 0.5" in shown
-    assert "label: 0 to 2, from human" in shown
-    assert "label: 0 to 2, from agreement" in shown
-    assert "characters cut" in shown
+    for text in (
+        "steps: 4, 1 scored, 2 labelled",
+        'step 0: sort { "letters": 1 }',
+        "critic: 0 to 7, confidence 0.5",
+        "label: 0 to 2, from human",
+        "label: 0 to 2, from agreement",
+        "characters cut",
+    ):
+        assert text in shown
     assert "\x1b" not in shown
-    whole = json.loads(run("show", filled, "monday-1", "--json").stdout)
+    (whole,) = read_lines("show", filled, "monday-1")
     assert whole["events"][2]["transition"]["after"] == {"sorted": 3, "desk": "e" * 3000}
 
 
@@ -197,17 +188,13 @@ def test_an_id_with_a_line_break_forges_no_line(tmp_path: Path) -> None:
             await memory.submit(make_pair(1, trace=name))
 
     anyio.run(open_it)
-    shown = [
-        run("list", path, "--kind", "trace"),
-        run("show", path, name),
-        run("show", path, make_pair(1).id),
-    ]
-    lines = [line for one in shown for line in one.stdout.splitlines()]
-    assert len(shown[0].stdout.splitlines()) == 2
-    assert [line for line in lines if line.lstrip().startswith(("forged", "it."))] == []
-    refused = run("label", path, name, 9, "--after", 1).stderr
-    assert refused.startswith(r"error: trace real\nforged-trace")
-    assert refused.count("\n") == 1
+    listed = run("list", path, "--kind", "trace").stdout.splitlines()
+    shown = [run("show", path, one).stdout.splitlines() for one in (name, make_pair(1).id)]
+    assert len(listed) == 2
+    lines = [line for part in (listed, *shown) for line in part]
+    assert not any(line.lstrip().startswith(("forged", "it.")) for line in lines)
+    refused = run("label", path, name, 9, "--after", 1)
+    assert_refused(refused, r"trace real\nforged-trace")
     assert r"trace real\nforged-trace" in run("forget", path, name).stdout
 
 
@@ -219,12 +206,13 @@ def test_the_beginning_of_an_id_is_enough_if_it_is_the_only_one(filled: Path, tm
     for number in range(2):
         assert run("show", path, make_pair(number).id[:4]).exit_code == 0
     for name in ("%%%%", "____", "****"):
-        assert f"begins with '{name}'" in run("show", path, name).stderr
+        assert_refused(run("show", path, name), f"has no pair or trace '{name}'")
 
 
 def read_labels(store: Path) -> list[object]:
     """Return the label of each step of a trace."""
-    return [one["label"] for one in json.loads(run("show", store, "monday-1", "--json").stdout)["events"]]
+    (trace,) = read_lines("show", store, "monday-1")
+    return [one["label"] for one in trace["events"]]
 
 
 def test_a_step_is_labelled(store: Path) -> None:
@@ -233,20 +221,19 @@ def test_a_step_is_labelled(store: Path) -> None:
     assert done.stdout == "labelled step 3 of trace monday-1; 3 of its 4 steps are labelled\n"
     first = Label(progress_before=0.5, progress_after=4, source="human", reasoning="two of five")
     assert read_labels(store)[3] == first.model_dump(mode="json")
-    assert run("label", store, "monday-1", 2, "--after", 5).exit_code == 0
+    assert read_lines("label", store, "monday-1", 2, "--after", 5)[0]["n_labelled"] == 4
     assert read_labels(store)[2] == Label(progress_after=5, source="human").model_dump(mode="json")
-    assert "label: 0.5 to 4, from human" in run("show", store, "monday-1").stdout
     assert run("label", store, "monday-1", 1, "--before", 0, "--after", 3, "--replace").exit_code == 0
     assert read_labels(store)[1] == make_label("human", 3).model_dump(mode="json")
 
 
-def test_what_cannot_be_labelled_changes_nothing(store: Path) -> None:
+def test_a_wrong_label_changes_nothing(store: Path) -> None:
     """Unknown ids, labelled steps and values out of range end with code 2."""
     before = run("export", store).stdout
     for arguments, problem in (
         (("monday-1", "1", "--after", "3"), "already has a label from a program with progress after 2"),
         (("monday-1", "4", "--after", "3"), "has no step 4"),
-        (("tuesday", "0", "--after", "3"), "begins with 'tuesday'"),
+        (("tuesday", "0", "--after", "3"), "has no trace 'tuesday'"),
         (("monday-1", "0", "--after", "11"), "less than or equal to 10"),
         (("monday-1", "0", "--after", "nan"), "equal to 10"),
         (("monday-1", "0"), "--after"),
@@ -258,22 +245,19 @@ def test_what_cannot_be_labelled_changes_nothing(store: Path) -> None:
 
 def test_forgetting_says_what_went(store: Path) -> None:
     """The pairs of the trace go and are counted; only a whole id is forgotten, and others are named."""
-    gone = run("forget", store, "elsewhere").stdout
-    assert "forgot trace elsewhere: 0 events, 1 pairs" in gone
+    assert "forgot trace elsewhere: 0 events, 1 pairs" in run("forget", store, "elsewhere").stdout
     assert "forgot trace monday-1: 4 events, 2 pairs" in run("forget", store, "monday-1").stdout
     assert read_lines("list", store) == []
-    for more in ((), ("--json",)):
-        again = run("forget", store, "monday-1", *more)
-        assert (again.exit_code, again.stdout) == (2, "")
-        assert "came from a trace 'monday-1'; list traces with" in again.stderr
+    for options in ((), ("--json",)):
+        assert_refused(run("forget", store, "monday-1", *options), "came from a trace 'monday-1'")
     refused = run("forget", store, "monday")
     assert_refused(refused, "has no trace 'monday'")
     assert refused.stderr.endswith("begin with it: monday-2, monday-22\n")
-    assert json.loads(run("forget", store, "monday-1", "--calls", "--json").stdout)["pair_ids"] == []
+    assert read_lines("forget", store, "monday-1", "--calls")[0]["pair_ids"] == []
     assert len(read_lines("list", store, "--kind", "trace")) == 2
 
 
-def test_replies_go_where_they_are_asked_to(store: Path) -> None:
+def test_replies_are_removed_on_demand(store: Path) -> None:
     """Without the option it is said that replies stay and may quote the trace; with it they are removed."""
 
     async def ask() -> None:
@@ -281,8 +265,10 @@ def test_replies_go_where_they_are_asked_to(store: Path) -> None:
             await keep_reply(calls, "critic/score", "It quotes.")
 
     anyio.run(ask)
-    said = run("forget", store, "monday-1").stdout
-    assert "1 cached replies to questions of calibrations may quote it" in said
+    assert (
+        "1 cached replies to questions of calibrations may quote it"
+        in run("forget", store, "monday-1").stdout
+    )
     assert "removed 1 cached replies" in run("forget", store, "monday-1", "--calls").stdout
     assert "removed 0 cached replies" in run("forget", store, "monday-1", "--calls").stdout
 
@@ -291,11 +277,10 @@ def test_an_export_comes_back(filled: Path, tmp_path: Path) -> None:
     """What is exported to a file or to standard output is imported into a new memory."""
     file, other = tmp_path / "out.jsonl", tmp_path / "other.db"
     done = run("export", filled, file)
-    assert done.exit_code == 0
     assert done.stdout == f"wrote {len(file.read_text(encoding='ascii').splitlines())} lines to {file}\n"
     assert run("export", filled).stdout == file.read_text(encoding="ascii")
     assert "new: 3 pairs, 3 traces with 12 steps, 3 anchors" in run("import", other, file).stdout
-    assert json.loads(run("import", other, file, "--json").stdout)["n_pairs"] == 0
+    assert read_lines("import", other, file)[0]["n_pairs"] == 0
     assert len(read_lines("list", other, "--status", "quarantined")) == 3
 
 
@@ -304,31 +289,29 @@ def test_files_and_folders_of_traces_are_imported(tmp_path: Path) -> None:
     path, file = tmp_path / "memory.db", record(tmp_path / "traces", "monday")
     extra = record(tmp_path, "tuesday")
     for source in (tmp_path / "traces", extra):
-        said = run("import", path, source).stdout
-        assert said.startswith("new: 0 pairs, 1 traces with 4 steps, 0 anchors; 0 of the pairs need review")
+        assert "new: 0 pairs, 1 traces with 4 steps, 0 anchors" in run("import", path, source).stdout
     extra.write_bytes(extra.read_bytes()[:-3])
     said = run("import", path, extra).stdout
     assert "trace tuesday: left out 10 incomplete bytes of its file" in said
     assert "0 traces with 0 steps" in said
     file.write_text(file.read_text(encoding="ascii").replace("Sort the", "Burn the"), encoding="ascii")
-    refused = run("import", path, file)
-    assert_refused(refused, "trace monday has the purpose 'Burn the")
+    assert_refused(run("import", path, file), "trace monday has the purpose 'Burn the")
 
 
-def test_what_is_wrong_is_one_sentence(store: Path, tmp_path: Path) -> None:
-    """Missing and foreign files, unknown ids and states: one sentence on standard error, exit code 2."""
+def test_each_error_is_one_sentence(store: Path, tmp_path: Path) -> None:
+    """Missing and foreign files, unknown ids and statuses: one sentence on standard error, exit code 2."""
     foreign = tmp_path / "foreign"
     foreign.write_text("hello " * 1000, encoding="ascii")
     for arguments, problem in (
         (("list", "nowhere.db"), "no memory at nowhere.db"),
         (("list", "x" * 300), "x" * 300),
-        (("list", "nowhere.db", "--kind", "trace"), "no memory at nowhere.db"),
         (("list", store, "--status", "lost"), "'lost'"),
         (("list", store, "--kind", "lost"), "--kind lost is unknown"),
+        (("list", store, "zebra", "--kind", "trace"), "cannot be combined"),
         (("list", foreign), "not a SQLite database"),
-        (("show", store, "zzzz"), "begins with 'zzzz'; list them with `reflact memory list"),
+        (("show", store, "zzzz"), "has no pair or trace 'zzzz'"),
         (("show", store, ""), "at least 4 characters"),
-        (("show", store, "mon"), "has no pair or trace 'mon', and the prefix of an id needs at least 4"),
+        (("show", store, "mon"), "at least 4 characters"),
         (("show", store, "mond"), "monday-1, monday-2, monday-22"),
         (("show", store, "elsewhere"), "but not the trace itself"),
         (("forget", store, "mon"), "needs a complete id"),
@@ -337,7 +320,4 @@ def test_what_is_wrong_is_one_sentence(store: Path, tmp_path: Path) -> None:
         (("import", store, foreign), "line 1 is not part"),
         (("export", store, "nowhere/out"), "cannot write nowhere/out"),
     ):
-        result = run(*arguments)
-        assert (result.exit_code, problem in result.stderr) == (2, True), (arguments, result.stderr)
-        assert result.stderr.startswith("error: "), arguments
-        assert result.stderr.count("\n") == 1, arguments
+        assert_refused(run(*arguments), problem)

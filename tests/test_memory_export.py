@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -44,19 +41,6 @@ async def filled(memory: MemoryStore) -> list[str]:
     return await lines_of(memory)
 
 
-def altered(lines: list[str], wanted: Callable[[Any], bool], alter: Callable[[Any], object]) -> list[str]:
-    """Return an export with the lines of a kind altered."""
-    values = [json.loads(line) for line in lines]
-    for value in values:
-        if wanted(value):
-            alter(value)
-    return [json.dumps(value) for value in values]
-
-
-def line_of(pair_id: str) -> Callable[[Any], bool]:
-    return lambda value: value["type"] == "pair" and value["id"] == pair_id
-
-
 async def test_an_export_enters_as_quarantined(tmp_path: Path) -> None:
     """Traces, anchors and pairs come in; no test, verdict or measured worth of the exporter does."""
     async with MemoryStore(tmp_path / "a.db") as memory:
@@ -75,8 +59,6 @@ async def test_an_export_enters_as_quarantined(tmp_path: Path) -> None:
             assert (one.status, one.reason) == ("quarantined", reason)
             assert (one.utility, one.created_by) == (0.5, "")
             assert one.origins == origins[one.pair.id]
-            history = [change.after for change in await other.history(one.pair.id)]
-            assert history == ["candidate", "quarantined"]
         test = await other.open_test([PROMOTED.id], holdout_id="h", traces=HELD_OUT)
         assert (test.number, test.n_earlier_tests) == (1, 0)
 
@@ -118,36 +100,17 @@ async def test_what_comes_in_is_scanned(tmp_path: Path) -> None:
         assert (pair.status, pair.reason) == ("rejected", "overridden_instructions")
 
 
-async def test_a_pair_that_was_changed_is_refused_with_its_line(tmp_path: Path) -> None:
-    """A pair whose id does not match its content: nothing comes in, and the line is named."""
-    async with MemoryStore(tmp_path / "a.db") as memory:
-        lines = await filled(memory)
-    number = next(n for n, line in enumerate(lines, 1) if line_of(PROMOTED.id)(json.loads(line)))
-
-    def change(value: Any) -> None:
-        value["pair"]["right"]["progress_after"] = 9
-
-    async with MemoryStore(tmp_path / "b.db") as other:
-        with pytest.raises(DataError, match=f"line {number}: .* does not match"):
-            await other.import_lines(altered(lines, line_of(PROMOTED.id), change))
-        assert await other.trace_ids() == ()
-
-
+HEADER = '{"type": "reflact_memory"}'
 NO_EXPORTS = [
     ([], "no exported memory"),
     (["", " "], "no exported memory"),
     (["{"], "line 1 is not part"),
     (["[" * 100_000], "line 1 is not part"),
     (['{"type": "unknown"}'], "line 1 is not part"),
-    (['{"type": "reflact_memory", "version": 9}'], "line 1 is not .* its version is 9, .*; upgrade reflact"),
-    (['{"type": "reflact_memory"}', '{"type": "trace", "tr'], "line 2 is not .* it is not complete JSON; if"),
-    (
-        ['{"type": "reflact_memory"}', '{"type": "trace", "trace": {"id": "t"}}'],
-        "line 2 .*: `trace.purpose`: field required; export",
-    ),
-    (['{"purpose": "p"}'], "line 1 .* files of traces belong to a calibration's `traces`"),
-    (['{"type": "reflact_memory"}', '{"type": "reflact_memory"}'], "line 2: the first line"),
-    (['{"type": "reflact_memory"}', "", '{"type": "trace"}'], "line 3 is not part"),
+    (['{"type": "reflact_memory", "version": 9}'], r"line 1 is not part .*version"),
+    ([HEADER, '{"type": "trace", "tr'], "line 2 is not .* it is not complete JSON"),
+    ([HEADER, "", '{"type": "trace", "trace": {"id": "t"}}'], "line 3 .*trace.purpose"),
+    ([HEADER, HEADER], "line 2: the first line"),
     (['{"type": "trace", "trace": {"id": "t", "purpose": "p", "events": []}}'], "line 1: the first"),
 ]
 """Lines of empty, torn, foreign and future files, and the reason in the message."""

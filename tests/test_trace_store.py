@@ -9,8 +9,7 @@ import pytest
 from pydantic import JsonValue
 
 from memory_pairs import make_pair
-from reflact import Critic, MemoryStore
-from reflact.calibration.promotion import PromotionTester
+from reflact import MemoryStore
 from reflact.calibration.trace import Trace
 from reflact.errors import DataError
 from reflact.memory.cards import AnchorExclusions
@@ -25,7 +24,6 @@ from reflact.memory.models import (
     Transition,
 )
 from reflact.memory.store import ImportResult
-from reflact.testing import ScriptedLLM
 
 
 @pytest.fixture
@@ -45,10 +43,6 @@ def perturbed(pair: ContrastPair) -> ContrastPair:
         before=pair.transition.before, action=pair.transition.action, after="Nothing came of it."
     )
     return pair.model_copy(update={"transition": moved, "construction": "no_effect"})
-
-
-def reviewer(memory: MemoryStore) -> PromotionTester:
-    return PromotionTester(Critic(ScriptedLLM(lambda *_: {})), memory, max_concurrent=1)
 
 
 async def test_a_trace_of_an_anchor_teaches_nothing_in_any_form(memory: MemoryStore) -> None:
@@ -112,20 +106,6 @@ async def test_an_anchor_that_two_steps_give_keeps_both(memory: MemoryStore) -> 
     assert (await memory.submit(of_step(make_pair(2), "second", 7))).reason == "anchor_trace"
 
 
-async def test_all_traces_of_a_pair_were_learned_from(memory: MemoryStore) -> None:
-    """A pair made of two traces is one unit, both traces taught it, and neither tests it."""
-    pair, other = make_pair(1, trace="first"), make_pair(2, trace="first")
-    for one in (pair, of_step(pair, "second", 4), of_step(pair, "second", 4), other):
-        await memory.submit(one)
-    stored = {one.pair.id: one.origins for one in await memory.pairs()}
-    assert stored[pair.id] == (Origin(trace_id="first", step=1), Origin(trace_id="second", step=4))
-    standing = await reviewer(memory).take_snapshot()
-    assert standing.learned.trace_ids == {"first", "second"}
-    assert {one.id for one in standing.list_testable_pairs([])} == {pair.id, other.id}
-    assert standing.list_testable_pairs([Trace("p", id="second")]) == (other,)
-    assert standing.list_testable_pairs([Trace("p", id="first")]) == ()
-
-
 async def test_forgetting_takes_pairs_that_other_traces_gave_too(memory: MemoryStore) -> None:
     """Whichever of its traces is forgotten, the pair goes; the other trace may give it anew."""
     pair, kept = make_pair(1, trace="first"), make_pair(2, trace="first")
@@ -133,7 +113,6 @@ async def test_forgetting_takes_pairs_that_other_traces_gave_too(memory: MemoryS
         await memory.submit(one)
     assert (await memory.forget("second")).pair_ids == (pair.id,)
     assert [one.pair.id for one in await memory.pairs()] == [kept.id]
-    assert (await reviewer(memory).take_snapshot()).learned.trace_ids == {"first"}
     assert (await memory.submit(pair)).is_new
     assert (await memory.pairs([pair.id]))[0].origins == (Origin(trace_id="first", step=1),)
 
@@ -216,23 +195,3 @@ async def test_what_a_trace_holds_is_kept_as_it_grows(memory: MemoryStore) -> No
     assert (await content_hashes(memory))["other"] == recorded_trace(
         "y", 1, 2, 3, 9
     ).recording.content_hashes[-1]
-
-
-async def test_a_copy_of_what_taught_is_taught_as_well(memory: MemoryStore) -> None:
-    """A trace tests nothing where a pair was made of it, or of another one that holds the same."""
-    for trace in (recorded_trace("first", 1), recorded_trace("copy", 1), recorded_trace("other", 2)):
-        await trace.save_to(memory)
-    await memory.submit(make_pair(1, trace="first"))
-    assert {one.id: one.has_pairs for one in await memory.testable_traces(before=None, limit=9)} == {
-        "first": True,
-        "copy": True,
-        "other": False,
-    }
-
-
-async def test_purposes_are_counted_up_to_a_bound(memory: MemoryStore) -> None:
-    """However many traces share them."""
-    for number in range(12):
-        await recorded_trace(f"t{number}", number, purpose=f"Purpose {number % 3}.").save_to(memory)
-    assert await memory.purposes(limit=9) == {f"Purpose {number}." for number in range(3)}
-    assert len(await memory.purposes(limit=2)) == 2

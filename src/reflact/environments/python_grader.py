@@ -1,6 +1,7 @@
 """The grader of Python programs: runs each answer on the cases of the item's reference.
 
-Models write these programs, so each runs in a separate process that the kernel confines (see ``sandbox``).
+Models write these programs, so each runs in a separate process that the kernel confines (see
+``sandbox``).
 """
 
 from __future__ import annotations
@@ -79,12 +80,12 @@ class PythonGrader(CheckedGrader[ProgramCase]):
     """Runs answers as Python programs, with this interpreter and its libraries.
 
     A reference is one case or a list of cases: ``{"tests": "assert add(1, 2) == 3"}``,
-    or ``{"stdin": "1 2", "stdout": "3"}``. Output is compared line by line; trailing white space and
-    blank lines at the end do not count. Soft is the share of cases that pass; hard is 1 if all pass. The
-    answer is run as it is: a code fence around it is a syntax error.
+    or ``{"stdin": "1 2", "stdout": "3"}``. Output is compared line by line; trailing white space
+    and blank lines at the end do not count. Soft is the share of cases that pass; hard is 1 if all
+    pass. The answer is run as it is: a code fence around it is a syntax error.
 
-    The answer and its tests share a process, so an answer can deceive its tests. It never sees the expected
-    output.
+    The answer and its tests share a process, so an answer can deceive its tests. It never sees the
+    expected output.
 
     Args:
         seconds: Limit of processor time for a program.

@@ -21,17 +21,18 @@ PlayWorld = Callable[[int, Session], Awaitable[Grade]]
 class SimulatorEnvironment:
     """Worlds that are built from seeds; a run deals the seeds like the items of a data set.
 
-    A seed's world is the same in every trial and under every skill, so scores can be compared by world. The
-    splits take consecutive seeds, so no world is in two of them.
+    A seed's world is the same in every trial and under every skill, so scores can be compared by
+    world. The splits take consecutive seeds, so no world is in two of them.
 
     Args:
-        play: Plays one world. It must not catch a ``ModelError``; any other exception leaves the world
-            unmeasured.
+        play: Plays one world. It must not catch a ``ModelError``; any other exception leaves the
+            world unmeasured.
         name: The environment's name; part of its identity.
         train: Worlds in the train split.
         val: Worlds in the validation split.
         test: Worlds in the test split.
-        version: Raise it whenever the worlds or their scores change, so that older scores are not reused.
+        version: Raise it whenever the worlds or their scores change, so that older scores are not
+            reused.
 
     Raises:
         ConfigError: A split has no worlds.
@@ -78,14 +79,15 @@ U = TypeVar("U")
 class CallBatcher(Generic[T, U]):
     """Joins calls that happen at the same time: each caller passes one value, and ``compute`` gets many.
 
-    For a simulator, a grader or a model whose step costs about as much for many worlds as for one. The callers stay
-    rollouts of their own: each is stored, cancelled and resumed by itself, also while its batch is computed. A batch
-    goes on as long as one of its callers waits. Batches are computed one after the other, and the next one collects
-    values meanwhile.
+    For a simulator, a grader or a model whose step costs about as much for many worlds as for one.
+    The callers stay rollouts of their own: each is stored, cancelled and resumed by itself, also
+    while its batch is computed. A batch goes on as long as one of its callers waits. Batches are
+    computed one after the other, and the next one collects values meanwhile.
 
     Args:
-        compute: Returns one result for each value, in order. An exception in the place of a result is raised to the
-            caller of that value alone. Results must not depend on which values share a batch.
+        compute: Returns one result for each value, in order. An exception in the place of a result
+            is raised to the caller of that value alone. Results must not depend on which values
+            share a batch.
         size: The most values of a batch.
         seconds: How long the first value of a batch waits for others.
 

@@ -1,8 +1,8 @@
 """The grader of SQL queries: an answer is right if it returns the same rows as the reference query.
 
-Models write these queries, so they run in processes of their own, which the kernel confines if it can (see
-``sql_worker`` and ``sandbox``). A process serves many answers. One that exceeds a limit is ended, and the next
-answer gets another.
+Models write these queries, so they run in processes of their own, which the kernel confines if it
+can (see ``sql_worker`` and ``sandbox``). A process serves many answers. One that exceeds a limit is
+ended, and the next answer gets another.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class QueryVerdict(NamedTuple):
 class SQLGrader(CheckedGrader[str]):
     """Compares the rows of two queries; their order counts if the reference has an ORDER BY.
 
-    Queries run in other processes, with limits of time, memory, steps, rows and sizes. They cannot use random
-    numbers or the current time, because a score must not change.
+    Queries run in other processes, with limits of time, memory, steps, rows and sizes. They cannot
+    use random numbers or the current time, because a score must not change.
 
     Args:
         tables: The database's image, as ``read_tables`` returns it.
@@ -138,7 +138,8 @@ class SQLGrader(CheckedGrader[str]):
 class QueryProcess:
     """A process that runs queries; it starts with the first one, and again after it was ended.
 
-    One thread at a time may use it. The process ends with this object and with the process that started it.
+    One thread at a time may use it. The process ends with this object and with the process that
+    started it.
 
     Args:
         tables: The database's image.

@@ -1,11 +1,12 @@
 """The process for SQL queries: it compares the rows of answers with those of reference queries.
 
-The grader starts this file's text in a confined process (see ``sandbox``) and keeps the process for further
-answers. The process reads the size of the tables and the tables, and then one request in each line. To a request
-it writes two lines: the problem of the references, and then the verdict on the answer.
+The grader starts this file's text in a confined process (see ``sandbox``) and keeps the process for
+further answers. The process reads the size of the tables and the tables, and then one request in
+each line. To a request it writes two lines: the problem of the references, and then the verdict on
+the answer.
 
-Each query runs as one statement on tables in memory. SQLite refuses everything except reading, and limits steps,
-rows, sizes and memory. A timer ends the process if a single step takes too long.
+Each query runs as one statement on tables in memory. SQLite refuses everything except reading, and
+limits steps, rows, sizes and memory. A timer ends the process if a single step takes too long.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import Field, JsonValue
 
@@ -17,7 +16,12 @@ Progress = Annotated[float, Field(ge=0, le=10)]
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
-MISTAKE_KINDS: Final = ("credit_for_intention", "inflated_score", "ignored_evidence", "scale_inconsistency")
+MISTAKE_KINDS: Final = (
+    "credit_for_intention",
+    "inflated_score",
+    "ignored_evidence",
+    "scale_inconsistency",
+)
 """Known kinds of mistakes of critics; users may add their own."""
 
 Construction = Literal[
@@ -30,12 +34,12 @@ Construction = Literal[
     "asked",
     "written",
 ]
-"""The origin of a wrong evaluation: the critic's own mistake (``observed``), a mistake that a model was asked
-to write (``asked``), one that the user wrote (``written``), or a kind of perturbed input (all others)."""
+"""The origin of a wrong evaluation: the critic's own mistake (``observed``), a mistake that a model
+was asked to write (``asked``), one that the user wrote (``written``), or a perturbed input."""
 
 LabelSource = Literal["program", "human", "agreement"]
 
-# ----------------------------------------------------------------------------------------- transitions
+# -------------------------------------------------------------------------------------- transitions
 
 
 class Action(FrozenModel):
@@ -59,7 +63,7 @@ class Transition(FrozenModel):
 
     @property
     def payloads(self) -> tuple[JsonValue, JsonValue, JsonValue]:
-        """The parts that may be long: the states before and after, and the arguments of the action."""
+        """The parts that may be long: both states, and the arguments of the action."""
         return self.before, self.after, self.action.arguments
 
     @property
@@ -81,8 +85,8 @@ Direction = Literal["rises", "stays", "falls"]
 class Evaluation(FrozenModel):
     """A judgement of a transition: the progress before and after it, from 0 to 10.
 
-    ``evidence`` quotes the basis of the judgement. ``confidence`` is the judge's own probability that the
-    judgement is right.
+    ``evidence`` quotes the basis of the judgement. ``confidence`` is the judge's own probability
+    that the judgement is right.
     """
 
     progress_before: Progress
@@ -99,21 +103,24 @@ class Evaluation(FrozenModel):
     @property
     def direction(self) -> Direction:
         """Whether progress rises, stays or falls."""
-        return "stays" if self.delta == 0 else "rises" if self.delta > 0 else "falls"
+        if self.delta == 0:
+            return "stays"
+        return "rises" if self.delta > 0 else "falls"
 
     @property
     def hashed_fields(self) -> dict[str, JsonValue]:
-        """Its fields as hashes use them: ids of pairs and calls rest on these names, so they never change."""
+        """Its fields as hashes use them: ids of pairs and calls rest on these names."""
         fields = self.model_dump(mode="json")
-        numbers = {"phi_before": fields.pop("progress_before"), "phi_after": fields.pop("progress_after")}
-        return {**fields, **numbers}
+        fields["phi_before"] = fields.pop("progress_before")
+        fields["phi_after"] = fields.pop("progress_after")
+        return fields
 
 
 class Label(FrozenModel):
-    """The right evaluation of a transition, its source, and the spread of several sources (0 for one).
+    """The right evaluation of a transition, its source, and the spread of several sources.
 
-    A label without ``progress_before`` can still measure and test a critic. Pairs need both values; see
-    ``Trace.record``.
+    A label without ``progress_before`` can still measure and test a critic. Pairs need both values;
+    see ``Trace.record``.
     """
 
     progress_before: Progress | None = None
@@ -142,11 +149,11 @@ class ScoreEvent(FrozenModel):
 
 
 class StateScore(FrozenModel):
-    """The score of a transition by a critic: its evaluation after the guards, and ``raw``, the model's own.
+    """A critic's score of a transition: its evaluation after the guards; ``raw`` is the model's own.
 
-    ``raw`` is the median if ``n_samples`` were requested, and ``spread`` the largest difference of their
-    ``progress_after``. ``applied_guards`` changed the evaluation, in this order. ``pair_ids`` were the prompt's
-    worked examples.
+    ``raw`` is the median if ``n_samples`` were requested, and ``spread`` the largest difference of
+    their ``progress_after``. ``applied_guards`` changed the evaluation, in this order. ``pair_ids``
+    were the prompt's worked examples.
     """
 
     evaluation: Evaluation
@@ -157,7 +164,7 @@ class StateScore(FrozenModel):
     pair_ids: tuple[str, ...] = ()
 
 
-# ----------------------------------------------------------------------------------------------- cards
+# -------------------------------------------------------------------------------------------- cards
 
 CardKind = Literal["critic_calibration", "failure_pattern"]
 """The kinds of a pair's cards: of the right evaluation, and of the wrong one."""
@@ -209,7 +216,7 @@ _IDENTITY_FIELDS = ("purpose", "right", "wrong", "mistake", "scope")
 
 
 class ContrastPair(FrozenModel):
-    """A right and a wrong evaluation of one transition under a purpose, and the reason why one is wrong.
+    """A right and a wrong evaluation of one transition under a purpose, and why one is wrong.
 
     Args:
         right: A label, or the agreement of independent samples; see ``label_source``.
@@ -235,25 +242,19 @@ class ContrastPair(FrozenModel):
 
     @property
     def id(self) -> str:
-        """A content hash of 64 hexadecimal digits; equal pairs have equal ids, whatever their provenance."""
+        """A content hash of 64 hexadecimal digits, without the provenance."""
         return self.hashes.pair
 
     @cached_property
     def hashes(self) -> PairHashes:
-        """The hashes, computed once per object and its copies, in time proportional to the states."""
-        said = self.model_dump(mode="json", include=set(_IDENTITY_FIELDS))
-        said |= {"right": self.right.hashed_fields, "wrong": self.wrong.hashed_fields}
-        texts = {name: canonical_json(value) for name, value in said.items()}
+        """The hashes, computed once per object, in time proportional to the states."""
+        fields = self.model_dump(mode="json", include=set(_IDENTITY_FIELDS))
+        fields["right"] = self.right.hashed_fields
+        fields["wrong"] = self.wrong.hashed_fields
+        texts = {name: canonical_json(value) for name, value in fields.items()}
         texts["transition"] = self.transition.canonical_json
         subject = {name: texts[name] for name in ("purpose", "transition")}
         return PairHashes(digest_text(join_canonical_json(texts)), digest_text(join_canonical_json(subject)))
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, with new hashes if a hashed field changes."""
-        copied = super().model_copy(update=update, deep=deep)
-        if not {"transition", *_IDENTITY_FIELDS}.isdisjoint(update or ()):
-            copied.__dict__.pop("hashes", None)
-        return copied
 
     @property
     def difficulty(self) -> float | None:
@@ -262,9 +263,10 @@ class ContrastPair(FrozenModel):
 
 
 class MemoryCard(FrozenModel):
-    """One evaluation of a contrast pair in words; ``pair_id`` names the pair, which holds the transition.
+    """One evaluation of a contrast pair in words; the pair ``pair_id`` holds the transition.
 
-    ``strategy`` says why: the right evaluation's reasoning, or the reason why the other one is wrong.
+    ``strategy`` says why: the right evaluation's reasoning,
+    or the reason why the other one is wrong.
     """
 
     kind: CardKind
@@ -278,15 +280,14 @@ class PromotionEvidence(ShortReprModel):
     """The result of a replay test of a batch.
 
     Args:
-        pair_ids: The batch.
         passed_test: Whether the batch is promoted, or may stay promoted in a ``demote`` test.
         n_traces: The number of compared traces, which are the unit of the test.
         n_earlier_tests: Earlier tests on these traces, which share the error probability.
         effect: Mean absolute error without the batch minus with it; above 0 is better.
         low, high: The 95% interval of the effect, resampled by trace.
         critic, prompt: The critic's model and settings, and the name and version of its prompt.
-        accuracy_change: Pairwise accuracy with the batch minus without it: the lower of the mean over traces
-            and the difference over all comparisons. None if nothing can be ordered.
+        accuracy_change: Pairwise accuracy with the batch minus without it: the lower of the mean
+            over traces and the difference over all comparisons. None if nothing can be ordered.
         outcome: ``better``, ``not_shown`` or ``accuracy_fell``; of a ``demote`` test ``worse`` or
             ``no_harm_shown``.
         n_unscored: Transitions without a valid score in one of the arms.
@@ -309,14 +310,15 @@ class PromotionEvidence(ShortReprModel):
     n_unscored: int = 0
 
 
-# ----------------------------------------------------------------------------------------- stored values
+# ------------------------------------------------------------------------------------ stored values
 
 
 class Submission(FrozenModel):
     """The result of a submission; a pair that was stored already is not new and stays as it is.
 
-    ``reason`` is the rule that quarantined or rejected the pair, or None. ``anchor``: an anchor has the same
-    transition. ``anchor_trace``: an anchor came from the same trace, whose steps show each other's states.
+    ``reason`` is the rule that quarantined or rejected the pair, or None. ``anchor``: an anchor has
+    the same transition. ``anchor_trace``: an anchor came from the same trace, whose steps show each
+    other's states.
     """
 
     pair_id: str
@@ -328,7 +330,8 @@ class Submission(FrozenModel):
 class StoredPair(FrozenModel):
     """A pair in the store, with its status and measurements.
 
-    ``origins`` are all steps that gave this pair, sorted. The pair's own provenance is the first submitted.
+    ``origins`` are all steps that gave this pair, sorted. The pair's own provenance is the first
+    submitted.
     """
 
     pair: ContrastPair
@@ -342,18 +345,8 @@ class StoredPair(FrozenModel):
 
     @property
     def needs_review(self) -> bool:
-        """Whether it is quarantined for a reason and cannot be tested; see ``MemoryStore.release``."""
+        """Whether it is quarantined for a reason, so that it cannot be tested."""
         return self.status == "quarantined" and self.reason is not None
-
-
-class StatusChange(FrozenModel):
-    """One entry of a pair's history; ``test_number`` names the test that caused it."""
-
-    before: CardStatus | None
-    after: CardStatus
-    reason: str | None
-    test_number: int | None = None
-    at: datetime
 
 
 class BatchTest(FrozenModel):
@@ -387,9 +380,9 @@ class BatchTest(FrozenModel):
 class ForgetResult(FrozenModel):
     """What ``forget`` removed; the ids of pairs are hashes and reveal no content.
 
-    ``n_responses`` counts the removed responses to questions of calibrations. ``n_responses_left`` counts
-    those that stay in the file and may quote the trace. ``remains_in_wal`` says that another process was
-    reading, so that the write-ahead log still contains the removed data.
+    ``n_responses`` counts the removed responses to questions of calibrations. ``n_responses_left``
+    counts those that stay in the file and may quote the trace. ``remains_in_wal`` says that another
+    process was reading, so that the write-ahead log still contains the removed data.
     """
 
     trace_id: str
@@ -413,8 +406,8 @@ class StoredTrace(FrozenModel):
 class TestableTrace(NamedTuple):
     """A stored trace with labelled steps, without the steps themselves.
 
-    ``number`` is its position in the order of insertion. It ``has_pairs`` if a stored pair came from it or from
-    a trace with equal content.
+    ``number`` is its position in the order of insertion. It ``has_pairs`` if a stored pair came
+    from it or from a trace with equal content.
     """
 
     number: int
@@ -425,7 +418,7 @@ class TestableTrace(NamedTuple):
 
 
 class TraceSummary(FrozenModel):
-    """Counts of a stored trace: its steps, those that a critic scored, those with labels, and pairs made of it.
+    """Counts of a stored trace: steps, scored ones, labelled ones, and pairs made of it.
 
     Labels by agreement do not count. A trace with pairs tests no batch.
     """
@@ -439,7 +432,7 @@ class TraceSummary(FrozenModel):
 
 
 class StoredCalibration(FrozenModel):
-    """A calibration: the memory's state at its start and its result as JSON; None before the end."""
+    """A calibration: the memory's state at its start, and its result as JSON after its end."""
 
     number: int
     baseline: str

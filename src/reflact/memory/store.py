@@ -3,38 +3,57 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import anyio.to_thread
 
 from reflact.concurrency import run_in_thread
-from reflact.memory import batch_tests, export, lifecycle, rows
-from reflact.memory.cards import ScanFinding, Scanner, TraceIdentity, is_visible_to
+from reflact.memory import batch_tests, export, pairs, traces
+from reflact.memory.cards import TraceIdentity, is_visible_to
 from reflact.memory.export import ImportResult
 from reflact.memory.models import (
     BatchTest,
     CardStatus,
     ContrastPair,
     ForgetResult,
+    Label,
     PromotionEvidence,
     Scope,
-    StatusChange,
+    ScoreEvent,
+    StoredCalibration,
     StoredPair,
+    StoredTrace,
     Submission,
+    TestableTrace,
+    TraceSummary,
 )
-from reflact.memory.scan import CachingScanner
-from reflact.memory.trace_store import SQLiteTraceStore
+from reflact.memory.pairs import PairWriter
+from reflact.memory.scan import ScanFinding, Scanner, scan_texts
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
 from reflact.store.schema import SCHEMA
 
+T = TypeVar("T")
+
 MAX_ACTIVE_PAIRS = 2_000
 """The default bound on active pairs."""
+
+MATCHING_PAIRS_QUERY = """
+SELECT id FROM memory_pairs WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id LIMIT 10
+"""
+
+MATCHING_TRACES_QUERY = """
+SELECT id FROM (SELECT id FROM traces UNION SELECT trace_id FROM memory_origins)
+WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id <> ?1, id LIMIT 10
+"""
+
+CHOSEN_CONDITION = """
+(?1 IS NULL OR status = ?1) AND (?2 IS NULL OR id IN (SELECT value FROM json_each(?2))) ORDER BY id
+"""
 
 
 def utc_now() -> datetime:
@@ -42,16 +61,16 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class MemoryStore(SQLiteTraceStore):
+class MemoryStore:
     """Contrast pairs and traces in a SQLite file, opened and closed by ``async with``, once.
 
-    The file may be that of a run, and several processes may share it. The next read of each process sees what
-    another has promoted.
+    The file may be that of a run, and several processes may share it. When a method returns, its
+    change is on disk. The next read of each process sees what another has promoted.
 
     Args:
         path: The file. It and its folder are created if they are missing.
-        max_active_pairs: The bound on candidate, quarantined and promoted pairs. Beyond it the weakest are
-            archived.
+        max_active_pairs: The bound on candidate, quarantined and promoted pairs. Beyond it the
+            weakest are archived.
         scan: Scans every text before it is stored; None: the rules of docs/memory.md.
         clock: Returns the time of a change, with its time zone.
         lock_timeout: Seconds to wait for another process's lock.
@@ -72,11 +91,12 @@ class MemoryStore(SQLiteTraceStore):
         lock_timeout: float = LOCK_TIMEOUT_SECONDS,
         read_only: bool = False,
     ) -> None:
-        super().__init__(Database(Path(path), SCHEMA, lock_timeout=lock_timeout, read_only=read_only))
-        self._scan = CachingScanner() if scan is None else scan
+        self._database = Database(Path(path), SCHEMA, lock_timeout=lock_timeout, read_only=read_only)
+        self._scan = scan or scan_texts
         self._max_active_pairs = max_active_pairs
         self._clock = clock
-        self._promoted_cache = PromotedPairCache()
+        # The promoted pairs as they were last read, because a critic asks for them at every score.
+        self._promoted: Mapping[str, ContrastPair] = {}
 
     async def __aenter__(self) -> Self:
         await self._database.__aenter__()
@@ -87,46 +107,60 @@ class MemoryStore(SQLiteTraceStore):
     ) -> None:
         await self._database.__aexit__(kind, error, trace)
 
-    # --------------------------------------------------------------------------------------- submissions
+    async def _change_pairs(self, change: Callable[[PairWriter], T]) -> T:
+        """Change pairs in one transaction."""
+
+        def work(tables: Tables) -> T:
+            return change(PairWriter(tables, self._clock(), self._max_active_pairs))
+
+        return await self._database.write(work)
+
+    # ---------------------------------------------------------------------------------------- pairs
 
     async def submit(self, pair: ContrastPair, *, created_by: str = "") -> Submission:
-        """Scan a pair and store it; it is on disk when this returns.
+        """Scan a pair and store it.
 
-        A pair that is already stored stays as it is. The store only adds the step that this copy names.
+        A pair that is already stored stays as it is. The store only adds the step that this copy
+        names.
         """
 
         def scan() -> ScanFinding | None:
-            rows.require_pair_id(pair)
-            return self._scan(rows.list_pair_texts(pair))
+            pairs.encode_pair(pair)  # says what is wrong with a number before the pair's id needs it
+            return self._scan(pairs.list_pair_texts(pair))
 
         finding = await run_in_thread(scan, *pair.transition.payloads)
-        return await self._database.write(
-            lambda tables: lifecycle.submit_pair(
-                tables,
-                pair,
-                finding,
-                pair.provenance.as_origins,
-                created_by=created_by,
-                max_active=self._max_active_pairs,
-                now=self._clock(),
-            )
+        origins = pair.provenance.as_origins
+        return await self._change_pairs(
+            lambda writer: writer.submit(pair, finding, origins, created_by=created_by)
         )
-
-    # ----------------------------------------------------------------------------------------- reading
 
     async def find(
         self, words: str = "", *, statuses: Sequence[CardStatus] = (), limit: int = 50
     ) -> tuple[StoredPair, ...]:
-        """Return pairs for people to read: the highest measured utility first, then the latest change.
+        """Return pairs for people to read: the highest utility first, then the latest change.
 
         Args:
-            words: A pair must hold all words of at least three characters, also as parts of others; any text is
-                valid.
+            words: A pair must hold all words of at least three characters, also as parts of others;
+                any text is valid.
             statuses: Only pairs with one of these statuses; empty for all.
             limit: The largest number of pairs.
         """
+        find = partial(pairs.find_pairs, words=words, statuses=statuses, limit=limit)
+        return await self._database.read(find)
+
+    async def find_pair_ids(self, name: str) -> tuple[str, ...]:
+        """Return up to ten ids of pairs that start with a text, sorted."""
+        rows = await self._database.fetch_rows(MATCHING_PAIRS_QUERY, (name,))
+        return tuple(pair_id for (pair_id,) in rows)
+
+    async def pairs(
+        self, pair_ids: Sequence[str] | None = None, *, status: CardStatus | None = None
+    ) -> tuple[StoredPair, ...]:
+        """Return stored pairs by their ids: all, or those of ``pair_ids`` and ``status``."""
+        ids = None if pair_ids is None else json.dumps(list(pair_ids))
+
         return await self._database.read(
-            partial(rows.find_pairs, words=words, statuses=statuses, limit=limit)
+            lambda tables: pairs.select_pairs(tables, CHOSEN_CONDITION, (status, ids))
         )
 
     async def promoted_pairs(self, scope: Scope) -> tuple[ContrastPair, ...]:
@@ -134,35 +168,44 @@ class MemoryStore(SQLiteTraceStore):
 
         A pair that was returned before is the same object.
         """
-        return await self._database.read(lambda tables: self._promoted_cache.get_visible(tables, scope))
+        promoted = await self._database.read(self._read_promoted)
+        return tuple(pair for pair in promoted if is_visible_to(pair.scope, scope))
 
-    async def find_pair_ids(self, name: str) -> tuple[str, ...]:
-        """Return up to ten ids of pairs that start with a text, sorted."""
-        sql = "SELECT id FROM memory_pairs WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id LIMIT 10"
-        return tuple(pair_id for (pair_id,) in await self._database.fetch_rows(sql, (name,)))
+    def _read_promoted(self, tables: Tables) -> tuple[ContrastPair, ...]:
+        """Return the promoted pairs by their ids; only new ones are read."""
+        sql = "SELECT id FROM memory_pairs WHERE status = 'promoted' ORDER BY id"
+        ids = [pair_id for (pair_id,) in tables.execute(sql).fetchall()]
+        known = self._promoted
+        new_ids = json.dumps([pair_id for pair_id in ids if pair_id not in known])
+        new = pairs.select_pairs(tables, "id IN (SELECT value FROM json_each(?))", (new_ids,))
+        known = {**known, **{stored.pair.id: stored.pair for stored in new}}
+        self._promoted = {pair_id: known[pair_id] for pair_id in ids}
+        return tuple(self._promoted.values())
 
-    async def pairs(
-        self, pair_ids: Sequence[str] | None = None, *, status: CardStatus | None = None
-    ) -> tuple[StoredPair, ...]:
-        """Return stored pairs in the order of their ids: all, or those of ``pair_ids`` and ``status``."""
-        chosen = None if pair_ids is None else json.dumps(list(pair_ids))
-        where = (
-            "(?1 IS NULL OR status = ?1) "
-            "AND (?2 IS NULL OR id IN (SELECT value FROM json_each(?2))) ORDER BY id"
-        )
-        return await self._database.read(
-            lambda tables: rows.build_stored_pairs(tables, rows.select_rows(tables, where, (status, chosen)))
-        )
+    async def reject(self, pair_ids: Sequence[str], *, reason: str) -> None:
+        """Reject quarantined pairs, all or none."""
+        await self._change_statuses(pair_ids, "rejected", reason)
 
-    async def history(self, pair_id: str) -> tuple[StatusChange, ...]:
-        """Return all status changes of a pair in their order.
+    async def archive(self, pair_ids: Sequence[str], *, reason: str) -> None:
+        """Archive pairs, all or none."""
+        await self._change_statuses(pair_ids, "archived", reason)
 
-        Raises:
-            DataError: There is no such pair.
-        """
-        return await self._database.read(partial(rows.read_history, pair_id=pair_id))
+    async def _change_statuses(self, pair_ids: Sequence[str], after: CardStatus, reason: str) -> None:
+        def change(writer: PairWriter) -> None:
+            for pair_id in pair_ids:
+                writer.change_status(pairs.read_pair(writer.tables, pair_id), after, reason=reason)
 
-    # ------------------------------------------------------------------------------------ status changes
+        await self._change_pairs(change)
+
+    async def release(self, pair_id: str) -> None:
+        """Allow tests of a pair that needed review; DataError if it does not need review."""
+        await self._change_pairs(lambda writer: writer.release(pair_id))
+
+    async def remaining_capacity(self) -> int:
+        """Return how many pairs fit before one is archived that has not failed a test."""
+        return await self._database.read(partial(pairs.count_free, max_active=self._max_active_pairs))
+
+    # ---------------------------------------------------------------------------------------- tests
 
     async def open_test(
         self,
@@ -174,8 +217,8 @@ class MemoryStore(SQLiteTraceStore):
     ) -> BatchTest:
         """Record a test before its alpha is chosen, so that ``n_earlier_tests`` is exact.
 
-        The number is exact even if several processes test at once. A test that never ends still counts
-        against the error probability of its traces.
+        The number is exact even if several processes test at once. A test that never ends still
+        counts against the error probability of its traces.
 
         Args:
             pair_ids: The batch.
@@ -184,10 +227,11 @@ class MemoryStore(SQLiteTraceStore):
             kind: Whether the test promotes the batch, or measures promoted pairs again.
 
         Raises:
-            DataError: A pair has the wrong status or needs review, or comes from one of the traces. Or the
-                batch or the traces are empty.
+            DataError: A pair has the wrong status or needs review, or comes from one of the traces.
+                Or the batch or the traces are empty.
         """
-        batch, holdout = tuple(pair_ids), frozenset(traces)
+        batch = tuple(pair_ids)
+        holdout = frozenset(traces)
         return await self._database.write(
             lambda tables: batch_tests.open_test(
                 tables, batch, holdout_id=holdout_id, traces=holdout, kind=kind, now=self._clock()
@@ -197,144 +241,164 @@ class MemoryStore(SQLiteTraceStore):
     async def close_test(self, number: int, evidence: PromotionEvidence) -> None:
         """Store the result of a test and change the pairs in one transaction.
 
-        If the test passed, a ``promote`` test promotes its batch and a ``demote`` test changes nothing. If a
-        ``demote`` test failed, its pairs go back to quarantine and need review. Pairs that changed since the
-        test was opened keep their status.
+        If the test passed, a ``promote`` test promotes its batch and a ``demote`` test changes
+        nothing. If a ``demote`` test failed, its pairs go back to quarantine and need review. Pairs
+        that changed since the test was opened keep their status.
 
         Raises:
             DataError: The evidence does not fit the test, or the test is over or was never opened.
         """
-        await self._database.write(
-            lambda tables: batch_tests.close_test(tables, number, evidence, now=self._clock())
-        )
+        await self._change_pairs(lambda writer: batch_tests.close_test(writer, number, evidence))
 
     async def tests(self) -> tuple[BatchTest, ...]:
         """Return all tests in their order."""
         return await self._database.read(batch_tests.read_tests)
 
-    async def reject(self, pair_ids: Sequence[str], *, reason: str) -> None:
-        """Reject quarantined pairs, all or none."""
-        await self._change_status(pair_ids, "rejected", reason)
+    # --------------------------------------------------------------------------------------- traces
 
-    async def archive(self, pair_ids: Sequence[str], *, reason: str) -> None:
-        """Archive pairs, all or none."""
-        await self._change_status(pair_ids, "archived", reason)
+    async def open_trace(self, trace_id: str, purpose: str) -> None:
+        """Add a trace, unless it is stored; DataError if it is stored with another purpose."""
+        await self._database.write(lambda tables: traces.open_trace(tables, trace_id, purpose))
 
-    async def _change_status(self, pair_ids: Sequence[str], after: CardStatus, reason: str) -> None:
-        def change(tables: Tables) -> None:
-            for row in rows.read_rows(tables, pair_ids):
-                lifecycle.change_status(tables, row, after, now=self._clock(), reason=reason)
+    async def append(self, trace_id: str, event: ScoreEvent) -> bool:
+        """Append an event and return whether it is new.
 
-        await self._database.write(change)
-
-    async def release(self, pair_id: str, *, reason: str) -> None:
-        """Allow tests of a pair that needed review.
+        If the stored event has no label, the label of this one is added. A stored label stays.
 
         Raises:
-            DataError: The pair does not need review.
+            DataError: The trace is unknown, or another event has the same step.
+        """
+        return await self._database.write(lambda tables: traces.append_event(tables, trace_id, event))
+
+    async def label(self, trace_id: str, step: int, label: Label, *, replace: bool = True) -> None:
+        """Label a stored step.
+
+        Raises:
+            DataError: The trace has no such step. Or ``replace`` is false, and it has a label that
+                is not by agreement.
         """
         await self._database.write(
-            lambda tables: lifecycle.release_pair(tables, pair_id, reason=reason, now=self._clock())
+            lambda tables: traces.label_step(tables, trace_id, step, label, replace=replace)
         )
 
-    async def remaining_capacity(self) -> int:
-        """Return how many pairs can be added before the bound archives one that has not failed a test."""
-        return await self._database.read(lambda tables: lifecycle.count_free(tables, self._max_active_pairs))
+    async def trace(self, trace_id: str) -> StoredTrace | None:
+        """Return a trace with its events in the order of their steps, or None."""
+        return await self._database.read(partial(traces.find_trace, trace_id=trace_id))
 
-    # ----------------------------------------------------------------- anchors, forgetting, export, import
+    async def trace_ids(self) -> tuple[str, ...]:
+        """Return the ids of all traces, sorted."""
+        rows = await self._database.fetch_rows("SELECT id FROM traces ORDER BY id")
+        return tuple(trace_id for (trace_id,) in rows)
 
-    async def add_anchors(self, pairs: Sequence[ContrastPair]) -> int:
-        """Store labelled pairs that calibration never learns from, and return the number of new ones.
+    async def find_trace_ids(self, name: str) -> tuple[str, ...]:
+        """Return up to ten ids of traces or of origins that start with a text; an equal one first."""
+        rows = await self._database.fetch_rows(MATCHING_TRACES_QUERY, (name,))
+        return tuple(trace_id for (trace_id,) in rows)
+
+    async def content_hashes(self) -> Mapping[str, str]:
+        """Return the hash of each trace's content, by its id."""
+        return dict(await self._database.fetch_rows("SELECT id, content_hash FROM traces"))
+
+    async def testable_traces(self, *, before: int | None, limit: int) -> tuple[TestableTrace, ...]:
+        """Return traces with steps that a program or a person labelled, newest first.
+
+        Args:
+            before: Only traces with a smaller number; None: from the newest on.
+            limit: The largest number of traces.
+        """
+        return await self._database.read(partial(traces.list_testable_traces, before=before, limit=limit))
+
+    async def purposes(self, *, limit: int) -> frozenset[str]:
+        """Return the distinct purposes of all traces, at most ``limit``."""
+        sql = "SELECT DISTINCT purpose FROM traces LIMIT ?"
+        rows = await self._database.fetch_rows(sql, (limit,))
+        return frozenset(json.loads(purpose) for (purpose,) in rows)
+
+    async def summaries(self) -> tuple[TraceSummary, ...]:
+        """Return the counts of each trace, in the order of their ids."""
+        return await self._database.read(traces.list_summaries)
+
+    # --------------------------------------------------------------------------------- calibrations
+
+    async def start_calibration(self, identity: str, baseline: str) -> StoredCalibration:
+        """Store the start of a calibration."""
+
+        def insert(tables: Tables) -> StoredCalibration:
+            sql = "INSERT INTO calibrations (identity, baseline) VALUES (?, ?)"
+            number = tables.execute(sql, (identity, baseline)).lastrowid
+            return StoredCalibration(number=int(number or 0), baseline=baseline)
+
+        return await self._database.write(insert)
+
+    async def find_calibration(self, identity: str) -> StoredCalibration | None:
+        """Return the latest calibration of an identity, or None."""
+        sql = (
+            "SELECT number, baseline, result FROM calibrations WHERE identity = ? "
+            "ORDER BY number DESC LIMIT 1"
+        )
+        for number, baseline, result in await self._database.fetch_rows(sql, (identity,)):
+            return StoredCalibration(number=number, baseline=baseline, result=result)
+        return None
+
+    async def finish_calibration(self, number: int, result: str) -> None:
+        """Store the result of a calibration; a result that is stored already stays."""
+        sql = "UPDATE calibrations SET result = ? WHERE number = ? AND result IS NULL"
+        await self._database.execute(sql, (result, number))
+
+    # ----------------------------------------------------------- anchors, forgetting, export, import
+
+    async def add_anchors(self, anchors: Sequence[ContrastPair]) -> int:
+        """Store labelled pairs that calibration never learns from; return the number of new ones.
 
         Raises:
             DataError: A stored pair has the same transition, or comes from the same trace.
         """
-        for pair in pairs:
-            rows.require_pair_id(pair)
+        for pair in anchors:
+            pairs.encode_pair(pair)
         return await self._database.write(
-            lambda tables: sum(rows.add_anchor(tables, pair, pair.provenance.as_origins) for pair in pairs)
+            lambda tables: sum(pairs.add_anchor(tables, pair, pair.provenance.as_origins) for pair in anchors)
         )
 
     async def anchors(self) -> tuple[ContrastPair, ...]:
         """Return the anchors in the order of their ids."""
-        return await self._database.read(rows.read_anchors)
+        return await self._database.read(pairs.read_anchors)
 
     async def forget(self, trace_id: str, *, calls: bool = False) -> ForgetResult:
         """Remove a trace and everything that came from it: events, pairs, history and anchors.
 
-        A pair that also came from another trace is removed too. Pairs of other traces are removed if they
-        use the purpose of this trace, and no other stored trace has that purpose. The evidence of tests
-        stays, because tests must be counted; it contains only hashes and numbers.
+        A pair that also came from another trace is removed too. The evidence of tests stays,
+        because tests must be counted; it contains only hashes and numbers.
 
-        The removed data is overwritten in the file, and the write-ahead log is emptied. If another process
-        reads the file, the log cannot be emptied. The result then says so, and a second call empties it.
+        The removed data is overwritten in the file, and the write-ahead log is emptied. If another
+        process reads the file, the log cannot be emptied. The result then says so, and a second
+        call empties it.
 
         Args:
             trace_id: The trace.
-            calls: Whether to remove all cached responses to questions of calibrations, of any trace. Later
-                calibrations ask these questions again.
+            calls: Whether to remove all cached responses to questions of calibrations, of any
+                trace. Later calibrations ask these questions again.
         """
-        result = await self._database.write(
-            lambda tables: lifecycle.forget_trace(tables, trace_id, calls=calls)
-        )
+        result = await self._database.write(lambda tables: pairs.forget_trace(tables, trace_id, calls=calls))
         return result.model_copy(update={"remains_in_wal": not await self._database.checkpoint()})
 
     async def export_lines(self) -> AsyncIterator[str]:
-        """Yield the memory as lines of ASCII JSON without line breaks; equal memories give equal lines.
+        """Yield the memory as lines of ASCII JSON; equal memories give equal lines.
 
-        Tests, histories, and rejected or archived pairs are not exported. Concurrent writes may be missing
-        or included.
+        Tests, histories, and rejected or archived pairs are not exported. Concurrent writes may be
+        missing or included.
         """
         async for line in export.read_lines(self._database):
-            yield rows.encode_value(line)
+            yield pairs.encode_value(line)
 
     async def import_lines(self, lines: Iterable[str]) -> ImportResult:
         """Import the lines of ``export_lines``, all or none; a second import changes nothing.
 
-        Each new pair is scanned and quarantined, whatever its status was. Pairs that are stored already only
-        get the new origins. Pairs that share a transition or a trace with an anchor are left out.
+        Each new pair is scanned and quarantined, whatever its status was. Pairs that are stored
+        already only get the new origins. Pairs that share a transition or a trace with an anchor
+        are left out.
 
         Raises:
-            DataError: A line is not part of an export, or an id does not match its content; names the line.
+            DataError: A line is not part of an export; names the line.
         """
         parsed = await anyio.to_thread.run_sync(export.parse_and_scan, lines, self._scan)
-        bound = self._max_active_pairs
-        return await self._database.write(
-            lambda tables: export.import_parsed(tables, parsed, max_active=bound, now=self._clock())
-        )
-
-
-PROMOTED_IDS_QUERY = """
-SELECT coalesce(group_concat(id, ' '), '') FROM
-(SELECT id FROM memory_pairs WHERE status = 'promoted' ORDER BY id)
-"""
-"""All ids in one text, which SQLite builds without the interpreter's lock."""
-
-
-class PromotedPairCache:
-    """Keeps the promoted pairs of a file in memory; it reads only pairs that are new.
-
-    Threads wait for each other.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._ids_text = ""
-        self._pairs: dict[str, ContrastPair] = {}
-        self._last_result: tuple[Scope, tuple[ContrastPair, ...]] | None = None
-
-    def get_visible(self, tables: Tables, scope: Scope) -> tuple[ContrastPair, ...]:
-        """Return the pairs that a scope may see, by id; a pair that was returned before is the same object."""
-        with self._lock:
-            (ids_text,) = tables.execute(PROMOTED_IDS_QUERY).fetchone()
-            if ids_text != self._ids_text:
-                ids = ids_text.split()
-                new = json.dumps([pair_id for pair_id in ids if pair_id not in self._pairs])
-                for row in rows.select_rows(tables, "id IN (SELECT value FROM json_each(?))", (new,)):
-                    self._pairs[row.id] = row.parse_pair()
-                self._pairs = {pair_id: self._pairs[pair_id] for pair_id in ids}
-                self._ids_text, self._last_result = ids_text, None
-            if self._last_result is None or self._last_result[0] != scope:
-                pairs = self._pairs.values()
-                self._last_result = scope, tuple(pair for pair in pairs if is_visible_to(pair.scope, scope))
-            return self._last_result[1]
+        return await self._change_pairs(lambda writer: export.import_parsed(writer, parsed))

@@ -2,17 +2,20 @@
 
 The kernel confines the process, without privileges, containers or other programs:
 
-* Landlock (Linux 5.13) allows the process to read the interpreter's libraries. It cannot open, list, create,
-  write or remove anything else. Newer versions also refuse TCP, and signals to other processes.
-* A seccomp filter refuses new processes and programs, sockets, signals to and limits of other processes,
-  locks on files, changes to a file's owner, mode, times and attributes, and objects that outlive the process.
-  It also refuses all system calls since Linux 5.1, for which programs have a fallback.
-* Capabilities are dropped, and resource limits bound processor time, memory and output. The process ends
-  with its parent.
+* Landlock (Linux 5.13) allows the process to read the interpreter's libraries. It cannot open,
+  list, create, write or remove anything else. Newer versions also refuse TCP, and signals to other
+  processes.
+* A seccomp filter refuses new processes and programs, sockets, signals to and limits of other
+  processes, locks on files, changes to a file's owner, mode, times and attributes, and objects that
+  outlive the process. It also refuses all system calls since Linux 5.1, for which programs have a
+  fallback.
+* Capabilities are dropped, and resource limits bound processor time, memory and output. The process
+  ends with its parent.
 
 ``docs/sandbox.md`` lists all rules, each with the escapes that tests try.
 
-If any of these steps fails, the answer is not run. Killing the process ends everything that it started.
+If any of these steps fails, the answer is not run. Killing the process ends everything that it
+started.
 
 Source: the kernel's documentation of ``landlock``, ``seccomp_filter`` and ``capset``.
 """
@@ -192,9 +195,9 @@ def _read_landlock_version() -> int:
 class SandboxRequest(NamedTuple):
     """The arguments of a process, as JSON on its command line.
 
-    ``program`` is an open file with the answer and its tests (null: none) in JSON, and ``report`` one for the
-    marks. ``seconds`` is processor time (null: no limit); ``memory`` and ``output`` are in bytes. The process ends
-    with its ``parent`` (null: with no other process).
+    ``program`` is an open file with the answer and its tests (null: none) in JSON, and ``report``
+    one for the marks. ``seconds`` is processor time (null: no limit); ``memory`` and ``output`` are
+    in bytes. The process ends with its ``parent`` (null: with no other process).
     """
 
     parent: int | None
@@ -270,7 +273,8 @@ def confine_process(parent: int | None, *, without: Collection[str] = ()) -> Non
 
     Args:
         parent: The id of the process that started this one.
-        without: Names of ``RULES`` that are left out; only tests pass it, to show what a rule refuses.
+        without: Names of ``RULES`` that are left out; only tests pass it, to show what a rule
+            refuses.
 
     Raises:
         OSError: The kernel refused a step.
@@ -313,9 +317,10 @@ def list_readable_paths() -> list[str]:
 def isolate_command(folder: str | None) -> bool:
     """Keep this process, and all that it starts, from signalling other processes and from reading their variables.
 
-    With a folder, files outside it cannot be changed either, and all capabilities are dropped. Reading, the network and the
-    attributes of files, such as their modes, stay as they are. Return whether signals reach no other process; before
-    Linux 6.12 they do, and without a folder nothing is isolated there.
+    With a folder, files outside it cannot be changed either, and all capabilities are dropped.
+    Reading, the network and the attributes of files, such as their modes, stay as they are. Return
+    whether signals reach no other process; before Linux 6.12 they do, and without a folder nothing
+    is isolated there.
 
     Raises:
         OSError: The kernel refused a step, or cannot refuse to truncate files (before Linux 6.2).

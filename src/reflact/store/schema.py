@@ -161,21 +161,8 @@ CREATE INDEX memory_pairs_weakest ON memory_pairs (
 CREATE TABLE memory_tests (
     number INTEGER PRIMARY KEY,
     test TEXT NOT NULL,
-    evidence TEXT,
-    first_history_row INTEGER NOT NULL
+    evidence TEXT
 );
-
-CREATE TABLE memory_history (
-    sequence INTEGER PRIMARY KEY,
-    pair INTEGER NOT NULL REFERENCES memory_pairs (number) ON DELETE CASCADE,
-    before TEXT,
-    after TEXT NOT NULL,
-    reason TEXT,
-    test_number INTEGER REFERENCES memory_tests (number),
-    at TEXT NOT NULL
-);
-
-CREATE INDEX memory_history_by_pair ON memory_history (pair);
 
 CREATE TABLE memory_anchors (
     id TEXT PRIMARY KEY,
