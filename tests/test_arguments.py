@@ -111,8 +111,6 @@ async def test_what_is_scored_and_learned_from_is_looked_at(tmp_path: Path) -> N
             calibrator.submit("run.jsonl")  # type: ignore[arg-type]
         with pytest.raises(DataError, match="the submitted trace is None"):
             await calibrator.submit_and_wait(wrong)
-        with pytest.raises(ConfigError, match="n_judges: one comparison shows one order only"):
-            Calibrator(llm, memory, n_judges=1)
     assert not llm.calls
 
 
@@ -135,12 +133,8 @@ def configured(folder: Path, **more: JsonValue) -> Path:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"n_judges": 3}, "unknown key n_judges; did you mean calibrator.contrast.n_judges?"),
-        ({"calibrator": {"n_judges": 3}}, "did you mean calibrator.contrast.n_judges?"),
-        (
-            {"calibrator": {"contrast": {"judge": 3}}},
-            "unknown key calibrator.contrast.judge; did you mean n_judges?",
-        ),
+        ({"max_asked": 3}, "unknown key max_asked; did you mean calibrator.max_asked?"),
+        ({"calibrator": {"asked": 3}}, "unknown key calibrator.asked; did you mean max_asked?"),
         ({"trace": "traces"}, "unknown key trace; did you mean traces?"),
         ({"budgets": {"max_calls": 3}}, "unknown key budgets; did you mean budget?"),
         ({"max_calls": 3}, "unknown key max_calls; did you mean budget.max_calls?"),

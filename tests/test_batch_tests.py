@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 from memory_pairs import HELD_OUT, evidence_for, make_pair, recorded
 from profiles import cases
 from reflact import MemoryStore, Trace
-from reflact.calibration.critic import Critic
-from reflact.calibration.promotion import PromotionTester
+from reflact.calibration.promotion import take_snapshot
 from reflact.calibration.splits import HoldoutRule, list_tested_marks
 from reflact.errors import DataError
 from reflact.memory.cards import TOTAL_ALPHA, TraceIdentity, compute_alpha, count_tests
 from reflact.memory.models import Action, BatchTest, Evaluation, Label, Transition
-from reflact.testing import ScriptedLLM
 
 
 @pytest.fixture
@@ -159,8 +157,7 @@ def test_scores_and_gold_make_no_other_recording() -> None:
 
 async def waiting(store: MemoryStore) -> list[str]:
     """Return the pairs that may be tested now."""
-    reviewer = PromotionTester(Critic(ScriptedLLM(lambda *_: {})), store, max_concurrent=1)
-    return [one.pair.id for one in (await reviewer.take_snapshot()).waiting_pairs]
+    return [one.pair.id for one in (await take_snapshot(store)).waiting_pairs]
 
 
 async def close_with(store: MemoryStore, pair_id: str, *, promoted: bool, recheck: bool = False) -> None:

@@ -29,9 +29,8 @@ from flattered_world import (
 )
 from reflact import Calibrator, MemoryStore
 from reflact.calibration.calibrator import TraceCounts
-from reflact.calibration.config import CalibratorSettings, FullQueuePolicy, PairSettings
+from reflact.calibration.config import CalibratorSettings, FullQueuePolicy
 from reflact.calibration.critic import CriticReply
-from reflact.calibration.curriculum import CurriculumSettings
 from reflact.calibration.events import (
     CALIBRATION_EVENT_ADAPTER,
     BatchTestPostponed,
@@ -56,7 +55,6 @@ from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 
-PLAIN = PairSettings(n_judges=0, candidates_per_event=2, write_other_purposes=False)
 STEPS, STEP_SECONDS = 20, 0.1
 
 
@@ -64,7 +62,9 @@ def settings(
     queue: int = 64, when_full: FullQueuePolicy = "drop_oldest", batch: int = 16
 ) -> CalibratorSettings:
     """Return settings without judges."""
-    return CalibratorSettings(contrast=PLAIN, queue_size=queue, full_queue_policy=when_full, batch_size=batch)
+    return CalibratorSettings(
+        pairs_per_step=2, queue_size=queue, full_queue_policy=when_full, batch_size=batch
+    )
 
 
 def slow(seconds: float) -> ScriptedLLM:
@@ -141,9 +141,7 @@ def test_a_score_does_not_wait_for_the_calibrator() -> None:
     """The calibrator's own calls queue for their places; the critic that it hands out is not among them."""
 
     async def main() -> list[float]:
-        calibrator = Calibrator(
-            slow(1.0), ListMemory(), settings=CalibratorSettings(concurrency=2), n_judges=5
-        )
+        calibrator = Calibrator(slow(1.0), ListMemory(), settings=CalibratorSettings(concurrency=2))
         took: list[float] = []
         async with calibrator:
             for name in name_traces("learn", 4):
@@ -385,7 +383,7 @@ async def test_awaited_work_raises() -> None:
     ("same", "needs", "said"),
     [
         (True, "reply", "no trace to learn from, because all are held out"),
-        (False, "none", "none of 2 candidates became a pair"),
+        (False, "none", "no new pair to test"),
     ],
 )
 async def test_a_round_that_tests_nothing_says_why(same: bool, needs: str, said: str) -> None:
@@ -393,8 +391,7 @@ async def test_a_round_that_tests_nothing_says_why(same: bool, needs: str, said:
     llm = flattered() if needs == "reply" else raising(ReplyError("no reply fits"))
     traces = [record_flattered("learned", claims=[False])]
     held_out = traces if same else [record_flattered("held out", 1)]
-    mistaken = settings().model_copy(update={"curriculum": CurriculumSettings(mistakes=("inflated_score",))})
-    report = await Calibrator(llm, ListMemory(), settings=mistaken).calibrate(
+    report = await Calibrator(llm, ListMemory(), settings=settings()).calibrate(
         traces, heldout=held_out, allow_untested=True
     )
     assert said in report.not_tested_reason

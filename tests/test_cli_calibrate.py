@@ -16,15 +16,14 @@ from calibrate_command import Hold, configured, flattering, one_line, record, re
 from calibration_memory import ListMemory
 from flattered_world import flattered, flattered_traces
 from reflact import Calibrator, MemoryStore, Trace
-from reflact.calibration.config import CalibratorSettings, PairSettings
-from reflact.calibration.cost_estimate import CalibrationCostEstimate
+from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.events import (
     CALIBRATION_EVENT_ADAPTER,
     CalibrationFinished,
     CalibrationStarted,
     PairsGenerated,
 )
-from reflact.calibration.report import CalibrationReport
+from reflact.calibration.report import CalibrationCostEstimate, CalibrationReport
 from reflact.cli.calibrate_output import CalibrationDisplay
 from reflact.cli.common import ShowMode
 from reflact.llm.rate_limit import LimitChange
@@ -120,7 +119,7 @@ def test_progress_is_told_on_standard_error(course: Course) -> None:
     lines = course.first.stderr.splitlines()
     starts = [line[:9].strip() for line in lines]
     assert starts == ["began", "before", "round 1", *["pairs"] * 6, "test", "after"]
-    assert "6 of 6 candidates" in lines[-3]
+    assert "6 of 6 traces: 5 pairs" in lines[-3]
     assert lines[-1].endswith("so far)")
     assert f"({course.paid} calls, $" in lines[-1]
     assert "began" not in course.first.stdout
@@ -223,7 +222,7 @@ def test_a_budget_holds_over_all_starts_and_what_is_kept_is_said(folder: Path) -
         assert len(set(asked)) == len(asked) > 30
     assert (stopped.exit_code, stopped_again.exit_code) == (1, 1)
     *_, kept, error = stopped.stderr.splitlines()
-    assert kept.startswith("stopped in round 1 (6 of 6 traces done; 6 pairs made, 0 batches tested)")
+    assert kept.startswith("stopped in round 1 (6 of 6 traces done; 5 pairs made, 0 batches tested)")
     assert "the replies of 30 paid calls are in the store; run the same command again" in kept
     assert error.startswith("error: budget.max_calls is 30: 30 are used")
     assert "was stopped, and the command resumes it" in estimate
@@ -243,7 +242,7 @@ def test_a_dry_run_says_that_nothing_can_be_tested(folder: Path) -> None:
         second = one_line(reflact(path, "--dry-run").stdout)
         assert len(asked) == paid
     assert "Nothing can be tested or promoted: 19 held-out traces have labelled steps" in first
-    assert "so 1 more is missing: hold out more labelled traces" in first
+    assert "hold out a larger part of them" in first
     assert "no call was made: 19 held-out traces have labelled steps" in refused.stderr
     assert "paid for" not in first
     assert f"{paid} calls are already paid for" in second
@@ -286,7 +285,7 @@ def test_stopped_it_says_what_is_kept(folder: Path, number: signal.Signals, code
     assert len(set(asked)) == len(asked)
 
 
-SETTINGS = CalibratorSettings(contrast=PairSettings(n_judges=0, candidates_per_event=1))
+SETTINGS = CalibratorSettings(max_asked=0, pairs_per_step=1)
 
 
 @pytest.mark.slow
@@ -301,7 +300,7 @@ async def test_what_has_changed_is_calibrated(change: str) -> None:
     elif change == "held out":
         held_out = flattered_traces("held out", 21)
     elif change == "settings":
-        settings = settings.model_copy(update={"contrast": PairSettings(n_judges=0, candidates_per_event=2)})
+        settings = settings.model_copy(update={"pairs_per_step": 2})
     else:
         name = next(name for name, one in memory.stored.items() if one.status == "promoted")
         await memory.archive([name], reason="measured harm")

@@ -162,20 +162,10 @@ async def test_samples_of_trials_do_not_meet() -> None:
     assert sorted(call.call_id.trial for call in llm.calls) == [*range(9)]
 
 
-async def test_few_scores_are_kept() -> None:
-    """The one that was longest not asked for goes first."""
+async def test_equal_questions_at_the_same_time_are_one() -> None:
+    """Ten callers share one call."""
     llm = answering(reply())
-    critic = Critic(llm, settings=CriticSettings(cache_size=2))
-    for purpose in ("a", "b", "a", "c", "a", "b"):
-        await critic.score(PAID, purpose=purpose)
-    assert len(llm.calls) == 4
-
-
-@pytest.mark.parametrize("cache", [0, 8])
-async def test_equal_questions_at_the_same_time_are_one(cache: int) -> None:
-    """Ten callers share one call, whether or not its result is kept afterwards."""
-    llm = answering(reply())
-    critic = Critic(llm, settings=CriticSettings(cache_size=cache))
+    critic = Critic(llm)
     scores = await fan_out(lambda _: critic.score(PAID, purpose=PURPOSE), range(10))
     assert len(llm.calls) == 1
     assert all(score == scores[0] for score in scores)
@@ -298,7 +288,7 @@ def test_a_snapshot_is_known_by_its_pairs_and_its_prompt() -> None:
 
 
 def test_identity_says_what_scores_depend_on() -> None:
-    """Model, settings and counter are in it; how many scores are kept is not."""
+    """Model, settings and counter are in it."""
     usual = Critic(answering(reply()))
     others = (
         Critic(ScriptedLLM(lambda *_: None, identity="another")),
@@ -306,7 +296,6 @@ def test_identity_says_what_scores_depend_on() -> None:
         Critic(answering(reply()), count_tokens=len),
     )
     assert len({critic.identity for critic in (usual, *others)}) == 4
-    assert Critic(answering(reply()), settings=CriticSettings(cache_size=3)).identity == usual.identity
     assert json.loads(usual.identity)["critic"] == usual.prompt == "critic@1"
 
 

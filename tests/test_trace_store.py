@@ -9,8 +9,8 @@ import pytest
 from pydantic import JsonValue
 
 from memory_pairs import make_pair
-from reflact import Critic, MemoryStore
-from reflact.calibration.promotion import PromotionTester
+from reflact import MemoryStore
+from reflact.calibration.promotion import take_snapshot
 from reflact.calibration.trace import Trace
 from reflact.errors import DataError
 from reflact.memory.cards import AnchorExclusions
@@ -25,7 +25,6 @@ from reflact.memory.models import (
     Transition,
 )
 from reflact.memory.store import ImportResult
-from reflact.testing import ScriptedLLM
 
 
 @pytest.fixture
@@ -45,10 +44,6 @@ def perturbed(pair: ContrastPair) -> ContrastPair:
         before=pair.transition.before, action=pair.transition.action, after="Nothing came of it."
     )
     return pair.model_copy(update={"transition": moved, "construction": "no_effect"})
-
-
-def reviewer(memory: MemoryStore) -> PromotionTester:
-    return PromotionTester(Critic(ScriptedLLM(lambda *_: {})), memory, max_concurrent=1)
 
 
 async def test_a_trace_of_an_anchor_teaches_nothing_in_any_form(memory: MemoryStore) -> None:
@@ -119,7 +114,7 @@ async def test_all_traces_of_a_pair_were_learned_from(memory: MemoryStore) -> No
         await memory.submit(one)
     stored = {one.pair.id: one.origins for one in await memory.pairs()}
     assert stored[pair.id] == (Origin(trace_id="first", step=1), Origin(trace_id="second", step=4))
-    standing = await reviewer(memory).take_snapshot()
+    standing = await take_snapshot(memory)
     assert standing.learned.trace_ids == {"first", "second"}
     assert {one.id for one in standing.list_testable_pairs([])} == {pair.id, other.id}
     assert standing.list_testable_pairs([Trace("p", id="second")]) == (other,)
@@ -133,7 +128,7 @@ async def test_forgetting_takes_pairs_that_other_traces_gave_too(memory: MemoryS
         await memory.submit(one)
     assert (await memory.forget("second")).pair_ids == (pair.id,)
     assert [one.pair.id for one in await memory.pairs()] == [kept.id]
-    assert (await reviewer(memory).take_snapshot()).learned.trace_ids == {"first"}
+    assert (await take_snapshot(memory)).learned.trace_ids == {"first"}
     assert (await memory.submit(pair)).is_new
     assert (await memory.pairs([pair.id]))[0].origins == (Origin(trace_id="first", step=1),)
 

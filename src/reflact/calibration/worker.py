@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reflact.calibration.checkpoint import StoredGeneration
 from reflact.calibration.config import CalibratorSettings
-from reflact.calibration.labeled_steps import list_labeled_steps, load_recordings
-from reflact.calibration.planning import choose_batch
-from reflact.calibration.promotion import MemorySnapshot
-from reflact.calibration.rounds import RoundRunner
-from reflact.calibration.significance import NotEnoughTraces, find_missing_traces
+from reflact.calibration.labeled_steps import list_labeled_steps
+from reflact.calibration.loop import CalibrationLoop, GeneratedPairs
+from reflact.calibration.pairs import choose_batch
+from reflact.calibration.promotion import MemorySnapshot, take_snapshot
+from reflact.calibration.significance import NotTested, find_missing_traces
 from reflact.calibration.splits import MIN_PURPOSES, HoldoutRule, list_labeled_events, list_tested_marks
 from reflact.calibration.trace import Trace
 from reflact.memory.cards import TraceIdentity, compute_fingerprint, count_tests
@@ -52,7 +51,7 @@ class HoldoutCollection:
             self._trace_ids_by_content.setdefault(content_hash, trace_id)
 
     @property
-    def missing_traces(self) -> NotEnoughTraces | None:
+    def missing_traces(self) -> NotTested | None:
         """What is missing for a test; None if nothing is."""
         contents = self._trace_ids_by_content.items()
         traces = [TraceIdentity(trace_id, (content,)) for content, trace_id in contents]
@@ -72,10 +71,9 @@ class TraceLearner:
     needed; only those that test are loaded. Missing traces are reported once, until there are enough.
     """
 
-    def __init__(self, store: MemoryStore, rounds: RoundRunner, *, settings: CalibratorSettings) -> None:
+    def __init__(self, store: MemoryStore, loop: CalibrationLoop, *, settings: CalibratorSettings) -> None:
         self._store = store
-        self._rounds = rounds
-        self._writer = rounds.make_writer()
+        self._loop = loop
         self._settings = settings
         self._purposes: set[str] = set()
         self._holdout: HoldoutCollection | None = None
@@ -90,20 +88,16 @@ class TraceLearner:
         holdout = await self._update_holdout(trace.purpose)
         held_out = holdout.rule.is_held_out(trace.id, trace.purpose)
         if held_out and list_labeled_events(trace):
-            await load_recordings([trace])
             holdout.add(trace.id, trace.purpose, trace.recording.content_hashes[-1])
             if holdout.is_full and holdout.missing_traces is not None:
-                await self._refresh_holdout(await self._rounds.tester.take_snapshot())
+                await self._refresh_holdout(await take_snapshot(self._store))
         return held_out
 
-    async def generate_pairs(self, trace: Trace) -> StoredGeneration:
+    async def make_pairs(self, trace: Trace) -> GeneratedPairs:
         """Make the pairs of a trace."""
-        generation = await self._rounds.generate_pairs(
-            trace, writer=self._writer, known_pair_ids=self._known_pair_ids
-        )
-        self._writer.stop_if_silent()
-        self._n_waiting += generation.n_new
-        return generation
+        generated = await self._loop.make_trace_pairs(trace, known_pair_ids=self._known_pair_ids)
+        self._n_waiting += generated.n_new
+        return generated
 
     async def test_if_due(self) -> None:
         """Test the waiting pairs, if they are enough for a batch and the held-out traces for a test.
@@ -112,22 +106,22 @@ class TraceLearner:
         """
         if self._n_waiting < self._next_test_at or self._holdout is None:
             return
-        snapshot, holdout = await self._rounds.tester.take_snapshot(), self._holdout
+        snapshot, holdout = await take_snapshot(self._store), self._holdout
         if holdout.missing_traces is None:
             holdout = await self._refresh_holdout(snapshot)
         if holdout.missing_traces is not None:
             if not self._reported_missing:
-                self._rounds.emit_tested(holdout.missing_traces, self._n_waiting)
+                self._loop.emit_tested(holdout.missing_traces, self._n_waiting)
             self._reported_missing = True
             return
         self._reported_missing = False
         traces = await self._load_traces(holdout.trace_ids)
         waiting = snapshot.list_testable_pairs(traces)
-        batch = choose_batch(waiting, max_pairs=self._settings.contrast.max_pairs)
+        batch = choose_batch(waiting, max_pairs=self._settings.max_pairs)
         if batch:
             name, steps = holdout.rule.held_out_name, list_labeled_steps(traces)
-            await self._rounds.test_batch(batch, steps, promoted=snapshot.promoted, name=name)
-            snapshot = await self._rounds.tester.take_snapshot()
+            await self._loop.test_batch(batch, steps, promoted=snapshot.promoted, name=name)
+            snapshot = await take_snapshot(self._store)
         self._next_test_at = self._settings.batch_size + len(snapshot.waiting_pairs)
         await self._refresh_holdout(snapshot)
 
@@ -138,7 +132,7 @@ class TraceLearner:
             self._purposes |= await self._store.purposes(limit=n_wanted)
         self._purposes |= {purpose} if len(self._purposes) < n_wanted else set()
         if self._holdout is None or self._holdout.rule != self._holdout_rule:
-            return await self._refresh_holdout(await self._rounds.tester.take_snapshot())
+            return await self._refresh_holdout(await take_snapshot(self._store))
         return self._holdout
 
     @property
@@ -150,7 +144,7 @@ class TraceLearner:
 
     async def _refresh_holdout(self, snapshot: MemorySnapshot) -> HoldoutCollection:
         holdout = await self._collect_holdout(snapshot)
-        if holdout.missing_traces is not None and holdout.missing_traces.n_tested:
+        if holdout.missing_traces is not None and holdout.missing_traces.reason == "level_used_up":
             fresh = await self._collect_holdout(snapshot, only_untested=True)
             holdout = fresh if fresh.missing_traces is None else holdout
         self._holdout = holdout
@@ -174,6 +168,4 @@ class TraceLearner:
 
     async def _load_traces(self, ids: tuple[str, ...]) -> list[Trace]:
         stored_traces = [await self._store.trace(trace) for trace in ids]
-        traces = [Trace.from_stored(stored) for stored in stored_traces if stored is not None]
-        await load_recordings(traces)
-        return traces
+        return [Trace.from_stored(stored) for stored in stored_traces if stored is not None]

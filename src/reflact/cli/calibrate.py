@@ -15,8 +15,7 @@ from reflact.cli.common import ConfigArgument, OverrideOption, ShowMode, guard_c
 
 if TYPE_CHECKING:
     from reflact.calibration.config import CalibrateConfig
-    from reflact.calibration.cost_estimate import CalibrationCostEstimate
-    from reflact.calibration.report import CalibrationReport
+    from reflact.calibration.report import CalibrationCostEstimate, CalibrationReport
     from reflact.calibration.trace import Trace
     from reflact.cli.calibrate_output import CalibrationDisplay
     from reflact.cli.common import InterruptHandler

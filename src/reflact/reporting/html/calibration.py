@@ -11,14 +11,13 @@ from reflact.calibration.report import (
     METRIC_DESCRIPTIONS,
     CalibrationReport,
     MetricsChange,
-    PurposeUsage,
-    capitalize_first,
     describe_gain,
     describe_outcome,
     format_number,
     get_effect,
 )
 from reflact.calibration.splits import CALLER_HOLDOUT_NAME
+from reflact.calibration.usage import PurposeUsage
 from reflact.memory.cards import TOTAL_ALPHA
 from reflact.memory.models import PromotionEvidence
 from reflact.records import Usage
@@ -34,23 +33,16 @@ from reflact.reporting.html.page import (
 from reflact.reporting.lines import escape_controls, name_count
 
 DROP_MEANINGS = {
-    "no_room": "The round had enough other candidates whose right side says the same.",
-    "unverified": "The step has no complete label, and there is no critic whose samples could agree.",
-    "disagreement": "The critic's samples differ too much to be a label.",
-    "not_applicable": "This mistake cannot be made in this step within the round's distances.",
-    "not_confirmed": "Samples do not confirm that the evaluation is wrong for the other purpose.",
     "bad_reply": "The model gave no valid reply, although it was asked again if that is allowed.",
     "too_long": "The prompt exceeds the model's context.",
+    "judged_wrong": "The judge did not prefer the right side in both orders.",
     "known": "The memory already had this pair.",
-    "duplicate": "An earlier candidate of the round gave the same pair, or is about an equal step.",
-    "judged_wrong": "Too few blind comparisons found the right side.",
-    "decided_by_position": "The comparisons depended on the order of the two sides.",
 }
-"""Why a candidate became no pair, in words."""
+"""Why a mistake that was asked for became no pair, in words."""
 
 TERM_DEFINITIONS = (
     ("Score", "The progress of a state towards the purpose: 0 is none, 10 is complete."),
-    ("Known score", "The right score, from a program or a person, never from a critic's samples."),
+    ("Known score", "The right score, from a program or a person, never from a critic."),
     (
         "Held-out traces",
         "No pair was made from them, but they decide which pairs are promoted: their gain is slightly too good.",
@@ -132,37 +124,32 @@ def describe_result(report: CalibrationReport) -> str:
 
 def describe_context(report: CalibrationReport) -> list[str]:
     """Return what has to be known to read the result, in sentences."""
-    found = []
-    passed = sum(test.passed_test for test in report.tests)
-    if passed and len(report.tests) > 1:
-        found.append(f"{passed} of {len(report.tests)} tested batches passed.")
+    sentences = []
     if report.tests and report.not_tested_reason is not None:
-        found.append(f"A further batch was not tested: {escape_controls(report.not_tested_reason)}.")
+        sentences.append(f"A further batch was not tested: {escape_controls(report.not_tested_reason)}.")
     if report.tests and report.end_reason is not None:
-        found.append(f"There was no further round: {escape_controls(report.end_reason)}.")
-    gain, anchors, held_out = report.anchors.gain, report.anchors.before, report.held_out.gain
-    if passed and gain is not None and anchors is not None:
-        found.append(
-            f"The held-out traces decided which pairs were promoted. On {name_count(anchors.n_traces, 'anchor trace')}, "
-            f"which decided nothing, the error {describe_gain(gain)}."
+        sentences.append(f"There was no further round: {escape_controls(report.end_reason)}.")
+    if report.n_promoted and report.anchors.gain is not None:
+        sentences.append(
+            "The held-out traces decided which pairs were promoted. On the anchors, which decided nothing, the "
+            f"error {describe_gain(report.anchors.gain)}."
         )
-    if not passed and held_out is not None:
-        found.append(
-            f"Between the two measurements the error on the held-out traces {describe_gain(held_out)}, although no "
-            "batch of this calibration was promoted: other pairs were promoted or demoted in the meantime."
-            if held_out.value
-            else "The critic did not change."
+    gain = report.held_out.gain
+    if not report.n_promoted and gain is not None and gain.value:
+        sentences.append(
+            f"Between the two measurements the error on the held-out traces {describe_gain(gain)}, although no batch "
+            "of this calibration was promoted: other pairs were promoted or demoted in the meantime."
         )
     after = report.held_out.after
     if after is not None:
         constant = after.constant
-        found.append(
+        verdict = ", so it is no better than a constant" if after.error.value >= constant.error else ""
+        sentences.append(
             f"For scale: always answering {format_number(constant.progress)} would be off by "
             f"{format_number(constant.error)} points on the held-out steps, and the critic is off by "
-            f"{format_number(after.error.value)}"
-            + (", so it is no better than a constant." if after.error.value >= constant.error else ".")
+            f"{format_number(after.error.value)}{verdict}."
         )
-    return found
+    return sentences
 
 
 def _choose_tone(report: CalibrationReport) -> str | None:
@@ -328,19 +315,9 @@ def _build_pairs_section(report: CalibrationReport) -> PageSection:
         said += (
             f" The scan quarantined or rejected {report.n_quarantined:,} of the pairs; they are in no test."
         )
-    if report.n_archived or report.n_left_out:
-        said += (
-            f" The memory was full: {name_count(report.n_archived, 'pair')} archived before a test, "
-            f"{name_count(report.n_left_out, 'trace')} left out."
-        )
-    pairs = [
-        [
-            escape_controls(kind.mistake),
-            f"{kind.n_pairs:,}",
-            "not compared" if kind.difficulty is None else format_number(kind.difficulty),
-        ]
-        for kind in report.pairs
-    ]
+    if report.n_left_out:
+        said += f" The memory was full: {name_count(report.n_left_out, 'pair was', 'pairs were')} not made."
+    pairs = [[escape_controls(kind.mistake), f"{kind.n_pairs:,}"] for kind in report.pairs]
     drops = [
         [escape_controls(drop.reason), f"{drop.n_candidates:,}", DROP_MEANINGS.get(drop.reason, "")]
         for drop in report.dropped
@@ -350,17 +327,11 @@ def _build_pairs_section(report: CalibrationReport) -> PageSection:
         "Pairs and drops",
         (
             h.p[said],
-            pairs
-            and build_table(
-                "Pairs by the mistake that they show", ("mistake", "pairs", "mean difficulty"), pairs
-            ),
-            pairs and h.p(".note")["Difficulty is the share of blind comparisons that chose the wrong side."],
+            pairs and build_table("Pairs by the mistake that they show", ("mistake", "pairs"), pairs),
             drops
             and build_table(
                 "Candidates that became no pair", ("reason", "candidates", "meaning"), drops, prose={2}
             ),
-            report.writer_stop_reason is not None
-            and h.p[f"{escape_controls(capitalize_first(report.writer_stop_reason))}."],
         ),
     )
 
