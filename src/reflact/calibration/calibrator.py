@@ -27,8 +27,9 @@ from reflact.calibration.events import (
     TraceFailed,
     TraceSkipped,
 )
+from reflact.calibration.generation import PairCallback
 from reflact.calibration.labeled_steps import list_labeled_steps, list_pair_steps
-from reflact.calibration.loop import CalibrationLoop, PairCallback
+from reflact.calibration.loop import CalibrationLoop
 from reflact.calibration.promotion import take_snapshot
 from reflact.calibration.report import CalibrationCostEstimate, CalibrationReport
 from reflact.calibration.significance import describe_test_power
@@ -193,7 +194,9 @@ class Calibrator:
 
         async def produce(send: PairCallback) -> None:
             snapshot = await take_snapshot(self._store)
-            await self._loop.make_trace_pairs(trace, known_pair_ids=snapshot.known_pair_ids, on_pair=send)
+            await self._loop.generator.make_trace_pairs(
+                trace, known_pair_ids=snapshot.known_pair_ids, on_pair=send
+            )
 
         return Stream(produce)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reflact.calibration.config import CalibratorSettings
+from reflact.calibration.generation import GeneratedPairs
 from reflact.calibration.labeled_steps import list_labeled_steps
-from reflact.calibration.loop import CalibrationLoop, GeneratedPairs
+from reflact.calibration.loop import CalibrationLoop
 from reflact.calibration.pairs import choose_batch
 from reflact.calibration.promotion import MemorySnapshot, take_snapshot
 from reflact.calibration.significance import NotTested, find_missing_traces
@@ -95,7 +96,7 @@ class TraceLearner:
 
     async def make_pairs(self, trace: Trace) -> GeneratedPairs:
         """Make the pairs of a trace."""
-        generated = await self._loop.make_trace_pairs(trace, known_pair_ids=self._known_pair_ids)
+        generated = await self._loop.generator.make_trace_pairs(trace, known_pair_ids=self._known_pair_ids)
         self._n_waiting += generated.n_new
         return generated
 
