@@ -27,11 +27,9 @@ from reflact.calibration.report import CalibrationCostEstimate, CalibrationRepor
 from reflact.cli.calibrate_output import CalibrationDisplay
 from reflact.cli.common import ShowMode
 from reflact.llm.rate_limit import LimitChange
-from reflact.memory import Action, Transition
 from reflact.memory.cards import compute_alpha
 from reflact.reporting.html.calibration import render_calibration_page
 from served import HANGS, MAIN, assert_refused, reflact_process
-from served import reflact as run
 
 
 @pytest.fixture
@@ -377,23 +375,3 @@ def test_a_reader_that_goes_away_loses_nothing_but_lines(
     assert page.is_file()
     assert report.is_earlier_result
     assert report.n_promoted > 0
-
-
-def test_labels_that_do_not_count_are_told(tmp_path: Path) -> None:
-    """Where `traces` names a folder its files count, so whoever labels in the memory is told."""
-    memory, file = tmp_path / "memory.db", tmp_path / "learn" / "monday.jsonl"
-    (tmp_path / "held out").mkdir()
-    (tmp_path / "learn").mkdir()
-    for folder, name in (("learn", "monday"), ("held out", "tuesday")):
-        trace = Trace("Sort the mail.", id=name, path=tmp_path / folder / f"{name}.jsonl")
-        trace.record(Transition(before="a", action=Action(name="sort"), after="b"))
-        trace.finish()
-    config = configured(tmp_path)
-    for arguments in (["import", memory, file], ["label", memory, "monday", 0, "--after", 3]):
-        before = reflact(config, "--dry-run").stderr
-        assert "have labels in the memory" not in before
-        done = run("memory", *arguments)
-        assert done.exit_code == 0, done.output
-    said = one_line(reflact(config, "--dry-run").stderr)
-    assert said.startswith("1 of these traces have labels in the memory that their files lack")
-    assert "leave `traces` out" in said

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from critic_world import event
 from reflact.calibration.curriculum import (
-    Measurement,
+    RoundMeasurement,
     RoundPlan,
     apportion,
     deal_mistakes,
@@ -23,14 +23,14 @@ from reflact.calibration.pairs import DistanceBand
 from reflact.memory.models import MISTAKE_KINDS, Label
 
 
-def plan_after(*history: Measurement, max_rounds: int = 9) -> RoundPlan | None:
+def plan_after(*history: RoundMeasurement, max_rounds: int = 9) -> RoundPlan | None:
     """Return the round after measurements."""
     return plan_next_round(history, MISTAKE_KINDS, max_rounds=max_rounds)
 
 
-def measured(accuracy: float, error: float = 1, **n_wrong: int) -> Measurement:
+def measured(accuracy: float, error: float = 1, **n_wrong: int) -> RoundMeasurement:
     """Return a measurement: of each kind so many of twenty steps are wrong."""
-    return Measurement(accuracy, error, {kind: (n, 20) for kind, n in n_wrong.items()})
+    return RoundMeasurement(accuracy, error, {kind: (n, 20) for kind, n in n_wrong.items()})
 
 
 def test_the_weakest_kind_gets_most_and_every_kind_something() -> None:
@@ -47,7 +47,7 @@ def test_the_weakest_kind_gets_most_and_every_kind_something() -> None:
 def test_little_evidence_attracts_little() -> None:
     """One error in one step says less than fifteen in twenty."""
     by_mistake = {"inflated_score": (15, 20), "ignored_evidence": (1, 1)}
-    shares = plan_after(Measurement(0.5, 1, by_mistake)).shares
+    shares = plan_after(RoundMeasurement(0.5, 1, by_mistake)).shares
     assert shares["inflated_score"] > shares["ignored_evidence"] > 0.125
 
 

@@ -39,7 +39,7 @@ class RoundPlan(NamedTuple):
     band: DistanceBand
 
 
-class Measurement(NamedTuple):
+class RoundMeasurement(NamedTuple):
     """A critic's pairwise accuracy and mean absolute error on held-out steps.
 
     ``by_mistake`` has, for each kind, how many steps of pairs it scored wrongly, and how many it scored.
@@ -52,7 +52,7 @@ class Measurement(NamedTuple):
 
 def measure(
     held_out: Sequence[ScoredStep | None], learned: Sequence[ScoredStep | None] = ()
-) -> Measurement | None:
+) -> RoundMeasurement | None:
     """Return what a curriculum may know: accuracy on held-out steps, kinds on those that are learned from.
 
     Held-out steps never say which kinds the critic is weak on: tests stay blind to how their batches were
@@ -69,11 +69,11 @@ def measure(
             n_steps.update(step.mistakes)
             n_wrong.update(step.mistakes if not step.is_right else ())
     by_mistake = {mistake: (n_wrong[mistake], n_steps[mistake]) for mistake in sorted(n_steps)}
-    return Measurement(accuracy, fmean(abs(step.error) for step in measured), by_mistake)
+    return RoundMeasurement(accuracy, fmean(abs(step.error) for step in measured), by_mistake)
 
 
 def plan_next_round(
-    history: Sequence[Measurement], mistakes: Sequence[str], *, max_rounds: int
+    history: Sequence[RoundMeasurement], mistakes: Sequence[str], *, max_rounds: int
 ) -> RoundPlan | None:
     """Return the next round, or None if all were made or neither accuracy nor error still moves.
 
@@ -97,7 +97,7 @@ def plan_next_round(
     )
 
 
-def has_plateaued(history: Sequence[Measurement]) -> bool:
+def has_plateaued(history: Sequence[RoundMeasurement]) -> bool:
     """Whether the last round gained too little over the best before it, in accuracy and in error.
 
     Accuracy alone is not enough: a critic that inflates evenly orders all states rightly from the start.

@@ -12,7 +12,7 @@ from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import (
     MAX_MEASURED_STEPS,
-    Measurement,
+    RoundMeasurement,
     RoundPlan,
     measure,
     plan_next_round,
@@ -78,7 +78,7 @@ class RoundState(NamedTuple):
     promoted: tuple[ContrastPair, ...]
     finished_tests: tuple[BatchTest, ...]
     scored: tuple[ScoredStep | None, ...]
-    history: tuple[Measurement, ...] = ()
+    history: tuple[RoundMeasurement, ...] = ()
     measured: tuple[tuple[LabeledStep, ScoredStep | None], ...] = ()
     n_rounds: int = 0
     pairs: tuple[ContrastPair, ...] = ()
@@ -245,7 +245,7 @@ class CalibrationLoop:
             state = await self._measure_round(state._replace(scored=scored), round_pairs)
         return state
 
-    def _plan_round(self, history: Sequence[Measurement]) -> RoundPlan | None:
+    def _plan_round(self, history: Sequence[RoundMeasurement]) -> RoundPlan | None:
         mistakes = tuple(self._settings.all_mistakes)
         return plan_next_round(history, mistakes, max_rounds=self._settings.max_rounds)
 
@@ -343,7 +343,7 @@ class CalibrationLoop:
             measurement = measure(state.scored, scored)
         return await self._add_measurement(state, measurement)
 
-    async def _add_measurement(self, state: RoundState, measurement: Measurement | None) -> RoundState:
+    async def _add_measurement(self, state: RoundState, measurement: RoundMeasurement | None) -> RoundState:
         scored = [score for score in state.scored if score is not None]
         metrics = await to_thread.run_sync(compute_metrics, scored)
         return state._replace(

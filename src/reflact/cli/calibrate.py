@@ -35,9 +35,8 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
         ShowMode | None,
         typer.Option(
             metavar="live|lines|quiet|json",
-            help="lines, or live: one line for each important event, on standard error; quiet: only the "
-            "report; json: only events, one per line; the last one has the report. Default: lines, or quiet "
-            "with --json.",
+            help="lines or live: one line for each important event, on standard error; quiet: only the report; "
+            "json: only events, one per line, the last one with the report. Default: lines, or quiet with --json.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -63,12 +62,11 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
     The command makes contrast pairs from the traces, promotes pairs that help the critic, and measures the
     critic before and after. A stopped calibration resumes and repeats no finished call.
     """
+    settings = load_calibrate_config(config, overrides)
     if dry_run:
-        estimate_and_show(config, overrides, as_json=as_json)
+        _estimate_and_show(settings, as_json=as_json)
     else:
-        calibrate_and_show(
-            config, overrides, show=show, as_json=as_json, html=html, anyway=anyway, again=again
-        )
+        calibrate_and_show(settings, show=show, as_json=as_json, html=html, anyway=anyway, again=again)
 
 
 def load_calibrate_config(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
@@ -96,25 +94,7 @@ async def load_traces(
     heldout = None if config.heldout is None else Trace.load_all(config.heldout)
     traces = await load_stored_traces(memory) if config.traces is None else Trace.load_all(config.traces)
     print_incomplete_files((*traces, *(heldout or ())), folders=[config.traces, config.heldout], err=True)
-    if config.traces is not None:
-        await _print_ignored_labels(traces, memory)
     return traces, heldout
-
-
-async def _print_ignored_labels(traces: Sequence[Trace], memory: MemoryStore) -> None:
-    """Say on standard error where labels in the memory do not count, since the traces come from files."""
-    known = {one.id: one.n_labelled for one in await memory.summaries()}
-    richer = sum(
-        known.get(trace.id, 0)
-        > sum(event.label is not None and event.label.source != "agreement" for event in trace.events)
-        for trace in traces
-    )
-    if richer:
-        typer.echo(
-            f"{richer} of these traces have labels in the memory that their files lack. These labels are not used, "
-            "because `traces` names the files; leave `traces` out to use the traces in the memory",
-            err=True,
-        )
 
 
 def read_pairs(path: Path) -> list[ContrastPair]:
@@ -173,14 +153,14 @@ def require_writable(path: Path) -> None:
         ) from None
 
 
-def estimate_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: bool = False) -> None:
+def _estimate_and_show(config: CalibrateConfig, *, as_json: bool) -> None:
     """Print how many calls a calibration takes; nothing is called and nothing is written."""
     import anyio
     from rich.console import Console
 
     from reflact.cli.calibrate_output import print_estimate
 
-    estimate, paid = anyio.run(_estimate, load_calibrate_config(path, overrides))
+    estimate, paid = anyio.run(_estimate, config)
     if as_json:
         typer.echo(estimate.model_dump_json())
     else:
@@ -220,8 +200,7 @@ async def _estimate(config: CalibrateConfig) -> tuple[CalibrationCostEstimate, i
 
 
 def calibrate_and_show(
-    path: Path,
-    overrides: Sequence[str] | None,
+    config: CalibrateConfig,
     *,
     show: ShowMode | None = None,
     as_json: bool = False,
@@ -236,14 +215,13 @@ def calibrate_and_show(
     from reflact.cli.common import InterruptHandler
     from reflact.errors import BudgetSpent, ModelError, RunFailed
 
-    settings = load_calibrate_config(path, overrides)
     if html is not None:
         require_writable(html)
     show = show or (ShowMode.quiet if as_json else ShowMode.lines)
     display = CalibrationDisplay(show)
     with InterruptHandler(STOP_SECONDS) as interrupts:
         try:
-            report = anyio.run(partial(_calibrate, settings, display, interrupts, anyway=anyway, again=again))
+            report = anyio.run(partial(_calibrate, config, display, interrupts, anyway=anyway, again=again))
         except KeyboardInterrupt:
             raise typer.Exit(interrupts.exit_code or 130) from None
         except (BudgetSpent, ModelError, RunFailed):

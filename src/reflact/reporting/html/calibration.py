@@ -40,29 +40,6 @@ DROP_MEANINGS = {
 }
 """Why a mistake that was asked for became no pair, in words."""
 
-TERM_DEFINITIONS = (
-    ("Score", "The progress of a state towards the purpose: 0 is none, 10 is complete."),
-    ("Known score", "The right score, from a program or a person, never from a critic."),
-    (
-        "Held-out traces",
-        "No pair was made from them, but they decide which pairs are promoted: their gain is slightly too good.",
-    ),
-    ("Anchors", "Pairs with known scores that only measure."),
-    (
-        "Contrast pair",
-        "A right and a wrong evaluation of one step. Promoted pairs are examples in the prompt.",
-    ),
-    ("Bias", "The mean of score minus known score, after a step. Above 0 the critic inflates."),
-    (
-        "Pairwise accuracy",
-        "How often states, and sides of pairs, are in the same order as their known scores.",
-    ),
-    ("Order consistency", "How often successive states have the same order within one score and across two."),
-    ("Brier score, calibration error", "Of the confidence, as the probability of a score within one point."),
-    ("Interval", "95%, in brackets, over resamples of whole traces, since steps of a trace are alike."),
-    ("Constant", "The figure of the best constant answer. A critic that is no better is useless."),
-)
-
 
 def render_calibration_page(report: CalibrationReport) -> str:
     """Return a calibration's report as one HTML document that needs no network and no script.
@@ -85,11 +62,6 @@ def render_calibration_page(report: CalibrationReport) -> str:
             _build_pairs_section(report),
             _build_usage_section(report),
             _build_critic_section(report),
-            PageSection(
-                "terms",
-                "How to read this",
-                (h.dl[(h.div[h.dt[name], h.dd[meaning]] for name, meaning in TERM_DEFINITIONS)],),
-            ),
         ),
     )
 
@@ -226,42 +198,38 @@ def _build_reliability_section(report: CalibrationReport) -> PageSection:
 
 
 def _build_rounds_section(report: CalibrationReport) -> PageSection:
-    name, heading, measured = "rounds", "Round by round", report.metrics_by_round
+    measured = report.metrics_by_round
     if len(measured) < 2:
         made = name_count(report.n_rounds, "round was", "rounds were")
-        said = f"{made} made, and the critic was not measured after any of them."
-        return PageSection(name, heading, (h.p[said if report.n_rounds else "No round was made."],))
-    constant, most = measured[-1].constant, max(one.error.high for one in measured)
-    charts = [
-        draw_rounds(
-            "rounds-accuracy",
-            "Pairwise accuracy",
-            [one.accuracy for one in measured],
-            maximum=1,
-            reference=constant.accuracy,
-            reference_label="guessing",
-        ),
-        draw_rounds(
-            "rounds-error",
-            "Mean absolute error",
-            [one.error for one in measured],
-            maximum=next(end for end in (1, 2, 4, 6, 8, 10) if end >= most),
-            reference=constant.error,
-            reference_label="constant",
-        ),
-    ]
+        words = f"{made} made, and the critic was not measured after any of them."
+        return PageSection("rounds", "Round by round", (h.p[words],))
+    constant = measured[-1].constant
+    largest_error = max(one.error.high for one in measured)
+    accuracy_chart = draw_rounds(
+        "rounds-accuracy",
+        "Pairwise accuracy",
+        [one.accuracy for one in measured],
+        maximum=1,
+        reference=constant.accuracy,
+        reference_label="guessing",
+    )
+    error_chart = draw_rounds(
+        "rounds-error",
+        "Mean absolute error",
+        [one.error for one in measured],
+        maximum=next(end for end in (1, 2, 4, 6, 8, 10) if end >= largest_error),
+        reference=constant.error,
+        reference_label="constant",
+    )
     rows = [
-        [
-            "before" if n == 0 else f"after round {n}",
-            format_estimate(one.accuracy),
-            format_estimate(one.error),
-        ]
+        [f"after round {n}" if n else "before", format_estimate(one.accuracy), format_estimate(one.error)]
         for n, one in enumerate(measured)
     ]
     caption = "Round by round, on the held-out traces"
     table = build_table(caption, ("round", "pairwise accuracy", "mean absolute error"), rows)
-    figure = build_figure(f"{caption}: before any round, and after each that was tested.", *charts)
-    return PageSection(name, heading, (figure, table))
+    note = f"{caption}: before any round, and after each that was tested."
+    figure = build_figure(note, accuracy_chart, error_chart)
+    return PageSection("rounds", "Round by round", (figure, table))
 
 
 # ---------------------------------------------------------------------------------------- the evidence
