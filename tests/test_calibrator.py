@@ -45,12 +45,8 @@ from reflact.calibration.events import (
     TraceAccepted,
     TraceFailed,
     TraceSkipped,
-    summarize_scores,
 )
-from reflact.calibration.metrics import ScoredStep
 from reflact.errors import BudgetSpent, ProviderDown, ReplyError, StoreError
-from reflact.memory import Evaluation
-from reflact.memory.models import Label
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
@@ -208,22 +204,6 @@ async def test_a_full_queue_keeps_to_its_policy(
     assert calibrator.counts == TraceCounts(n_accepted=2 + dropped, n_dropped=dropped, n_rejected=2 - dropped)
 
 
-def test_handing_over_waits_for_room_where_it_blocks() -> None:
-    """Whoever can wait hands every trace over, at the calibrator's pace."""
-
-    async def main() -> tuple[Calibrator, int]:
-        memory = ListMemory()
-        async with Calibrator(slow(1.0), memory, settings=settings(1, "block")) as calibrator:
-            assert all(
-                [await calibrator.submit_and_wait(record_flattered(name)) for name in name_traces("learn", 6)]
-            )
-            await calibrator.wait_until_idle()
-        return calibrator, len(await memory.trace_ids())
-
-    calibrator, kept = virtual_time.run(main)
-    assert (calibrator.counts.n_accepted, calibrator.counts.n_rejected, kept) == (6, 0, 6)
-
-
 def test_nobody_waits_for_a_calibrator_that_stopped() -> None:
     """Who waits for room, or until it rests, is released when the calibrator stops."""
 
@@ -336,17 +316,6 @@ async def test_a_calibrator_that_learns_nothing_is_a_warning(
     assert all(any(name in one.getMessage() for name in names) for one in records)
 
 
-async def test_a_trace_of_another_agent_is_named_beside_an_agent(caplog: pytest.LogCaptureFixture) -> None:
-    """Two agents that number their runs alike: the log names the trace and both purposes."""
-    memory = ListMemory()
-    await record_flattered("1", purpose="Count the fruit").save_to(memory)
-    async with Calibrator(flattered(), memory, settings=settings()) as calibrator:
-        calibrator.submit(record_flattered("1"))
-        await calibrator.wait_until_idle()
-    (warning,) = [one.getMessage() for one in caplog.records if one.name == "reflact"]
-    assert all(part in warning for part in ("trace 1 ", PURPOSE, "Count the fruit"))
-
-
 async def test_errors_of_the_agent_pass_through_as_they_are() -> None:
     """The agent's own error leaves the block bare, and the calibrator is gone."""
     calibrator = Calibrator(slow(0.0), ListMemory(), settings=settings())
@@ -444,14 +413,3 @@ async def test_a_calibration_is_told_from_its_beginning_to_its_report() -> None:
     ]
     assert spent == sorted(spent)
     assert [CALIBRATION_EVENT_ADAPTER.validate_json(event.model_dump_json()) for event in told] == told
-
-
-def test_figures_leave_out_what_was_not_scored() -> None:
-    """Steps without a valid score are counted apart; without any there is neither error nor accuracy."""
-    said = Evaluation(progress_before=2, progress_after=7, reasoning="Chapters.")
-    label = Label(progress_before=2, progress_after=4, source="human")
-    one = ScoredStep(trace_id="t", step=0, label=label, evaluation=said)
-    figures = summarize_scores([one, None])
-    assert (figures.n_steps, figures.n_unscored, figures.error, figures.accuracy) == (1, 1, 3, 1)
-    nothing = summarize_scores([None])
-    assert (nothing.n_steps, nothing.n_unscored, nothing.error, nothing.accuracy) == (0, 1, None, None)

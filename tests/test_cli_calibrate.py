@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import anyio
 import pytest
 from typer.testing import Result
 
 from calibrate_command import Hold, configured, flattering, one_line, record, reflact
 from calibration_memory import ListMemory
 from flattered_world import flattered, flattered_traces
-from reflact import Calibrator, MemoryStore, Trace
+from reflact import Calibrator
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.events import (
     CALIBRATION_EVENT_ADAPTER,
@@ -173,23 +172,6 @@ def test_the_page_is_written_beside_what_is_printed(course: Course) -> None:
     assert [path.name for path in page.parent.iterdir()] == ["first.html"]
 
 
-def test_traces_of_the_memory_are_taken_where_no_folder_is_named(folder: Path) -> None:
-    """What agents kept in the memory is calibrated on; a slice of it is held out."""
-
-    async def keep() -> None:
-        async with MemoryStore(folder / "memory.db") as store:
-            for path in sorted((folder / "held out").glob("*.jsonl")):
-                await Trace.load(path).save_to(store)
-
-    anyio.run(keep)
-    with flattering() as (url, _):
-        settings = ("--set", "traces=null", "--set", "heldout=null", "--json", "--anyway")
-        report = CalibrationReport.model_validate_json(reflact(configured(folder, url), *settings).stdout)
-    assert report.held_out_name == "1 fold of 4"
-    assert 0 < report.n_training_traces < 24
-    assert report.not_tested_reason is not None
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -247,18 +229,6 @@ def test_a_dry_run_says_that_nothing_can_be_tested(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_refused_replies_are_printed(folder: Path) -> None:
-    """What was refused was paid for: it counts, and is said."""
-    with flattering(first="no JSON") as (url, asked):
-        result = reflact(configured(folder, url))
-    shown = one_line(result.stdout)
-    questions = len(asked) // 2
-    assert f"{questions} questions took {len(asked)} calls" in shown
-    assert f"{questions} replies were invalid, 0 questions got no valid reply" in shown
-    assert f"paid by this start: {len(asked)} calls" in shown
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to hear")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_it_says_what_is_kept(folder: Path, number: signal.Signals, code: int) -> None:
@@ -307,17 +277,6 @@ async def test_what_has_changed_is_calibrated(change: str) -> None:
     )
     assert not report.is_earlier_result
     assert report.n_candidates > 0
-
-
-def test_it_is_told_once_that_it_is_tried_again(folder: Path) -> None:
-    """Eight calls at a time make one line, and it stands before the end."""
-    result = reflact(configured(folder), "--set", "models.critic.max_retries=1")
-    assert result.exit_code == 1
-    began, tries, kept, error = result.stderr.splitlines()
-    assert began.startswith("began ")
-    assert tries == "retry     http://127.0.0.1:9/v1 cannot be reached; trying again"
-    assert kept.endswith("no call was answered, so nothing was stored")
-    assert "models.critic.base_url" in error
 
 
 def test_a_line_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,6 @@ from reflact.calibration.splits import (
     assign_fold,
     deduplicate_traces,
     list_labeled_events,
-    list_tested_marks,
     split_by_caller,
     split_by_rule,
 )
@@ -203,14 +202,6 @@ def test_the_same_traces_test_until_their_error_probability_is_used_up() -> None
     fresh = dealt([*traces, *(trace(f"f{n}") for n in range(200))], limit=20, tests=tests).held_out
     assert len(fresh) == MIN_TRACES
     assert not ids(fresh) & ids(first)
-
-
-def test_measuring_again_leaves_traces_fresh() -> None:
-    """A test that can only take back does not count."""
-    traces = [trace(name) for name in NAMES]
-    again = a_test(traces, "given").model_copy(update={"kind": "demote"})
-    assert list_tested_marks([again]) == frozenset()
-    assert list_tested_marks([a_test(traces[:1], "given")]) == {traces[0].recording.fingerprint}
 
 
 SETTINGS = CalibratorSettings(max_asked=0, pairs_per_step=1)

@@ -83,14 +83,6 @@ def test_the_budget_holds_for_any_counter(room: int, count: object) -> None:
     assert len(show_examples(pairs, max_tokens=10**9, **limits).pairs) == 6
 
 
-def test_a_pair_that_does_not_fit_makes_room_for_the_next() -> None:
-    """A pair that is too long is left out whole, and a shorter one after it is shown."""
-    small, large = pair(Random(1)), pair(Random(2)).model_copy(update={"reason": "because " * 2000})
-    alone = show_examples([small], max_tokens=10**6, max_pairs=5, max_state_tokens=60)
-    room = estimate_tokens(alone.text)
-    assert show_examples([large, small], max_tokens=room, max_pairs=5, max_state_tokens=60) == alone
-
-
 @pytest.mark.slow
 def test_the_choice_is_the_same_in_every_process() -> None:
     """Under other hash seeds and orders of insertion the same bytes are asked."""

@@ -207,9 +207,11 @@ class Critic:
         if pairs is None:
             pairs = await self._load_pairs(scope)
         step = _StepToScore(TransitionView(transition), purpose, trial, progress_before)
+        new = (pair for pair in pairs if pair.id not in self._words_by_pair)
+        states = (state for pair in new for state in pair.transition.payloads)
         mistakes: list[JsonValue] = [pair.mistake for pair in pairs]
         step_hash, examples = await run_in_thread(
-            partial(self._choose_examples, step, pairs), purpose, *transition.payloads, mistakes
+            partial(self._choose_examples, step, pairs), purpose, *transition.payloads, mistakes, *states
         )
         pair_ids = [pair.id for pair in examples.pairs]
         key = digest_json([step_hash, trial, progress_before, *pair_ids])
@@ -228,7 +230,7 @@ class Critic:
         settings = self._settings
         step_hash = digest_text(f"[{canonical_json(step.purpose)},{step.view.canonical_json}]")
         if len(self._words_by_pair) > MAX_KEPT_PAIRS:
-            self._words_by_pair.clear()
+            self._words_by_pair = {}
         order = rank_pairs(pairs, step.view, purpose=step.purpose, words_by_pair=self._words_by_pair)
         examples = show_examples(
             order,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from anyio.lowlevel import checkpoint
@@ -24,7 +25,7 @@ from reflact.calibration.pairs import (
 from reflact.calibration.report import count_drops
 from reflact.calibration.trace import Trace
 from reflact.calibration.usage import UsageLedger
-from reflact.concurrency import fan_out
+from reflact.concurrency import fan_out, run_in_thread
 from reflact.data import shuffle
 from reflact.memory.cards import AnchorExclusions
 from reflact.memory.models import ContrastPair, Evaluation, Origin, ScoreEvent, Submission
@@ -121,7 +122,8 @@ class PairGenerator:
         constructed: dict[str, list[ContrastPair]] = {}
         asked: list[tuple[str, AskedMistake]] = []
         for trace in sorted(traces, key=lambda trace: trace.id):
-            ready, missing = self._list_candidates(trace, plan, anchored, known)
+            work = partial(self._list_candidates, trace, plan, anchored, known)
+            ready, missing = await run_in_thread(work, *trace.payloads)
             constructed[trace.id] = ready
             asked += [(trace.id, one) for one in missing]
         chosen = choose_batch(

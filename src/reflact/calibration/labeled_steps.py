@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from reflact.calibration.critic import Critic
@@ -11,7 +12,7 @@ from reflact.calibration.metrics import ScoredStep
 from reflact.calibration.pairs import DistanceBand, StepToContrast
 from reflact.calibration.splits import deduplicate_traces, list_labeled_events
 from reflact.calibration.trace import Trace
-from reflact.concurrency import fan_out
+from reflact.concurrency import fan_out, run_in_thread
 from reflact.errors import CallError, RunFailed
 from reflact.memory.cards import TraceIdentity
 from reflact.memory.models import ContrastPair, Evaluation, Label, ScoreEvent, Transition
@@ -120,10 +121,12 @@ class StepScorer:
         Raises:
             RunFailed: None of the first scores is valid.
         """
-        leaks = LeakFilter(pairs or (), purposes={step.purpose for step in steps})
+        states = [state for step in steps for state in step.transition.payloads]
+        choices = await run_in_thread(partial(_exclude_leaking, pairs, steps), *states)
 
-        async def score_step(step: LabeledStep) -> ScoredStep | None:
-            examples = None if pairs is None else leaks.exclude_leaking(pairs, step)
+        async def score_step(index: int) -> ScoredStep | None:
+            step = steps[index]
+            examples = choices[index]
             try:
                 score = await self.critic.score(step.transition, purpose=step.purpose, pairs=examples)
             except CallError as error:
@@ -132,7 +135,7 @@ class StepScorer:
             self._has_scored = True
             return step.build_scored_step(score.evaluation)
 
-        return await fan_out(score_step, steps, limit=self._max_concurrent)
+        return await fan_out(score_step, range(len(steps)), limit=self._max_concurrent)
 
     def _count_failure(self, error: CallError) -> None:
         self._n_failures += 1
@@ -143,6 +146,16 @@ class StepScorer:
             f"call is made; the last error: {error}. Check `model`, `base_url`, `mode` and `max_tokens` of "
             "models.critic; paid replies are stored"
         ) from error
+
+
+def _exclude_leaking(
+    pairs: Sequence[ContrastPair] | None, steps: Sequence[LabeledStep]
+) -> list[Sequence[ContrastPair] | None]:
+    """Return for each step the pairs that may be shown beside it; None if the critic chooses."""
+    if pairs is None:
+        return [None] * len(steps)
+    leaks = LeakFilter(pairs, purposes={step.purpose for step in steps})
+    return [leaks.exclude_leaking(pairs, step) for step in steps]
 
 
 class LeakFilter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from reflact.calibration.config import CalibratorSettings
@@ -13,6 +14,7 @@ from reflact.calibration.promotion import MemorySnapshot, take_snapshot
 from reflact.calibration.significance import NotTested, find_missing_traces
 from reflact.calibration.splits import MIN_PURPOSES, HoldoutRule, list_labeled_events, list_tested_marks
 from reflact.calibration.trace import Trace
+from reflact.concurrency import run_in_thread
 from reflact.memory.cards import TraceIdentity, compute_fingerprint, count_tests
 
 if TYPE_CHECKING:
@@ -78,12 +80,16 @@ class TraceLearner:
             self._reported_missing = True
             return
         self._reported_missing = False
-        stored = [await self._store.trace(trace_id) for trace_id in trace_ids]
-        traces = [Trace.from_stored(one) for one in stored if one is not None]
+        traces = []
+        for trace_id in trace_ids:
+            stored = await self._store.trace(trace_id)
+            if stored is not None:
+                traces.append(Trace.from_stored(stored))
+        states = (part for trace in traces for part in trace.payloads)
+        steps = await run_in_thread(partial(list_labeled_steps, traces), *states)
         waiting = snapshot.list_testable_pairs(traces)
         batch = choose_batch(waiting, max_pairs=self._settings.max_pairs)
         if batch:
-            steps = list_labeled_steps(traces)
             name = self._rule.held_out_name
             await self._loop.test_batch(batch, steps, promoted=snapshot.promoted, name=name)
             snapshot = await take_snapshot(self._store)
