@@ -46,9 +46,9 @@ from reflact.testing.llm import ScriptedAnswer
 CALL_SECONDS, TRANSITIONS, ASKED, REPEATS = 0.05, 40, 13, 9
 MOST_SECONDS, MOST_LAG = 0.35, 0.020
 MOST_WORST = {2_000: 0.020, 10_000: 0.020, 50_000: 0.020}
-"""How late the loop may be at worst beside states of so many characters; of larger ones it is told."""
+"""How late the loop may be at worst beside states of so many characters."""
 
-SIZES = ((2_000, 25, 7), (10_000, 25, 7), (50_000, 25, 5), (1_000_000, 2, 3))
+SIZES = ((2_000, 25, 7), (10_000, 25, 7), (50_000, 25, 5))
 """Characters of a state, steps that are submitted, how often."""
 
 

@@ -276,7 +276,7 @@ async def test_what_has_changed_is_calibrated(change: str) -> None:
         learn, heldout=held_out
     )
     assert not report.is_earlier_result
-    assert report.n_candidates > 0
+    assert report.n_rounds > 0
 
 
 def test_a_line_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from reflact.calibration import events
+from reflact.calibration.events import CalibrationEvent, CriticMeasured, PairsGenerated, ScoreSummary
+from reflact.calibration.metrics import CriticMetrics
+from reflact.calibration.report import (
+    METRIC_DESCRIPTIONS,
+    CalibrationCostEstimate,
+    CalibrationReport,
+    describe_gain,
+    describe_outcome,
+    describe_tests_left,
+    format_interval,
+    format_number,
+    get_effect,
+)
+from reflact.calibration.usage import subtract_usage
 from reflact.cli.common import ShowMode
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from reflact.calibration.events import CalibrationEvent, CriticMeasured, PairsGenerated, ScoreSummary
-    from reflact.calibration.metrics import CriticMetrics
-    from reflact.calibration.report import CalibrationCostEstimate, CalibrationReport
-    from reflact.llm.rate_limit import LimitChange
-    from reflact.memory.models import PromotionEvidence
-    from reflact.records import IntervalEstimate, Spend, Usage
+from reflact.events import RateLimited
+from reflact.llm.rate_limit import LimitChange
+from reflact.memory.models import PromotionEvidence
+from reflact.records import IntervalEstimate, Spend, Usage
+from reflact.reporting.lines import EventLines, escape_controls, name_count
+from reflact.reporting.summary import format_spend
 
 MAX_PAIR_LINES = 20
 """The approximate number of lines on the pairs of one round."""
@@ -27,9 +38,6 @@ MAX_PAIR_LINES = 20
 
 def print_calibration(console: Console, report: CalibrationReport) -> None:
     """Print what was made, what was tested, and the critic before and after."""
-    from reflact.calibration.report import describe_gain, describe_tests_left
-    from reflact.reporting.lines import name_count
-
     if report.is_earlier_result:
         console.print(
             "Nothing has changed since this calibration, so no call was made and no test was opened. "
@@ -60,8 +68,6 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
 
 
 def _describe_pairs(report: CalibrationReport) -> Iterator[str]:
-    from reflact.reporting.lines import name_count
-
     traces, candidates = report.n_training_traces, report.n_candidates
     yield (
         f"{name_count(traces, 'trace')}, {name_count(candidates, 'candidate')}, rounds: {report.n_rounds}; "
@@ -78,8 +84,6 @@ def _describe_pairs(report: CalibrationReport) -> Iterator[str]:
 
 
 def _describe_consumption(report: CalibrationReport) -> str:
-    from reflact.reporting.lines import name_count
-
     entries = report.usage_by_purpose
     n_questions = sum(one.n_questions for one in entries)
     n_invalid = sum(one.n_invalid for one in entries)
@@ -92,17 +96,12 @@ def _describe_consumption(report: CalibrationReport) -> str:
 
 
 def _describe_usage(usage: Usage) -> str:
-    from reflact.reporting.lines import name_count
-
     calls = name_count(usage.calls, "call")
     return f"{calls}, {usage.input_tokens:,} tokens in, {usage.output_tokens:,} out{_format_price(usage)}"
 
 
 def describe_test(test: PromotionEvidence) -> str:
     """Return how a test of a batch came out, in a sentence without its full stop."""
-    from reflact.calibration.report import describe_gain, describe_outcome, get_effect
-    from reflact.reporting.lines import name_count
-
     return (
         f"Batch {test.n_earlier_tests + 1} on these traces, {name_count(len(test.pair_ids), 'pair')}: the error "
         f"{describe_gain(get_effect(test))} over {name_count(test.n_traces, 'trace')}, p = {test.p_value:.2g} of {test.alpha:.2g}: "
@@ -111,11 +110,6 @@ def describe_test(test: PromotionEvidence) -> str:
 
 
 def _build_measures_table(name: str, before: CriticMetrics, after: CriticMetrics) -> Table:
-    from rich.table import Table
-
-    from reflact.calibration.report import METRIC_DESCRIPTIONS, format_interval, format_number
-    from reflact.reporting.lines import name_count
-
     def show(estimate: IntervalEstimate | None) -> str:
         return "" if estimate is None else f"{format_number(estimate.value)} {format_interval(estimate)}"
 
@@ -139,10 +133,6 @@ def _build_measures_table(name: str, before: CriticMetrics, after: CriticMetrics
 
 def print_calibration_spend(console: Console, before: Sequence[Spend], after: Sequence[Spend]) -> None:
     """Print what all starts have paid, and what this one has."""
-    from reflact.calibration.usage import subtract_usage
-    from reflact.records import Usage
-    from reflact.reporting.summary import format_spend
-
     name = "paid by all starts" if before else "paid by this start"
     lines = list(format_spend([one.model_copy(update={"role": name}) for one in after]))
     if before:
@@ -154,8 +144,6 @@ def print_calibration_spend(console: Console, before: Sequence[Spend], after: Se
 
 def print_estimate(console: Console, estimate: CalibrationCostEstimate, *, paid: int) -> None:
     """Print how many calls a calibration takes, and what can come of it."""
-    from reflact.calibration.report import describe_tests_left
-
     lines = []
     if estimate.is_finished:
         lines.append(
@@ -190,8 +178,6 @@ class CalibrationDisplay:
     """Shows the events of a calibration as lines on standard error, and counts them for when it is stopped."""
 
     def __init__(self, show: ShowMode) -> None:
-        from reflact.reporting.lines import EventLines
-
         self._show = show
         self._event_lines = EventLines()
         self._round = 0
@@ -215,20 +201,14 @@ class CalibrationDisplay:
 
     def show_pause(self, change: LimitChange) -> None:
         """Show that an endpoint pauses or cannot be reached; once for each."""
-        from reflact.events import RateLimited
-
         self._print_line(self._event_lines.format_event(RateLimited(run_id="", **change._asdict())))
 
     def _print_line(self, line: str | None) -> None:
-        from reflact.reporting.lines import escape_controls
-
         if line is not None and self._show in {ShowMode.lines, ShowMode.live}:
             typer.echo(escape_controls(line), err=True)
 
     def _format_event(self, event: CalibrationEvent) -> str | None:
         """Count an event and return its line; None if it has none."""
-        from reflact.calibration import events
-
         line = None
         match event:
             case events.CalibrationStarted():
@@ -307,8 +287,6 @@ def _format_figures(figures: ScoreSummary) -> str:
 
 
 def _format_calls(usage: Usage) -> str:
-    from reflact.reporting.lines import name_count
-
     return f" ({name_count(usage.calls, 'call')}{_format_price(usage)} so far)"
 
 

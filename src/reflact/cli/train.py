@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from reflact.cli.calibrate import calibrate_and_show, load_calibrate_config
 from reflact.cli.common import (
     ConfigArgument,
     JsonOption,
@@ -421,6 +420,8 @@ def demo(
     from reflact.prompts import find_data_folder
 
     if calibrate:
+        from reflact.cli.calibrate_run import calibrate_and_show, load_calibrate_config
+
         memory = out / "memory.db"
         if memory.exists():
             raise ConfigError(
