@@ -16,7 +16,14 @@ import pytest
 from calibrate_command import configured, flattering, record, reflact
 from calibration_memory import ListMemory
 from doubles import PROMPT, RUN, Endpoint, completion, connected, opened
-from flattered_world import PURPOSE, answer, flattered_traces, name_traces, record_flattered
+from flattered_world import (
+    PURPOSE,
+    answer,
+    flattered_traces,
+    name_traces,
+    record_flattered,
+    unscored,
+)
 from reflact import Calibrator, Critic
 from reflact.calibration.asked import JudgeReply
 from reflact.calibration.config import CalibratorSettings
@@ -152,10 +159,7 @@ async def test_without_a_valid_score_it_ends_with_the_last_reason() -> None:
     events: list[CalibrationEvent] = []
     async with Calibrator(llm, ListMemory(), settings=SETTINGS, on_event=events.append) as calibrator:
         for n, name in enumerate(name_traces("learn", 2 * MAX_FIRST_FAILURES)):
-            bare = record_flattered(name, n).add_evaluations({})
-            trace = type(bare)(bare.purpose, id=name)
-            trace.record(bare.events[0].transition, label=bare.events[0].label)
-            calibrator.submit(trace)
+            calibrator.submit(unscored(record_flattered(name, n)))
         await calibrator.wait_until_idle()
     (reason,) = [event.reason for event in events if isinstance(event, CalibratorStopped)]
     assert re.search(words, reason)

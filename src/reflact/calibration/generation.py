@@ -137,10 +137,10 @@ class PairGenerator:
 
         async def make_pairs_of(trace: Trace) -> GeneratedPairs:
             still_wrong = [pair for pair in observed if pair.provenance.trace_id == trace.id]
-            ready = [pair for pair in (*still_wrong, *constructed[trace.id]) if pair.id in kept_ids]
+            ready = {pair.id: pair for pair in (*still_wrong, *constructed[trace.id]) if pair.id in kept_ids}
             missing = [one for trace_id, one in drawn if trace_id == trace.id]
             generated = await self._store_candidates(
-                [*ready, *missing], plan, known_pair_ids=known_pair_ids, on_pair=on_pair
+                [*ready.values(), *missing], plan, known_pair_ids=known_pair_ids, on_pair=on_pair
             )
             self._emit_pairs_generated(trace, generated)
             return generated

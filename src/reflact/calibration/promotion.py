@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from reflact.calibration.critic import CRITIC_SCOPE
 from reflact.calibration.labeled_steps import LabeledStep, StepScorer, pair_scores
-from reflact.calibration.metrics import CriticMetrics, ScoredStep, bootstrap_mean, compute_metrics
+from reflact.calibration.metrics import ScoredStep, bootstrap_mean, compute_metrics
 from reflact.calibration.report import MetricsChange
 from reflact.calibration.significance import (
     MIN_COVERAGE,
@@ -194,11 +194,6 @@ def _has_changed_since(pair: StoredPair, last_tested: Mapping[str, datetime]) ->
     """Whether a pair was never tested, or was edited, released or taken back since its last test."""
     last = last_tested.get(pair.pair.id)
     return last is None or pair.changed_at > last
-
-
-async def measure_in_thread(scored: Sequence[ScoredStep | None]) -> CriticMetrics | None:
-    """Measure scores off the event loop."""
-    return await to_thread.run_sync(compute_metrics, [one for one in scored if one is not None])
 
 
 async def compare_metrics(

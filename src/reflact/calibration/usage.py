@@ -12,6 +12,9 @@ from reflact.protocols import LLM, R
 from reflact.records import Usage
 from reflact.types import FrozenModel
 
+COUNTS = ("n_questions", "n_unanswered", "n_invalid")
+"""The counts of an entry, beside its usage."""
+
 
 class PurposeUsage(FrozenModel):
     """The questions of one role for one purpose: ``score``, ``mistake`` or ``compare``.
@@ -32,27 +35,10 @@ class PurposeUsage(FrozenModel):
     n_invalid: int = 0
     usage: Usage = Usage()
 
-    def add(self, other: PurposeUsage) -> PurposeUsage:
-        """Return both together."""
-        return self.model_copy(
-            update={
-                "n_questions": self.n_questions + other.n_questions,
-                "n_unanswered": self.n_unanswered + other.n_unanswered,
-                "n_invalid": self.n_invalid + other.n_invalid,
-                "usage": self.usage + other.usage,
-            }
-        )
-
-    def subtract(self, earlier: PurposeUsage) -> PurposeUsage:
-        """Return what was added after an earlier state."""
-        return self.model_copy(
-            update={
-                "n_questions": self.n_questions - earlier.n_questions,
-                "n_unanswered": self.n_unanswered - earlier.n_unanswered,
-                "n_invalid": self.n_invalid - earlier.n_invalid,
-                "usage": subtract_usage(self.usage, earlier.usage),
-            }
-        )
+    def combine(self, other: PurposeUsage, usage: Usage, *, sign: int) -> PurposeUsage:
+        """Return an entry whose counts are the sum (sign 1) or the difference (-1), with a usage."""
+        counts = {name: getattr(self, name) + sign * getattr(other, name) for name in COUNTS}
+        return self.model_copy(update={**counts, "usage": usage})
 
 
 class UsageLedger:
@@ -75,7 +61,8 @@ class UsageLedger:
         """Add the usage of a question."""
         key = (entry.role, entry.purpose)
         if key in self._entries:
-            entry = self._entries[key].add(entry)
+            earlier = self._entries[key]
+            entry = earlier.combine(entry, earlier.usage + entry.usage, sign=1)
         self._entries[key] = entry
 
     def entries_since(self, earlier: Iterable[PurposeUsage]) -> tuple[PurposeUsage, ...]:
@@ -85,7 +72,8 @@ class UsageLedger:
         for key in sorted(self._entries):
             entry = self._entries[key]
             if key in earlier_by_key:
-                entry = entry.subtract(earlier_by_key[key])
+                before = earlier_by_key[key]
+                entry = entry.combine(before, subtract_usage(entry.usage, before.usage), sign=-1)
             if entry.n_questions:
                 added.append(entry)
         return tuple(added)
