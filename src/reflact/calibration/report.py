@@ -77,7 +77,7 @@ class CalibrationReport(ShortReprModel):
         prompt: Its prompt's name and version, such as ``critic@1``.
         n_rounds: Rounds of contrast pairs.
         n_training_traces: Traces that pairs were made from.
-        held_out_name: The name of the held-out traces: a slice, or given by the caller.
+        held_out_name: The name of the held-out traces: a fold, or given by the caller.
         n_candidates: Kept pairs and dropped candidates together.
         pairs: Kept pairs by kind of mistake, sorted.
         dropped: Dropped candidates by reason, sorted.
