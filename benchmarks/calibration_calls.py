@@ -3,7 +3,7 @@
 The critic is a script: claims of success flatter it, it makes no error, or it inflates evenly. Printed for each:
 calls by stage, all calls, rounds, promoted pairs, and the error on held-out steps before and after.
 
-    python benchmarks/calibration_calls.py [--judges N]
+    python benchmarks/calibration_calls.py [--asked N]
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from calibration_memory import ListMemory
 from critic_flaws import FLAWS, count_calls, describe, make_flaw
-from reflact.calibration.config import CalibratorSettings, PairSettings
+from reflact.calibration.config import CalibratorSettings
 
 STAGES = (
     "score before",
-    "samples",
-    "other_purpose",
     "mistake",
     "compare",
     "replay test",
@@ -42,9 +40,10 @@ async def measure(settings: CalibratorSettings) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--judges", type=int, default=PairSettings().n_judges, help="comparisons of a pair")
+    default = CalibratorSettings().max_asked
+    parser.add_argument("--asked", type=int, default=default, help="mistakes that a model writes in a round")
     options = parser.parse_args()
-    settings = CalibratorSettings(contrast=PairSettings(n_judges=options.judges))
+    settings = CalibratorSettings(max_asked=options.asked)
     anyio.run(measure, settings)
 
 

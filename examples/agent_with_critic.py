@@ -112,10 +112,10 @@ def show(trace: Trace) -> None:
 async def main() -> None:
     """Work on ninety desks and one more; print the critic's score of the first and of the last one."""
     # One run in three is held out for tests.
-    settings, llm = CalibratorSettings(holdout_folds=3), ScriptedLLM(believe_claims)
+    settings, llm = CalibratorSettings(max_asked=0, holdout_folds=3), ScriptedLLM(believe_claims)
     async with (
         MemoryStore("memory.db") as store,
-        Calibrator(llm, store, n_judges=0, settings=settings) as calibrator,
+        Calibrator(llm, store, settings=settings) as calibrator,
     ):
         show(first := await run(0, calibrator.critic))
         calibrator.submit(first)

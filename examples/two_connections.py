@@ -39,8 +39,6 @@ class CredulousModel(BaseHTTPRequestHandler):
             "phi_after": 9 if believes else phis[1] if len(phis) > 1 else 0,
             "confidence": 0.8,
         }
-        if request["response_format"]["json_schema"]["name"] == "PurposeReply":
-            reply = {"purpose": "Sort the letters by colour."}
         message = {"role": "assistant", "content": json.dumps(reply)}
         usage = {"prompt_tokens": 500, "completion_tokens": 40, "total_tokens": 540}
         about = {"id": "x", "object": "chat.completion", "created": 0, "model": request["model"]}
@@ -117,8 +115,7 @@ async def main(url: str) -> None:
         Calibrator(
             for_calibrator,
             memory,
-            n_judges=0,
-            settings=CalibratorSettings(concurrency=2, holdout_folds=3),
+            settings=CalibratorSettings(max_asked=0, concurrency=2, holdout_folds=3),
             on_event=print_event,
         ) as calibrator,
     ):

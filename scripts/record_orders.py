@@ -8,7 +8,7 @@ Needs reflact and, from ``score`` on, a server as ``scripts/local_server.py`` st
 
     python scripts/record_orders.py traces      # writes all traces and the anchors; no call
     python scripts/record_orders.py score       # scores the traces to learn from, about 32 calls, and prints its errors
-    python scripts/record_orders.py calibrate   # opens held-out traces and anchors, about 130 calls; writes the report
+    python scripts/record_orders.py calibrate   # tests the pairs on held-out traces, about 110 calls; writes the report
 
 Choose rendering and settings by ``score`` alone, and commit that choice before ``calibrate``. What the cassette holds is
 not asked again, so each command can be stopped and repeated.
@@ -39,13 +39,15 @@ from reflact.llm.budget import Account
 from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.llm.connection_pool import PooledTransport
-from reflact.memory.models import Action, Direction, Evaluation, Label, Transition
+from reflact.memory.models import Action, ContrastPair, Direction, Evaluation, Label, Transition
 from reflact.prompts import load_prompts
 from reflact.protocols import LLM
 from reflact.testing import InMemoryRunStore
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "orders"
 REPORT = FOLDER / "report.json"
+PAIRS = FOLDER / "pairs.jsonl"
+"""The pairs that were made of the traces to learn from when the replies were recorded."""
 PARTS = {"learn": (16, 2), "held_out": (42, 1), "anchors": (12, 1)}
 """The traces of each part, and the steps of a trace."""
 
@@ -238,20 +240,21 @@ async def score(settings: CalibrateConfig) -> None:
 async def calibrate(
     settings: CalibrateConfig, mode: Literal["record", "replay"] = "record"
 ) -> CalibrationReport:
-    """Ask all that a round of calibration asks, and return its report."""
-    assert settings.traces is not None
+    """Test the recorded pairs, ask all that this takes, and return the report."""
     assert settings.heldout is not None
-    learn, held_out = Trace.load_all(settings.traces), Trace.load_all(settings.heldout)
+    held_out = Trace.load_all(settings.heldout)
     prompts = load_prompts(settings.prompts)
     async with connect(settings, mode) as llm:
         with TemporaryDirectory() as folder:
             async with MemoryStore(Path(folder) / "memory.db") as memory:
                 await memory.add_anchors(build_anchors(make_traces("anchors")))
+                for line in PAIRS.read_text(encoding="utf-8").splitlines():
+                    await memory.submit(ContrastPair.model_validate_json(line))
                 critic = Critic(llm, memory=memory, settings=settings.critic, prompts=prompts)
                 calibrator = Calibrator(
                     llm, memory, critic=critic, settings=settings.calibrator, prompts=prompts
                 )
-                return await calibrator.calibrate(learn, heldout=held_out)
+                return await calibrator.calibrate((), heldout=held_out)
 
 
 def main() -> None:

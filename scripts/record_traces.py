@@ -36,11 +36,10 @@ from pydantic import Field, create_model
 
 from reflact import Calibrator, Critic, MemoryStore, Trace
 from reflact.calibration.config import CalibrateConfig, resolve_paths
-from reflact.calibration.perturbations import (
-    DistanceBand,
+from reflact.calibration.pairs import (
     StepToContrast,
-    build_pairs,
     find_reference,
+    pairs_of,
 )
 from reflact.concurrency import fan_out
 from reflact.config.loading import load_section
@@ -304,8 +303,8 @@ def gold_pairs(trace: Trace) -> list[ContrastPair]:
     for event in trace.events:
         right = find_reference(event)
         assert right is not None
-        step = StepToContrast(event, right, trace.purpose, trace.id, DistanceBand(1, 10))
-        perturbed = [one for one in build_pairs(step) if one.construction != "observed"]
+        step = StepToContrast(event, right, trace.purpose, trace.id)
+        perturbed = [one for one in pairs_of(step) if one.construction != "observed"]
         pairs.append(written(step))
         if perturbed:
             pairs.append(perturbed[event.step % len(perturbed)])

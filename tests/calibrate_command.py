@@ -12,14 +12,13 @@ from pathlib import Path
 from typer.testing import CliRunner, Result
 
 from flattered_world import answer, record_flattered
+from reflact.calibration.asked import JudgeReply, MistakenReply
 from reflact.calibration.critic import CriticReply
-from reflact.calibration.judges import JudgeReply
-from reflact.calibration.mistakes import MistakenReply, PurposeReply
 from reflact.cli.app import app
 from reflact.messages import Message, RenderedPrompt
 from served import HANGS, asked_of, serving
 
-REPLIES = {kind.__name__: kind for kind in (CriticReply, JudgeReply, MistakenReply, PurposeReply)}
+REPLIES = {kind.__name__: kind for kind in (CriticReply, JudgeReply, MistakenReply)}
 CONFIG = """
 memory: {folder}/memory.db
 traces: learn
@@ -28,8 +27,9 @@ models:
   critic: {{model: small, base_url: "{url}", api_key_env: null, max_retries: 0, mode: json_schema,
            call_id_header: x-sample}}
 calibrator:
-  contrast: {{n_judges: 0, candidates_per_event: 1}}
-  curriculum: {{max_rounds: 1}}
+  max_asked: 0
+  pairs_per_step: 1
+  max_rounds: 1
 """
 
 

@@ -50,7 +50,6 @@ def measures(
                 confidence=0.15 * (1 + (trace + step) % 6),
             ),
             mistakes=mistakes,
-            difficulty=(0.0, 0.1, 0.5)[step],
         )
         for trace in range(traces)
         for step in range(3)
@@ -94,8 +93,8 @@ def everything() -> CalibrationReport:
         held_out_name="slice 2",
         n_candidates=41,
         pairs=(
-            PairCount(mistake="credit_for_intention", n_pairs=20, difficulty=0.25),
-            PairCount(mistake="inflated_score", n_pairs=12, difficulty=None),
+            PairCount(mistake="credit_for_intention", n_pairs=20),
+            PairCount(mistake="inflated_score", n_pairs=12),
         ),
         dropped=(
             DropCount(reason="bad_reply", n_candidates=6),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from random import Random
@@ -16,10 +16,7 @@ from typing import Any
 import anyio
 from pydantic import JsonValue
 
-from reflact.calibration.contrast import GenerationTask, PairModels, generate_contrast_pairs
-from reflact.calibration.critic import CRITIC_SCOPE, Critic, Scorer
-from reflact.calibration.curriculum import MistakeShare, RoundPlan
-from reflact.calibration.mistakes import GenerationResult
+from reflact.calibration.critic import CRITIC_SCOPE, Critic
 from reflact.config.critic import CriticSettings
 from reflact.data import make_rng
 from reflact.memory.cards import is_visible_to
@@ -73,17 +70,8 @@ def event(
     )
 
 
-def round_of(*kinds: str, number: int = 1, nearest: float = 1, farthest: float = 10) -> RoundPlan:
-    """Return a round that asks for these kinds equally; for all known ones if none is named."""
-    names = kinds or MISTAKE_KINDS
-    shares = tuple(MistakeShare(mistake=name, share=1 / len(names)) for name in names)
-    return RoundPlan(number=number, shares=shares, nearest=nearest, farthest=farthest)
-
-
 def mistaken(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
-    """Write a valid mistaken evaluation, or another purpose, as the prompt asks for it."""
-    if call_id.purpose == "other_purpose":
-        return {"purpose": "Draw the three figures of the report."}
+    """Write a valid mistaken evaluation as the prompt asks for it."""
     asked = prompt.messages[1].content.rsplit("Write the mistaken evaluation", 1)[1]
     found = re.search(r"\((\w+)\), with a number from ([\d.]+) to ([\d.]+)\.", asked)
     low, high = float(found[2]), float(found[3])
@@ -93,29 +81,6 @@ def mistaken(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: Call
         "phi_after": low + (high - low) / 2,
         "why": "The state shows something else.",
     }
-
-
-Script = Callable[[RenderedPrompt, type[ReplyModel], CallId], Any]
-
-
-async def generate(
-    *events: ScoreEvent,
-    plan: RoundPlan | None = None,
-    write: Script | ScriptedLLM = mistaken,
-    judge: Script | None = None,
-    critic: Scorer | None = None,
-    known_pair_ids: Container[str] = (),
-    other_purposes: Sequence[str] = (),
-    **more: Any,
-) -> GenerationResult:
-    """Generate the pairs of a trace."""
-    writer = write if isinstance(write, ScriptedLLM) else ScriptedLLM(write)
-    return await generate_contrast_pairs(
-        events,
-        GenerationTask(PURPOSE, "t", plan or round_of(), known_pair_ids, other_purposes),
-        PairModels(writer, None if judge is None else ScriptedLLM(judge), critic),
-        **more,
-    )
 
 
 class KnowingJudge:
@@ -139,33 +104,10 @@ class KnowingJudge:
         accuracy = (
             min(1.0, 0.75 + 0.06 * abs(phis[0] - phis[1])) if self._accuracy is None else self._accuracy
         )
-        right = "second" if "It looks like more" in sides[0] or "was scored" in sides[0] else "first"
+        right = "second" if "It looks like more" in sides[0] else "first"
         hit = make_rng(0, call_id.label).random() < accuracy
         other = {"first": "second", "second": "first"}[right]
         return {"reasoning": "By the states.", "better": self._always or (right if hit else other)}
-
-
-class PlainCritic:
-    """A critic whose samples are given by trial, the same for all transitions and purposes."""
-
-    def __init__(self, *phis: tuple[float, float], guarded: Sequence[int] = ()) -> None:
-        self._phis = phis
-        self._guarded = guarded
-        self.trials: list[int] = []
-
-    async def score(
-        self,
-        transition: Transition,
-        *,
-        purpose: str,
-        pairs: Sequence[ContrastPair] | None = None,
-        trial: int = 0,
-    ) -> StateScore:
-        """Return the sample of a trial, counted from 1."""
-        self.trials.append(trial)
-        raw = evaluation(*self._phis[(trial - 1) % len(self._phis)], f"Sample {trial}.")
-        left = {"progress_after": raw.progress_before} if trial in self._guarded else {}
-        return StateScore(evaluation=raw.model_copy(update=left), raw=raw)
 
 
 WORDS = (

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from reflact.calibration.asked import JudgeReply, MistakenReply
 from reflact.calibration.critic import Critic, CriticReply
-from reflact.calibration.judges import JudgeReply
-from reflact.calibration.mistakes import MistakenReply, PurposeReply
 from reflact.calibration.splits import HoldoutRule
 from reflact.calibration.trace import Trace
 from reflact.memory.models import Action, Evaluation, Label, Transition
@@ -93,16 +92,14 @@ def answer(
         return criticised(prompt.messages[-1].content, contrary=contrary, excess=excess)
     if issubclass(reply_type, JudgeReply):
         return judged(prompt.messages[-1].content)
-    if issubclass(reply_type, MistakenReply):
-        low, high = map(float, re.findall(r"from ([0-9.]+) to ([0-9.]+)\.", prompt.messages[-1].content)[-1])
-        return {
-            "mistake": sample_kind(prompt),
-            "reasoning": "The message sounds certain.",
-            "phi_after": round((low + high) / 2, 2),
-            "why": "A message is not an effect.",
-        }
-    assert issubclass(reply_type, PurposeReply)
-    return {"purpose": "Delete all invoices of the quarter"}
+    assert issubclass(reply_type, MistakenReply)
+    low, high = map(float, re.findall(r"from ([0-9.]+) to ([0-9.]+)\.", prompt.messages[-1].content)[-1])
+    return {
+        "mistake": sample_kind(prompt),
+        "reasoning": "The message sounds certain.",
+        "phi_after": round((low + high) / 2, 2),
+        "why": "A message is not an effect.",
+    }
 
 
 def sample_kind(prompt: RenderedPrompt) -> str:

@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 from pydantic import JsonValue
 
-from reflact.calibration.contrast import ContrastSettings, GenerationTask, PairModels, generate_contrast_pairs
+from reflact.calibration.asked import KNOWN_MISTAKES, ask_for_pair, compute_reach, prefers_right
 from reflact.calibration.critic import Critic
-from reflact.calibration.curriculum import MistakeShare, RoundPlan
+from reflact.calibration.pairs import StepToContrast, find_reference, pairs_of
+from reflact.calibration.transition_view import TransitionView, show_transition
 from reflact.config.models import ModelConfig
 from reflact.config.training import AggregateConfig, PromptsConfig, UpdateConfig
 from reflact.errors import ReplyError
@@ -22,7 +23,7 @@ from reflact.llm.cassettes import open_cassette
 from reflact.llm.client import Client
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
 from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel
-from reflact.prompts import PromptBook, load_prompts
+from reflact.prompts import load_prompts
 from reflact.protocols import R
 from reflact.records import StepBufferEntry
 from reflact.search.rewrite import RewriteInput, write_documents
@@ -254,8 +255,7 @@ async def examples() -> dict[str, Example]:
     await ask_stages(default, _material(), PromptsConfig())
     await ask_stages(earlier, _material(), PromptsConfig(versions=EARLIER))
     await _judge(others)
-    for version in (1, 2):
-        await _contrast(others, load_prompts(PromptsConfig(versions={"contrast": version})))
+    await _contrast(others)
     larger = set(default.heard) - SMALL
     heard = {**default.heard, **others.heard}
     heard |= {name: earlier.heard[name] for name in (f"{n}/v{v}" for n, v in EARLIER.items())}
@@ -365,7 +365,7 @@ async def _judge(listener: Listener) -> None:
         await Critic(listener).score(SHIPPED, purpose=PURPOSE, pairs=[CLAIMED])
 
 
-async def _contrast(listener: Listener, prompts: PromptBook) -> None:
+async def _contrast(listener: Listener) -> None:
     said = Evaluation(
         progress_before=4,
         progress_after=7,
@@ -375,28 +375,25 @@ async def _contrast(listener: Listener, prompts: PromptBook) -> None:
     )
     gold = Label(progress_before=4, progress_after=7, source="program")
     event = ScoreEvent(step=0, transition=SHIPPED, evaluation=said, label=gold)
-    await ask_for_pairs(listener, [event], PURPOSE, ContrastSettings(n_judges=2), prompts)
+    await ask_for_pairs(listener, [event], PURPOSE)
 
 
 async def ask_for_pairs(
-    listener: Listener,
-    events: Sequence[ScoreEvent],
-    purpose: str,
-    settings: ContrastSettings,
-    prompts: PromptBook | None = None,
+    listener: Listener, events: Sequence[ScoreEvent], purpose: str, *, state_tokens: int = 2000
 ) -> None:
-    """Ask for two mistakes, which a look under another purpose precedes, compare a pair and judge a judge."""
-    shares = (
-        MistakeShare(mistake="inflated_score", share=0.75),
-        MistakeShare(mistake="ignored_evidence", share=0.25),
-    )
-    await generate_contrast_pairs(
-        events,
-        GenerationTask(purpose, "t", RoundPlan(number=1, shares=shares, nearest=1, farthest=10)),
-        PairModels(listener, listener, Critic(listener)),
-        settings=settings,
-        prompts=prompts,
-    )
+    """Ask for a mistake of each step, and compare the sides of a pair of it."""
+    prompts = load_prompts()
+    mistake = KNOWN_MISTAKES[1]
+    for event in events:
+        right = find_reference(event)
+        assert right is not None
+        step = StepToContrast(event, right, purpose, "t")
+        reach = compute_reach(mistake, right, band=step.band)
+        assert reach is not None
+        await ask_for_pair(step, mistake, reach, llm=listener, prompts=prompts, state_tokens=state_tokens)
+        pair = next(pair for pair in pairs_of(step) if pair.construction == "no_effect")
+        shown = show_transition(purpose, TransitionView(pair.transition), max_tokens=state_tokens)
+        await prefers_right(pair, shown, False, trial=0, llm=listener, prompts=prompts)
 
 
 async def _unread(batch: Minibatch) -> AnalystReport:

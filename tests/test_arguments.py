@@ -13,7 +13,6 @@ from pydantic import JsonValue
 
 from memory_pairs import make_pair
 from reflact import Calibrator, Critic, Trace
-from reflact.calibration import connect
 from reflact.errors import ConfigError, DataError
 from reflact.llm import ModelConfig
 from reflact.memory.models import Action, Evaluation, Label, Transition
@@ -77,13 +76,6 @@ async def test_a_model_has_to_be_connected(tmp_path: Path, who: str, model: Any)
             Critic(model) if who == "a critic" else Calibrator(model, memory)
 
 
-def test_a_connection_has_to_be_opened(tmp_path: Path) -> None:
-    """``connect`` without ``async with`` is a common slip of its own."""
-    unopened: Any = connect(ModelConfig(model="m"), store=tmp_path / "calls.db")
-    with pytest.raises(ConfigError, match="the model of a critic is not connected yet"):
-        Critic(unopened)
-
-
 def test_a_path_is_no_memory(tmp_path: Path) -> None:
     """The file has to be opened as a memory."""
     path: Any = tmp_path / "memory.db"
@@ -111,8 +103,6 @@ async def test_what_is_scored_and_learned_from_is_looked_at(tmp_path: Path) -> N
             calibrator.submit("run.jsonl")  # type: ignore[arg-type]
         with pytest.raises(DataError, match="the submitted trace is None"):
             await calibrator.submit_and_wait(wrong)
-        with pytest.raises(ConfigError, match="n_judges: one comparison shows one order only"):
-            Calibrator(llm, memory, n_judges=1)
     assert not llm.calls
 
 
@@ -135,12 +125,8 @@ def configured(folder: Path, **more: JsonValue) -> Path:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"n_judges": 3}, "unknown key n_judges; did you mean calibrator.contrast.n_judges?"),
-        ({"calibrator": {"n_judges": 3}}, "did you mean calibrator.contrast.n_judges?"),
-        (
-            {"calibrator": {"contrast": {"judge": 3}}},
-            "unknown key calibrator.contrast.judge; did you mean n_judges?",
-        ),
+        ({"max_asked": 3}, "unknown key max_asked; did you mean calibrator.max_asked?"),
+        ({"calibrator": {"asked": 3}}, "unknown key calibrator.asked; did you mean max_asked?"),
         ({"trace": "traces"}, "unknown key trace; did you mean traces?"),
         ({"budgets": {"max_calls": 3}}, "unknown key budgets; did you mean budget?"),
         ({"max_calls": 3}, "unknown key max_calls; did you mean budget.max_calls?"),
@@ -188,16 +174,3 @@ def test_files_that_are_not_whole_are_told(tmp_path: Path) -> None:
     assert re.fullmatch(said, foreseen.stderr)
     kept = reflact("memory", "import", tmp_path / "memory.db", path)
     assert re.match(said, kept.stdout)
-
-
-def test_a_long_purpose_is_cut_where_it_is_shown(tmp_path: Path) -> None:
-    """A conversation in a purpose's place does not fill the screen; as JSON it is whole."""
-    purpose = "user: sort the mail\nassistant: I will\n" * 500
-    Trace(purpose, id="talk", path=tmp_path / "t.jsonl").record(STEP, SAID)
-    memory = tmp_path / "memory.db"
-    reflact("memory", "import", memory, tmp_path / "t.jsonl")
-    shown = reflact("memory", "show", memory, "talk").stdout
-    assert "characters cut" in shown
-    assert max(map(len, shown.splitlines())) < 1500
-    whole = reflact("memory", "show", memory, "talk", "--json").stdout
-    assert json.loads(whole)["purpose"] == purpose

@@ -11,9 +11,8 @@ import pytest
 from calibration_memory import ListMemory
 from flattered_world import PURPOSE, answer, flattered_traces
 from reflact import Calibrator, Critic, Trace
-from reflact.calibration.config import CalibratorSettings, PairSettings
-from reflact.calibration.cost_estimate import CalibrationCostEstimate
-from reflact.calibration.curriculum import CurriculumSettings
+from reflact.calibration.config import CalibratorSettings
+from reflact.calibration.report import CalibrationCostEstimate
 from reflact.errors import ReplyError
 from reflact.memory.models import ContrastPair, Provenance
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
@@ -21,14 +20,9 @@ from reflact.testing import ScriptedLLM
 from reflact.testing.llm import Script, ScriptedAnswer, ScriptedCall
 
 
-def settings(
-    *, judges: int = 0, rounds: int = 1, patience: int = 1, per_event: int = 2
-) -> CalibratorSettings:
+def settings(*, asked: int = 8, rounds: int = 1) -> CalibratorSettings:
     """Return settings of a calibration."""
-    return CalibratorSettings(
-        contrast=PairSettings(n_judges=judges, candidates_per_event=per_event),
-        curriculum=CurriculumSettings(max_rounds=rounds, patience=patience),
-    )
+    return CalibratorSettings(pairs_per_step=4, max_asked=asked, max_rounds=rounds)
 
 
 def obliging(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
@@ -54,18 +48,11 @@ async def taken(
     return estimate, llm.calls
 
 
-@pytest.mark.parametrize(
-    ("judges", "gold", "rounds", "patience"),
-    [(0, True, 1, 1), (5, True, 3, 1), (0, False, 3, 3), (5, False, 3, 3), (5, False, 1, 1)],
-)
-async def test_a_calibration_stays_between_its_bounds(
-    judges: int, gold: bool, rounds: int, patience: int
-) -> None:
+@pytest.mark.parametrize(("asked", "rounds"), [(0, 1), (8, 3)])
+async def test_a_calibration_stays_between_its_bounds(asked: int, rounds: int) -> None:
     """What a store of calls pays for is at least the low count; all that is asked is at most the high one."""
-    how = settings(judges=judges, rounds=rounds, patience=patience)
-    estimate, calls = await taken(
-        how, flattered_traces("learn", 8, gold=gold), flattered_traces("held out", 20)
-    )
+    how = settings(asked=asked, rounds=rounds)
+    estimate, calls = await taken(how, flattered_traces("learn", 8), flattered_traces("held out", 20))
     assert estimate.min_calls <= different(calls).total()
     assert len(calls) <= estimate.max_calls
 
@@ -89,34 +76,32 @@ def first_always(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: 
 
 @pytest.mark.parametrize("script", [stubborn, unwritten, first_always])
 async def test_the_most_is_a_bound(script: Callable[..., ScriptedAnswer]) -> None:
-    """However often replies are refused, samples fail and judges err: calls do not exceed the bound."""
-    how = settings(judges=4, rounds=2, patience=2, per_event=4)
-    learn = [*flattered_traces("learn", 2), *flattered_traces("agreed", 3, gold=False)]
-    estimate, calls = await taken(how, learn, flattered_traces("held out", 20), script)
+    """However often replies are refused and judges err: calls do not exceed the bound."""
+    learn = flattered_traces("learn", 5)
+    estimate, calls = await taken(settings(rounds=2), learn, flattered_traces("held out", 20), script)
     assert estimate.min_calls <= len(calls) <= estimate.max_calls
 
 
 async def test_too_few_held_out_traces_are_said_beforehand() -> None:
-    """With nineteen of them there is one round, and the words say what is missing."""
+    """With nineteen of them the words say what is missing."""
     estimate, calls = await taken(
         settings(rounds=3), flattered_traces("learn", 4), flattered_traces("held out", 19)
     )
     assert estimate.missing_reason is not None
     assert "19 held-out traces" in estimate.power_summary
-    assert estimate.max_rounds == 1
     assert estimate.min_calls <= len(calls) <= estimate.max_calls
 
 
-async def test_steps_that_only_samples_agree_on_test_nothing() -> None:
+async def test_steps_without_a_label_test_nothing() -> None:
     """Traces without gold are held out in vain, and that is said before they are paid for."""
     held_out = flattered_traces("held out", 30, gold=False)
     estimate = await Calibrator(ScriptedLLM(obliging), ListMemory()).estimate_cost([], heldout=held_out)
-    assert (estimate.n_held_out_traces, estimate.n_held_out_steps, estimate.max_calls) == (0, 0, 0)
+    assert (estimate.n_held_out_traces, estimate.n_held_out_steps, estimate.min_calls) == (0, 0, 0)
     assert estimate.missing_reason is not None
 
 
 async def test_anchors_are_measured_and_never_learned_from() -> None:
-    """An anchor that is to be kept counts like one that is; its trace has no candidates."""
+    """An anchor that is to be kept counts like one that is."""
     learn = flattered_traces("learn", 3)
     event = learn[0].events[0]
     anchor = ContrastPair(
@@ -140,7 +125,7 @@ async def test_anchors_are_measured_and_never_learned_from() -> None:
         == given
     )
     assert (plain.n_anchor_steps, given.n_anchor_steps) == (0, 1)
-    assert plain.max_candidates - given.max_candidates == 4
+    assert given.min_calls == plain.min_calls + 1
 
 
 async def test_a_critic_that_is_passed_in_is_counted_as_it_is() -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from io import StringIO
 
 import pytest
-from pydantic import BaseModel
 from rich.console import Console
 
-from calibration_reports import everything, evidence
+from calibration_reports import everything
 from html_page import read
-from reflact.calibration.events import CalibrationFinished, CalibratorStopped, PairBatchTested, TraceFailed
 from reflact.calibration.report import (
     METRIC_DESCRIPTIONS,
     describe_gain,
     describe_outcome,
-    describe_tests_left,
     format_number,
 )
 from reflact.cli.calibrate_output import print_calibration, print_calibration_spend
@@ -96,14 +93,6 @@ def test_a_change_is_said_by_its_direction(gain: tuple[float, float, float], wor
     assert describe_gain(IntervalEstimate(value=value, low=low, high=high)) == words
 
 
-def test_what_tests_leave_is_said() -> None:
-    """One batch, or several, with the level of the next."""
-    assert describe_tests_left(1).startswith(
-        "1 batch was tested on these held-out traces: another one passes at p of at most"
-    )
-    assert describe_tests_left(2).startswith("2 batches were tested")
-
-
 SHORT = 300
 
 
@@ -114,45 +103,3 @@ class Some(ShortReprModel):
     text: str = ""
     many: tuple[str, ...] = ()
     inner: Usage | None = None
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (Some(), "Some()"),
-        (Some(number=0.123456), "Some(number=0.123)"),
-        (Some(text="x" * 61), f"Some(text='{'x' * 57}...')"),
-        (Some(text="two\nlines"), "Some(text='two\\nlines')"),
-        (Some(many=("a",)), "Some(many=('a',))"),
-        (Some(many=("a", "b", "c", "d") * 300), "Some(many=<1,200>)"),
-        (Some(inner=Usage(calls=3)), "Some(inner=Usage(calls=3))"),
-    ],
-)
-def test_fields_are_shortened(value: BaseModel, shown: str) -> None:
-    """Figures have three digits, texts are cut, long lists are counted; what is as by default is left out."""
-    assert repr(value) == str(value) == shown
-
-
-def test_why_a_calibrator_stopped_can_be_read() -> None:
-    """An error of usual length is whole: the key to set stands at its end."""
-    reason = "budget.max_calls is 100: 100 are taken, and the next call may take 1; set a larger one to go on"
-    assert reason in str(CalibratorStopped(reason=reason))
-
-
-def test_an_event_is_one_line() -> None:
-    """Also with a long message, the evidence of a test, or a whole report."""
-    for event in (
-        TraceFailed(trace_id="t", error="StoreError", message="the disk is full\n" * 100),
-        PairBatchTested(evidence=evidence(2, -0.4, promoted=False, outcome="not_shown")),
-        CalibrationFinished(report=everything()),
-    ):
-        assert "\n" not in str(event)
-        assert len(str(event)) <= SHORT + 60
-
-
-def test_a_report_names_its_outcome() -> None:
-    """What was made, tested and promoted, and the error before and after."""
-    assert repr(everything()) == (
-        "CalibrationReport(rounds=3, candidates=41, pairs=32, tests=3, promoted=4, error=2 -> 0.5, "
-        "calls=1234)"
-    )

@@ -8,7 +8,7 @@ import pytest
 from calibration_memory import ListMemory
 from flattered_world import PURPOSE, flattered, name_traces, record_flattered, steps
 from reflact.calibration.calibrator import Calibrator
-from reflact.calibration.config import CalibratorSettings, HoldoutBy, PairSettings
+from reflact.calibration.config import CalibratorSettings, HoldoutBy
 from reflact.calibration.events import BatchTestPostponed, CalibrationEvent, TraceAccepted
 from reflact.calibration.significance import is_level_used_up
 from reflact.calibration.splits import HoldoutRule
@@ -19,8 +19,9 @@ from reflact.memory.models import StoredTrace
 
 def settings(batch: int = 4, *, by: HoldoutBy | None = None, most: int = 100) -> CalibratorSettings:
     """Return settings without judges, with a pair for each step."""
-    contrast = PairSettings(n_judges=0, candidates_per_event=1)
-    return CalibratorSettings(contrast=contrast, batch_size=batch, holdout_by=by, max_held_out_traces=most)
+    return CalibratorSettings(
+        max_asked=0, pairs_per_step=1, batch_size=batch, holdout_by=by, max_held_out_traces=most
+    )
 
 
 class Counting(ListMemory):

@@ -372,7 +372,7 @@ def test_types_and_defaults_are_told_as_a_file_has_them() -> None:
         for section in (TrainerConfig, CalibrateConfig)
         for key, kind, default, *_ in list_config_keys(section)
     }
-    assert told["calibrator.contrast.mistakes"] == ("list of mapping", "[]")
+    assert told["calibrator.mistakes"] == ("list of mapping", "[]")
     assert told["update.operations"] == (
         "list of `append` or `insert_after` or `replace` or `delete`",
         "[append, insert_after, replace, delete]",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from random import Random
 from typing import Any
 
@@ -153,29 +152,10 @@ async def test_equal_questions_are_asked_once_and_others_anew() -> None:
     assert (asked.role, asked.purpose, asked.step, asked.rollout) == ("critic", "score", None, None)
 
 
-async def test_samples_of_trials_do_not_meet() -> None:
-    """The samples of a later trial are none of an earlier one's."""
+async def test_equal_questions_at_the_same_time_are_one() -> None:
+    """Ten callers share one call."""
     llm = answering(reply())
-    critic = Critic(llm, settings=CriticSettings(n_samples=3))
-    for trial in range(3):
-        await critic.score(PAID, purpose=PURPOSE, trial=trial)
-    assert sorted(call.call_id.trial for call in llm.calls) == [*range(9)]
-
-
-async def test_few_scores_are_kept() -> None:
-    """The one that was longest not asked for goes first."""
-    llm = answering(reply())
-    critic = Critic(llm, settings=CriticSettings(cache_size=2))
-    for purpose in ("a", "b", "a", "c", "a", "b"):
-        await critic.score(PAID, purpose=purpose)
-    assert len(llm.calls) == 4
-
-
-@pytest.mark.parametrize("cache", [0, 8])
-async def test_equal_questions_at_the_same_time_are_one(cache: int) -> None:
-    """Ten callers share one call, whether or not its result is kept afterwards."""
-    llm = answering(reply())
-    critic = Critic(llm, settings=CriticSettings(cache_size=cache))
+    critic = Critic(llm)
     scores = await fan_out(lambda _: critic.score(PAID, purpose=PURPOSE), range(10))
     assert len(llm.calls) == 1
     assert all(score == scores[0] for score in scores)
@@ -242,37 +222,6 @@ async def test_a_small_change_in_long_states_is_shown() -> None:
         assert estimate_tokens(content) < 12_000
 
 
-async def test_evidence_from_a_part_that_was_cut_is_still_evidence() -> None:
-    """Quotes are looked for in the whole state, not in what was shown of it."""
-    after = {"log": "z" * 90_000 + " status paid " + "z" * 90_000}
-    states = Transition(before={"log": ""}, action=Action(name="pay"), after=after)
-    assert (await Critic(answering(reply())).score(states, purpose=PURPOSE)).applied_guards == ()
-
-
-@pytest.mark.parametrize(
-    ("states", "pairs", "beside"),
-    [(("a", "b"), 1, False), (("a", {"log": ["line"] * 3000}), 1, True), (("a", "b"), 300, True)],
-)
-async def test_long_work_is_done_beside_the_loop(states: tuple[Any, Any], pairs: int, beside: bool) -> None:
-    """Large states and many pairs are looked at on another thread; what is short is not worth the way."""
-    threads: set[int] = set()
-
-    def count(text: str) -> int:
-        threads.add(threading.get_ident())
-        return estimate_tokens(text)
-
-    before, after = states
-    step = Transition(before=before, action=Action(name="do"), after=after)
-    given = [
-        pair(Random(1)).model_copy(update={"purpose": f"p{n}", "transition": STILL}) for n in range(pairs)
-    ]
-    critic = Critic(answering(reply(evidence=["b"], phi_after=2)), count_tokens=count)
-    await critic.score(step, purpose=PURPOSE, pairs=given)
-    here = threading.get_ident()
-    assert (threads - {here} != set()) is beside
-    assert beside or threads == {here}
-
-
 async def test_a_pinned_critic_does_not_follow_the_memory() -> None:
     """What is promoted after it was pinned does not reach it; scopes still hold."""
     first, second, foreign = (pair(Random(n)).model_copy(update={"scope": CRITIC_SCOPE}) for n in range(3))
@@ -298,7 +247,7 @@ def test_a_snapshot_is_known_by_its_pairs_and_its_prompt() -> None:
 
 
 def test_identity_says_what_scores_depend_on() -> None:
-    """Model, settings and counter are in it; how many scores are kept is not."""
+    """Model, settings and counter are in it."""
     usual = Critic(answering(reply()))
     others = (
         Critic(ScriptedLLM(lambda *_: None, identity="another")),
@@ -306,10 +255,4 @@ def test_identity_says_what_scores_depend_on() -> None:
         Critic(answering(reply()), count_tokens=len),
     )
     assert len({critic.identity for critic in (usual, *others)}) == 4
-    assert Critic(answering(reply()), settings=CriticSettings(cache_size=3)).identity == usual.identity
     assert json.loads(usual.identity)["critic"] == usual.prompt == "critic@1"
-
-
-def test_a_reply_asks_for_reasons_before_numbers() -> None:
-    """A model that writes in order reasons first."""
-    assert [*CriticReply.model_fields] == ["reasoning", "evidence", "phi_before", "phi_after", "confidence"]

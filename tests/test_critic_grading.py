@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from doubles import RUN, open_context
 from flattered_world import flattered, trace_of
 from memory_pairs import make_pair
-from reflact import Critic, Item, Rollout, Score, Trainer
+from reflact import Critic, Item, Rollout, Score
 from reflact.calibration.grading import (
     CriticAnnotator,
     CriticGrader,
@@ -34,13 +32,9 @@ from reflact.errors import (
     ReflactError,
     ReplyError,
 )
-from reflact.memory.models import Action, ContrastPair, Transition
-from reflact.records import CriticAccuracy, CriticDescription, IntervalEstimate, RunSummary
-from reflact.reporting.summary import print_summary
 from reflact.stages.reflect import Minibatch, annotate_failures
-from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyTarget
+from reflact.testing import InMemoryRunStore, ScriptedLLM
 from reflact.types import Grade, RolloutSource, Turn
-from toy_runs import WORLD, settings
 
 ITEM = Item(id="greet", input="Greet the queen.")
 ROLLOUT = Rollout(
@@ -147,16 +141,6 @@ def test_what_says_something_is_put_to_the_critic(question: str, purpose: str | 
     assert explain_empty_answer(answer, question=question, purpose=purpose or question) is None
 
 
-async def test_the_same_transition_is_scored_apart_from_its_grade() -> None:
-    """A critic that grades and also scores steps keeps the two apart."""
-    critic = Critic(saying(9)).pin_to(())
-    step = Transition(before="q", action=Action(name="reply", arguments="Majesty"), after="Majesty")
-    plain = await critic.score(step, purpose="q", progress_before=None)
-    graded_at_zero = await critic.score(step, purpose="q", progress_before=4)
-    assert (plain.evaluation.progress_before, graded_at_zero.evaluation.progress_before) == (0, 4)
-    assert graded_at_zero.raw.progress_before == 0
-
-
 async def test_the_critic_sees_input_answer_and_purpose() -> None:
     """The item's input is the state before and, unless said otherwise, the purpose; never the reference."""
     llm = saying(9)
@@ -242,28 +226,6 @@ async def test_the_summary_says_what_the_critic_is_worth(tmp_path: Path) -> None
     assert await measure_critic(critic, []) is None
 
 
-def test_a_summary_prints_what_the_critic_is_worth(tmp_path: Path) -> None:
-    """One line names the critic, error, accuracy, intervals and traces, or says that nobody measured it."""
-
-    def show(accuracy: CriticAccuracy | None) -> str:
-        used = CriticDescription(
-            identity="{}", snapshot="a" * 64, prompt="critic@1", pairs=3, accuracy=accuracy
-        )
-        text = io.StringIO()
-        summary = RunSummary(run_id="r1", status="completed", critic=used)
-        print_summary(Console(file=text, width=80), summary, tmp_path)
-        return text.getvalue()
-
-    error = IntervalEstimate(value=0.75, low=0.5, high=1)
-    order = IntervalEstimate(value=0.9, low=0.8, high=0.95)
-    line = "scores come from critic@1 pinned to 3 pairs (aaaaaaaaaaaa): "
-    assert f"{line}its accuracy was not measured\n" in show(None)
-    assert (
-        "mean absolute error 0.75 (95% interval 0.50 to 1.00) of 10, "
-        "pairwise accuracy 0.90 (95% interval 0.80 to 0.95), on 40 traces\n"
-    ) in show(CriticAccuracy(traces=40, transitions=80, error=error, accuracy=order))
-
-
 NUMBERS = {"phi_before": 1, "phi_after": 1, "confidence": 0.9}
 UNMOVED = ScriptedLLM(lambda *_: {"reasoning": "No bow in it.", "evidence": [], **NUMBERS})
 """A critic whom nothing moves."""
@@ -328,19 +290,3 @@ async def test_each_reply_has_a_line() -> None:
         "reply 1: a critic gave 1 before and 1 after, of 10: No bow in it.",
         "reply 2: a critic gave 1 before and 1 after, of 10: No bow in it.",
     )
-
-
-def test_the_snapshot_is_part_of_the_run(tmp_path: Path) -> None:
-    """Runs with other notes, or without, are other runs."""
-    critic = Critic(UNMOVED)
-    environment, target = WORLD, ToyTarget()
-
-    def run_id(*pairs: ContrastPair) -> str:
-        notes = CriticAnnotator(critic.pin_to(pairs))
-        return Trainer(
-            settings(tmp_path), environment=environment, target=target, optimizer=UNMOVED, annotator=notes
-        ).run_id
-
-    plain = Trainer(settings(tmp_path), environment=environment, target=target, optimizer=UNMOVED).run_id
-    assert len({plain, run_id(), run_id(make_pair())}) == 3
-    assert run_id() == run_id()

@@ -11,7 +11,6 @@ from pydantic import JsonValue
 
 from reflact.calibration.guards import GUARDS, GuardCase, QuotableTexts, apply_guards, find_objection
 from reflact.calibration.transition_view import TransitionView
-from reflact.config.critic import CriticSettings
 from reflact.memory.models import Action, Evaluation, Transition
 
 BEFORE: JsonValue = {"order": {"status": "open", "items": ["lamp"]}, "mails": 0}
@@ -29,7 +28,7 @@ def step(before: JsonValue = BEFORE, after: JsonValue = AFTER) -> Transition:
 
 def case_of(transition: Transition) -> GuardCase:
     """Return what guards see of a transition."""
-    return GuardCase(transition.changes_state, QuotableTexts(TransitionView(transition)), CriticSettings())
+    return GuardCase(transition.changes_state, QuotableTexts(TransitionView(transition)))
 
 
 def said(**fields: object) -> Evaluation:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from doubles import PROMPT, Endpoint, call_id, completion, config, connected
 from prompt_examples import Listener, Material, ask_for_pairs, ask_stages, edit
-from reflact.calibration.contrast import ContrastSettings
 from reflact.calibration.critic import Critic
 from reflact.config.critic import CriticSettings
 from reflact.config.training import PromptsConfig
@@ -197,7 +196,7 @@ async def _judge(listener: Listener, says: Says) -> None:
 
 
 async def _contrast(listener: Listener, says: Says) -> None:
-    """Ask for mistakes and another purpose, compare pairs, judge evaluations; of text and of JSON states."""
+    """Ask for mistakes, compare pairs, judge evaluations; of text and of JSON states."""
     events = [
         ScoreEvent(
             step=step,
@@ -212,7 +211,7 @@ async def _contrast(listener: Listener, says: Says) -> None:
         )
         for step, transition in enumerate(_transitions(says))
     ]
-    await ask_for_pairs(listener, events, says("purpose"), ContrastSettings(n_judges=2, state_tokens=TOKENS))
+    await ask_for_pairs(listener, events, says("purpose"), state_tokens=TOKENS)
 
 
 def _transitions(says: Says) -> tuple[Transition, Transition]:

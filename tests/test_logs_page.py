@@ -47,9 +47,9 @@ def test_half_gold_prints_what_the_page_says(tmp_path: Path) -> None:
 
 
 def test_the_configuration_of_the_page_is_valid(tmp_path: Path) -> None:
-    """Judges and budget are set where the page sets them."""
+    """Written mistakes and budget are set where the page sets them."""
     (text,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "calibrate.yaml").write_text(text, encoding="utf-8")
     config = load_section(CalibrateConfig, tmp_path / "calibrate.yaml")
-    assert (config.calibrator.contrast.n_judges, config.calibrator.contrast.judged_pairs) == (15, "unproven")
+    assert config.calibrator.max_asked == 8
     assert config.budget.max_calls == 20_000

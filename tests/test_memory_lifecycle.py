@@ -19,8 +19,7 @@ from html_page import read
 from memory_pairs import CRITIC, HELD_OUT, evidence_for, make_pair, promote, set_utility
 from reflact import MemoryStore, Trace
 from reflact.calibration.calibrator import Calibrator
-from reflact.calibration.config import CalibratorSettings, PairSettings
-from reflact.calibration.curriculum import CurriculumSettings
+from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.events import CalibrationEvent, PairsGenerated
 from reflact.calibration.report import CalibrationReport
 from reflact.memory.models import Action, Evaluation, Label, Scope, Transition
@@ -60,8 +59,10 @@ async def test_a_scope_sees_its_own(tmp_path: Path) -> None:
 
 SAID = Evaluation(progress_before=0, progress_after=9, reasoning="said", evidence=("filed",))
 SETTINGS = CalibratorSettings(
-    contrast=PairSettings(candidates_per_event=2, n_judges=0, max_pairs=1000),
-    curriculum=CurriculumSettings(max_rounds=1),
+    pairs_per_step=2,
+    max_asked=0,
+    max_pairs=1000,
+    max_rounds=1,
     concurrency=1,
 )
 
@@ -123,16 +124,15 @@ async def test_what_a_test_refused_leaves_first(tmp_path: Path) -> None:
 
 
 async def test_pairs_are_not_paid_for_where_there_is_no_room(tmp_path: Path) -> None:
-    """Once the memory is full no further trace is begun; the report counts these and what was put away."""
+    """As many pairs are made as the memory has room for, and all are tested; the report counts the others."""
     async with memory_of(tmp_path, 30) as memory:
         calibrator = Calibrator(flattered(), memory, settings=SETTINGS)
         report = await calibrator.calibrate(traces("learn", 40), heldout=traces("held out", 25))
         made, stored = sum(kind.n_pairs for kind in report.pairs), await memory.pairs()
     assert [len(test.pair_ids) for test in report.tests] == [30]
-    assert 30 <= made <= 34
-    assert (report.n_quarantined, report.n_archived) == (0, made - 30)
+    assert (made, report.n_quarantined) == (30, 0)
     assert report.n_left_out >= 30
-    assert sum(one.status == "archived" for one in stored) == report.n_archived
+    assert not any(one.status == "archived" for one in stored)
     assert report.not_tested_reason is None
 
 
@@ -145,8 +145,8 @@ async def test_a_full_memory_is_why_nothing_was_tested(tmp_path: Path) -> None:
         calibrator = Calibrator(flattered(), memory, settings=SETTINGS)
         report = await calibrator.calibrate(traces("learn", 3), heldout=traces("held out", 25))
         assert await read_statuses(memory, range(4)) == ["promoted"] * 4
-    assert (report.n_candidates, report.n_left_out, report.n_archived) == (0, 3, 0)
-    assert "the memory is full, so 3 traces were left out" in report.not_tested_reason
+    assert report.n_candidates == 0 < report.n_left_out
+    assert "the memory is full" in report.not_tested_reason
 
 
 async def test_beside_an_agent_a_full_memory_is_told(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ async def test_beside_an_agent_a_full_memory_is_told(tmp_path: Path) -> None:
         assert len(await memory.trace_ids()) == 8
     made = [event for event in told if isinstance(event, PairsGenerated)]
     assert made
-    assert all(event.is_memory_full and event.n_candidates == 0 for event in made)
+    assert all(event.n_candidates == 0 for event in made)
 
 
 def test_a_report_says_what_was_put_away(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,10 +177,9 @@ def test_a_report_says_what_was_put_away(capsys: pytest.CaptureFixture[str]) -> 
         print_calibration(Console(width=300), report)
         return capsys.readouterr().out, read(render_calibration_page(report)).text
 
-    printed, page = said(everything().model_copy(update={"n_archived": 12, "n_left_out": 3}))
-    assert "archived before a test, because the memory was full: 12" in printed
-    assert "traces left out, because the memory was full: 3" in printed
-    assert "The memory was full: 12 pairs archived before a test, 3 traces left out." in page
+    printed, page = said(everything().model_copy(update={"n_left_out": 3}))
+    assert "not made, because the memory was full: 3" in printed
+    assert "The memory was full: 3 pairs were not made." in page
     assert not any("memory was full" in text for text in said(everything()))
 
 

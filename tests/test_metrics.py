@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration_memory import ListMemory
-from critic_world import PlainCritic, generate, mistaken
 from flattered_world import flattered, flattered_traces
 from profiles import cases
 from reflact import Calibrator, Trace
+from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.metrics import (
     MIN_LABEL_DIFFERENCE,
     CriticMetrics,
@@ -23,11 +23,8 @@ from reflact.calibration.metrics import (
     compute_metrics,
     pairwise_accuracy,
 )
-from reflact.calibration.mistakes import ContrastSettings
-from reflact.calibration.planning import select_events
 from reflact.data import make_rng
-from reflact.memory.models import Action, Evaluation, Label, ScoreEvent, Transition
-from reflact.testing import ScriptedLLM
+from reflact.memory.models import Evaluation, Label
 
 PHI = st.floats(0, 10)
 
@@ -41,7 +38,6 @@ def scored(
     confidence: float = 0.5,
     wrong: tuple[float, ...] = (),
     mistakes: tuple[str, ...] = (),
-    difficulty: float | None = None,
 ) -> ScoredStep:
     """Return a scored step."""
     return ScoredStep(
@@ -53,7 +49,6 @@ def scored(
         ),
         wrong_progress=wrong,
         mistakes=mistakes,
-        difficulty=difficulty,
     )
 
 
@@ -74,7 +69,6 @@ STEPS = st.lists(
         confidence=st.floats(0, 1),
         wrong=st.lists(PHI, max_size=2).map(tuple),
         mistakes=st.sampled_from([(), ("inflated_score",)]),
-        difficulty=st.sampled_from([None, 0.0, 0.2, 0.4]),
     ),
     min_size=1,
     max_size=12,
@@ -153,19 +147,6 @@ def test_confidence_that_knows_has_no_error() -> None:
     assert [(b.low, b.confidence, b.right_share) for b in boasts.reliability] == [(0.0, 0, 1), (0.9, 1, 0)]
 
 
-def test_kinds_and_difficulties_are_measured_apart() -> None:
-    """A step counts with each kind of mistake that it invites, and in the band of its difficulty."""
-    steps = [
-        scored("a", 0, (0, 2), (0, 5), mistakes=("inflated_score", "mine"), difficulty=0.0),
-        scored("b", 0, (0, 2), (0, 3), mistakes=("mine",), difficulty=0.4),
-        scored("c", 0, (0, 2), (0, 2)),
-    ]
-    found = measure(*steps)
-    kinds = [(g.name, g.n_transitions, g.error.value) for g in found.by_mistake]
-    assert kinds == [("inflated_score", 1, 3), ("mine", 2, 2)]
-    assert [(g.name, g.error.value) for g in found.by_difficulty] == [("easy", 3), ("hard", 1)]
-
-
 def test_one_trace_says_nothing_about_others() -> None:
     """The interval of a single trace is the whole range, however many steps it has."""
     found = measure(*(scored("a", n, (0, 2), (0, 3)) for n in range(50)))
@@ -227,19 +208,6 @@ def test_it_measures_by_the_state_after() -> None:
     assert (measured.error.value, measured.bias.value) == (2, 0)
 
 
-async def test_no_pair_is_made_of_what_is_known_by_half() -> None:
-    """Its candidates are dropped with words, and neither the writer nor the critic is asked."""
-    states = Transition(before="a", action=Action(name="sort"), after="b")
-    half = ScoreEvent(step=0, transition=states, label=reached(4))
-    llm = ScriptedLLM(mistaken)
-    critic = PlainCritic()
-    made = await generate(half, write=llm, critic=critic)
-    assert (made.pairs, {drop.reason for drop in made.dropped}) == ((), {"unverified"})
-    assert "not the progress before" in made.dropped[0].explanation
-    assert (llm.calls, critic.trials) == ([], [])
-    assert select_events([half], ContrastSettings()) == (half,)
-
-
 def logged(name: str, number: int, *, labels: Literal["all", "last", "none"]) -> list[Trace]:
     """Return runs that no critic saw; a program checked all states, the last one, or none."""
     runs = []
@@ -254,7 +222,7 @@ def logged(name: str, number: int, *, labels: Literal["all", "last", "none"]) ->
 async def test_a_check_of_the_last_state_alone_is_enough_to_test() -> None:
     """Held-out runs with an outcome and nothing else promote what helps; the estimate says that they can."""
     learn, held_out = logged("learn", 12, labels="all"), logged("held out", 60, labels="last")
-    calibrator = Calibrator(flattered(), ListMemory(), n_judges=0)
+    calibrator = Calibrator(flattered(), ListMemory(), settings=CalibratorSettings(max_asked=0))
     estimate = await calibrator.estimate_cost(learn, heldout=held_out)
     report = await calibrator.calibrate(learn, heldout=held_out)
     before, after = report.held_out.before, report.held_out.after
@@ -262,17 +230,3 @@ async def test_a_check_of_the_last_state_alone_is_enough_to_test() -> None:
     assert before.error.value > 1
     assert report.n_promoted > 0
     assert estimate.missing_reason is None
-
-
-async def test_labels_on_held_out_traces_are_enough_for_a_test() -> None:
-    """What is learned from needs no label if samples agree; without held-out labels nothing is promoted."""
-    learn, memory = logged("learn", 3, labels="none"), ListMemory()
-    calibrator = Calibrator(flattered(), memory, n_judges=0)
-    untested = await calibrator.calibrate(learn, allow_untested=True)
-    stored = await memory.pairs()
-    assert {one.pair.label_source for one in stored} == {"agreement"}
-    assert {one.status for one in stored} == {"quarantined"}
-    report = await calibrator.calibrate(learn, heldout=logged("held out", 20, labels="last"))
-    assert (untested.tests, untested.n_promoted, untested.held_out.before) == ((), 0, None)
-    assert "20" in str(untested.not_tested_reason)
-    assert (len(report.tests), report.tests[0].n_traces) == (1, 20)

@@ -16,7 +16,6 @@ from typing import Any
 
 import anyio
 import pytest
-import yaml
 
 import pure_server
 from memory_pairs import HELD_OUT, evidence_for, make_pair
@@ -24,12 +23,11 @@ from pure_world import differences, left_by, rows, settings, write_world
 from reflact import Critic, MemoryStore, Trainer
 from reflact.calibration.grading import CriticAnnotator
 from reflact.config.loading import config_identity, load_config
-from reflact.environments.dataset import build_environment
 from reflact.errors import ConfigError
 from reflact.records import RunSummary
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator
-from reflact.types import Rollout, Skill, Split, Turn
+from reflact.types import Rollout, Turn
 from served import HANGS, asked_of, assert_refused, reflact, reflact_process, send, serving
 from toll_world import planned
 
@@ -179,23 +177,6 @@ def test_a_critic_grades_and_the_summary_says_what_that_is_worth(world: Path) ->
     assert any("a critic scored it 0 of 10, 8 needed" in (r["feedback"] or "") for r in rolled)
 
 
-@pytest.mark.slow
-def test_constants_are_graded_by_a_critic_at_the_end_alone(world: Path) -> None:
-    """Its calls cost money, so none is made before the training; references are no answers where it grades."""
-    scored = []
-    with playing() as (model, url):
-        for name, value in (("run", "true"), ("without", "false")):
-            model.asked.clear()
-            path = configured(world, url, name=name)
-            assert reflact("train", path, "--set", f"test.null_answers={value}").exit_code == 0
-            scored.append(len(model.scored))
-    constants = [score.name for score in summary_of(world.parent / "run").scores if score.answer is not None]
-    assert constants == ["null_empty", "null_refusal"]
-    assert scored[0] - scored[1] == 2  # the refusal on two test items; an empty answer needs no critic
-    kinds = rows(world.parent / "run", "SELECT event FROM events")
-    assert not any("null_answers_graded" in text for (text,) in kinds)
-
-
 def test_failure_analysts_are_shown_what_it_makes_of_each_reply(world: Path) -> None:
     """With notes on, only they see it: no score changes, and the summary names who advised them."""
     environment, critic = NOTES
@@ -237,15 +218,6 @@ def test_a_recorded_run_is_replayed_with_its_critic(world: Path) -> None:
         assert len(model.asked) == asked
     live, again = (left_by(world.parent / name) for name in ("live", "again"))
     assert differences(again, live) == []
-
-
-def test_the_documented_configuration_is_one() -> None:
-    """The page's example has only known keys, and asks a critic."""
-    page = Path(__file__).parent.parent / "docs" / "calibration.md"
-    (example,) = re.findall(r"```yaml\n(environment:.*?)```", page.read_text("utf-8"), re.DOTALL)
-    config = load_config(yaml.safe_load(example))
-    assert config.uses_critic
-    assert config.models.critic.base_url == config.models.target.base_url
 
 
 @pytest.mark.slow
@@ -375,14 +347,6 @@ def test_what_is_wrong_is_one_sentence(world: Path, overrides: list[str], words:
     assert_refused(result, words)
 
 
-def test_a_memory_that_is_not_there_is_not_made(world: Path) -> None:
-    """A mistyped path leaves neither a memory nor a run behind."""
-    missing = world.parent / "nowhere.db"
-    reflact("train", configured(world, URL), "--set", f"critic.memory={missing}")
-    assert not missing.exists()
-    assert rows(world.parent / "run", "SELECT run_id FROM runs") == ()
-
-
 def test_what_python_passes_does_not_contradict_the_keys(world: Path) -> None:
     """Two graders, two annotators, or a limit over calls that are seen in part are refused."""
     path = configured(world, URL)
@@ -395,22 +359,6 @@ def test_what_python_passes_does_not_contradict_the_keys(world: Path) -> None:
     notes = CriticAnnotator(Critic(ScriptedLLM(lambda *_: "")).pin_to(()))
     with pytest.raises(ConfigError, match=r"critic\.annotate is on, and an annotator is passed"):
         Trainer(configured(world, URL, environment=environment, critic=critic), annotator=notes)
-
-
-async def test_the_critic_of_a_configuration_judges_only_in_a_run(world: Path) -> None:
-    """Its environment, taken by itself, has the items and says who is to judge them."""
-    environment = build_environment(load_config(configured(world, URL)))
-    (item, *_) = environment.items(Split.val)
-    assert '"grader":"critic"' in environment.identity
-    assert environment.scored_by is None
-    with pytest.raises(ConfigError, match="pinned by a run"):
-        await environment.run(item, ToyTarget().session(Skill(text=""), rollout="r"), seed=1)
-
-
-def test_paths_of_the_memory_count_from_the_file(world: Path) -> None:
-    """The memory is an input, like the data."""
-    path = configured(world, URL, critic={"memory": "memory.db"})
-    assert load_config(path).critic.memory == world.parent / "memory.db"
 
 
 def test_the_critic_takes_the_connection_and_not_the_model_of_the_target() -> None:

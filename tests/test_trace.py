@@ -24,7 +24,6 @@ from reflact.memory.models import (
     LabelSource,
     ScoreEvent,
     StateScore,
-    StoredTrace,
     Transition,
 )
 from reflact.memory.store import MemoryStore
@@ -74,20 +73,6 @@ def test_a_trace_takes_names_of_files_as_text_and_makes_their_folder(tmp_path: P
     assert [event.evaluation for event in Trace.load(path).events] == [HIGH, LOW]
     with pytest.raises(StoreError, match="cannot write"):
         Trace(PURPOSE, path=f"{path}/inner.jsonl")
-
-
-def test_a_trace_shows_what_it_is(path: Path) -> None:
-    """The representation has the beginning of the purpose, name, events and whether the trace is finished."""
-    trace = recorded(path)
-    assert repr(trace) == "Trace('Ship the order.', id='t': 3 events, open)"
-    trace.finish()
-    assert repr(trace).endswith("3 events, finished)")
-    assert Trace(PURPOSE).id != Trace(PURPOSE).id
-    purpose = "user: do this\nassistant: I will\n" * 10_000
-    Trace(purpose, id="t", path=path.with_name("long.jsonl")).finish()
-    long = Trace.load(path.with_name("long.jsonl"))
-    assert long.purpose == purpose
-    assert repr(long) == f"Trace({purpose[:60] + '...'!r}, id='t': 0 events, finished)"
 
 
 def test_steps_are_numbered_and_kept_in_order() -> None:
@@ -228,14 +213,6 @@ def test_a_line_that_is_no_event_is_named(path: Path) -> None:
             Trace.load(path)
 
 
-def test_two_traces_in_one_file_are_refused(path: Path) -> None:
-    """What follows the end of a trace would be lost unseen."""
-    recorded(path).finish()
-    path.write_bytes(path.read_bytes() * 2)
-    with pytest.raises(DataError, match=r"t\.jsonl, line 6, follows the end of the trace"):
-        Trace.load(path)
-
-
 def test_a_file_without_a_whole_header_is_no_trace(path: Path) -> None:
     """What does not say what it is, is refused by name."""
     other_lines = (b"", b"\n", b"no trace\n", b'{"step": 0}\n', b"[]\n", b'{"trace": 3, "purpose": "p"}\n')
@@ -288,29 +265,6 @@ def test_logs_of_other_tools_are_named(tmp_path: Path, name: str, entry: dict[st
     assert len(Trace.load_all(tmp_path)) == 1
 
 
-def test_all_endings_of_json_lines_are_read(tmp_path: Path) -> None:
-    """Other tools and systems write the ending in capitals or as `.ndjson`."""
-    for name in ("a.jsonl", "b.JSONL", "c.ndjson"):
-        recorded(tmp_path / name)
-        text = (tmp_path / name).read_text(encoding="utf-8")
-        header, rest = text.split("\n", 1)
-        named = json.dumps({**json.loads(header), "trace": name[0]})
-        (tmp_path / name).write_text(f"{named}\n{rest}", encoding="utf-8")
-    assert [trace.id for trace in Trace.load_all(tmp_path)] == ["a", "b", "c"]
-
-
-def test_files_of_no_known_format_are_named_and_left_out(tmp_path: Path) -> None:
-    """A summary or a torn file beside traces refuses nothing, however deep it is."""
-    recorded(tmp_path / "t.jsonl")
-    for number, content in enumerate(
-        ("{}", "[", "[" * 100_000, '{"traces": [[[[[{"messages": []}]]]]]}', "7")
-    ):
-        (tmp_path / f"{number}.json").write_text(content)
-    assert len(Trace.load_all(tmp_path)) == 1
-    done = reflact("memory", "import", tmp_path / "memory.db", tmp_path)
-    assert (done.exit_code, "0.json and 4 more" in done.stdout) == (0, True), done.output
-
-
 def test_a_finished_trace_stays_finished(path: Path) -> None:
     """Resuming does not open again what was ended; what stands after the end is cut off."""
     recorded(path).finish()
@@ -353,24 +307,6 @@ def test_what_cannot_be_written_is_not_recorded(tmp_path: Path, path: Path) -> N
     with pytest.raises(StoreError, match=r"t\.jsonl"):
         trace.record(step(), LOW)
     assert len(trace.events) == 3
-
-
-def test_half_a_line_that_an_error_left_is_written_over(path: Path) -> None:
-    """The next event stands on a line of its own."""
-    trace = recorded(path)
-    with path.open("ab") as file:
-        file.write(b'{"step": 3, "tra')
-    trace.record(step(), LOW)
-    assert Trace.load(path).events == trace.events
-
-
-def test_a_file_is_plain_json_lines(path: Path) -> None:
-    """Other programs read it line by line: header, events, end."""
-    recorded(path, events=1).finish()
-    header, event, end = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
-    assert header == {"trace": "t", "purpose": PURPOSE, "version": 1}
-    assert event["transition"]["action"] == {"name": "pay", "arguments": {"amount": 3}}
-    assert end == {"events": 1}
 
 
 async def test_a_trace_in_the_memory_comes_back_whole(tmp_path: Path) -> None:
@@ -416,26 +352,6 @@ def test_two_traces_of_one_file_do_not_erase_each_other(path: Path) -> None:
     assert len(mine.events) == 3
 
 
-def test_an_id_in_a_file_is_one_line(path: Path) -> None:
-    """A header whose id would print other lines than its own is refused by file and field."""
-    path.write_text('{"trace": "a\\nb", "purpose": "p"}\n', encoding="ascii")
-    with pytest.raises(DataError, match=r"t\.jsonl, line 1, `trace`: the id of a trace is 'a\\nb'; give it"):
-        Trace.load(path)
-
-
-def test_the_real_traces_are_written_as_they_stand(tmp_path: Path) -> None:
-    """A file with scored steps that is read and recorded again is the same file, byte for byte."""
-    assert TRACES
-    for number, path in enumerate(TRACES):
-        trace, again = Trace.load(path), tmp_path / f"{number}.jsonl"
-        copy = Trace(trace.purpose, id=trace.id, path=again)
-        for one in trace.events:
-            assert one.evaluation is not None
-            copy.record(one.transition, one.evaluation, label=one.label)
-        copy.finish()
-        assert again.read_bytes() == path.read_bytes(), path.name
-
-
 @pytest.mark.parametrize("purpose", ["", "  \n\t"])
 def test_a_trace_without_a_purpose_is_refused(path: Path, purpose: str) -> None:
     """Nothing can be scored that has no purpose; no file is left of the attempt."""
@@ -455,12 +371,6 @@ def test_a_file_without_a_purpose_says_so(path: Path, read: Callable[[Path], Tra
         read(path)
     path.write_text("\n".join([header.replace('" "', '"Ship it."'), *lines[1:], ""]), encoding="ascii")
     assert read(path).purpose == "Ship it."
-
-
-def test_a_stored_trace_without_a_purpose_says_so() -> None:
-    """What an older version stored is named by its id."""
-    with pytest.raises(DataError, match="trace t is stored without a purpose"):
-        Trace.from_stored(StoredTrace(id="t", purpose="", events=()))
 
 
 def reached(phi: float, source: LabelSource = "program") -> Label:

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from memory_pairs import make_pair
 from reflact import MemoryStore
+from reflact.calibration.promotion import take_snapshot
 from reflact.calibration.trace import Trace
 from reflact.errors import DataError
 from reflact.memory.cards import AnchorExclusions
@@ -106,6 +107,20 @@ async def test_an_anchor_that_two_steps_give_keeps_both(memory: MemoryStore) -> 
     assert (await memory.submit(of_step(make_pair(2), "second", 7))).reason == "anchor_trace"
 
 
+async def test_all_traces_of_a_pair_were_learned_from(memory: MemoryStore) -> None:
+    """A pair made of two traces is one unit, both traces taught it, and neither tests it."""
+    pair, other = make_pair(1, trace="first"), make_pair(2, trace="first")
+    for one in (pair, of_step(pair, "second", 4), of_step(pair, "second", 4), other):
+        await memory.submit(one)
+    stored = {one.pair.id: one.origins for one in await memory.pairs()}
+    assert stored[pair.id] == (Origin(trace_id="first", step=1), Origin(trace_id="second", step=4))
+    standing = await take_snapshot(memory)
+    assert standing.learned.trace_ids == {"first", "second"}
+    assert {one.id for one in standing.list_testable_pairs([])} == {pair.id, other.id}
+    assert standing.list_testable_pairs([Trace("p", id="second")]) == (other,)
+    assert standing.list_testable_pairs([Trace("p", id="first")]) == ()
+
+
 async def test_forgetting_takes_pairs_that_other_traces_gave_too(memory: MemoryStore) -> None:
     """Whichever of its traces is forgotten, the pair goes; the other trace may give it anew."""
     pair, kept = make_pair(1, trace="first"), make_pair(2, trace="first")
@@ -113,6 +128,7 @@ async def test_forgetting_takes_pairs_that_other_traces_gave_too(memory: MemoryS
         await memory.submit(one)
     assert (await memory.forget("second")).pair_ids == (pair.id,)
     assert [one.pair.id for one in await memory.pairs()] == [kept.id]
+    assert (await take_snapshot(memory)).learned.trace_ids == {"first"}
     assert (await memory.submit(pair)).is_new
     assert (await memory.pairs([pair.id]))[0].origins == (Origin(trace_id="first", step=1),)
 

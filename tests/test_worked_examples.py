@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,9 @@ from reflact.calibration.transition_view import TransitionView, estimate_tokens
 from reflact.calibration.worked_examples import (
     EXAMPLES_HEADER,
     MAX_PAIRS_TRIED,
-    ExampleRenderer,
-    WordIndex,
     rank_pairs,
+    show_examples,
 )
-from reflact.config.critic import CriticSettings
 from reflact.memory.cards import is_visible_to
 from reflact.memory.models import MISTAKE_KINDS, Action, ContrastPair, Evaluation, Transition
 from reflact.memory.store import MemoryStore
@@ -42,8 +41,8 @@ async def test_random_stores_and_budgets(thorough: bool) -> None:
         by_id = {one.pair.id: one for one in world.stored}
         pairs = [by_id[pair_id].pair for pair_id in score.pair_ids]
         settings = world.settings
-        renderer = ExampleRenderer(settings.example_state_tokens)
-        whole = renderer.show(pairs, max_tokens=10**9, max_pairs=10**9)
+        limit = settings.example_state_tokens
+        whole = show_examples(pairs, max_tokens=10**9, max_pairs=10**9, max_state_tokens=limit)
         assert estimate_tokens(whole.text) <= settings.example_tokens
         assert len(pairs) == len(set(score.pair_ids)) <= settings.max_examples
         assert all(by_id[pair_id].status == "promoted" for pair_id in score.pair_ids)
@@ -61,7 +60,7 @@ async def test_random_stores_and_budgets(thorough: bool) -> None:
 def test_an_example_holds_all_that_makes_it_one() -> None:
     """Input, right evaluation, wrong evaluation and the reason stand in it, numbers included."""
     one = pair(Random(1)).model_copy(update={"purpose": "Ship it.", "reason": "It is not shipped."})
-    text = ExampleRenderer(10**6).show([one], max_tokens=10**6, max_pairs=1).text
+    text = show_examples([one], max_tokens=10**6, max_pairs=1, max_state_tokens=10**6).text
     for tag in ("purpose", "before", "action", "after", "change", "right", "wrong", "why"):
         assert len(re.findall(rf"^<{tag}_*>$", text, re.MULTILINE)) == 1, tag
     for evaluation in (one.right, one.wrong):
@@ -78,18 +77,10 @@ def test_the_budget_holds_for_any_counter(room: int, count: object) -> None:
     """Whatever counts, the whole text with its first line counts no more than the budget."""
     assert callable(count)
     pairs = [pair(Random(seed)) for seed in range(6)]
-    renderer = ExampleRenderer(60, count)
-    shown = renderer.show(pairs, max_tokens=room, max_pairs=10)
+    limits: dict[str, Any] = {"max_pairs": 10, "max_state_tokens": 60, "count_tokens": count}
+    shown = show_examples(pairs, max_tokens=room, **limits)
     assert shown.text == "" or count(shown.text) <= room
-    assert len(renderer.show(pairs, max_tokens=10**9, max_pairs=10).pairs) == 6
-
-
-def test_a_pair_that_does_not_fit_makes_room_for_the_next() -> None:
-    """A pair that is too long is left out whole, and a shorter one after it is shown."""
-    small, large = pair(Random(1)), pair(Random(2)).model_copy(update={"reason": "because " * 2000})
-    renderer = ExampleRenderer(60)
-    alone = renderer.show([small], max_tokens=10**6, max_pairs=5)
-    assert renderer.show([large, small], max_tokens=estimate_tokens(alone.text), max_pairs=5) == alone
+    assert len(show_examples(pairs, max_tokens=10**9, **limits).pairs) == 6
 
 
 @pytest.mark.slow
@@ -165,15 +156,13 @@ def test_within_a_kind_the_more_relevant_comes_first() -> None:
         assert [*rank_pairs(pairs, asked, purpose=purposes[1])] == [other, one]
 
 
-async def test_the_very_transition_is_shown_only_when_asked_for() -> None:
+async def test_the_very_transition_is_never_shown() -> None:
     """A pair that gives the answer away is left out under its purpose, but not under another one."""
     same = pair(Random(3), "Ship it.").model_copy(update={"scope": CRITIC_SCOPE})
     llm = ScriptedLLM(lambda *_: EQUAL)
     critic = Critic(llm, memory=store_of(same))
     assert (await critic.score(same.transition, purpose="Ship it.")).pair_ids == ()
     assert (await critic.score(same.transition, purpose="Pay it.")).pair_ids == (same.id,)
-    told = Critic(llm, memory=store_of(same), settings=CriticSettings(include_same_transition=True))
-    assert (await told.score(same.transition, purpose="Ship it.")).pair_ids == (same.id,)
 
 
 @pytest.mark.parametrize("given", [(), (1,), (1, 2)])
@@ -225,67 +214,27 @@ async def test_what_was_tested_is_what_scores() -> None:
     assert all("<example_1" in prompt for prompt in replayed)
 
 
-def test_an_example_is_rendered_once_whatever_is_scored() -> None:
-    """Pairs that a memory gives again are neither read nor rendered again, and are shown as they were."""
-    counted: list[str] = []
-
-    def count(text: str) -> int:
-        if not text.startswith(EXAMPLES_HEADER):
-            counted.append(text)
-        return estimate_tokens(text)
-
-    def some() -> list[ContrastPair]:
-        return [pair(Random(seed)) for seed in range(40)]
-
-    read, renderer = WordIndex(), ExampleRenderer(60, count)
-    asked, counts = TransitionView(transition(Random(99))), list[int]()
-    for _ in range(2):
-        ranked = rank_pairs(some(), asked, purpose="Ship it.", index=read)
-        shown = renderer.show(ranked, max_tokens=400, max_pairs=8)
-        counts.append(len(counted))
-        anew = rank_pairs(some(), asked, purpose="Ship it.")
-        assert shown == ExampleRenderer(60).show(anew, max_tokens=400, max_pairs=8)
-    assert counts[0] > 0
-    assert counts[1] == counts[0]
-
-
-def test_pairs_with_one_id_and_other_words_are_told_apart() -> None:
-    """What a pair's id leaves out, such as why it is wrong, is shown as the pair at hand has it."""
-    render, one = ExampleRenderer(60).render, pair(Random(1))
-    other = one.model_copy(update={"reason": "Another reason."})
-    assert one.id == other.id
-    first, second = render(one, 1), render(other, 1)
-    assert "Another reason." in second
-    assert "Another reason." not in first
-    assert (render(one, 1), render(other.model_copy(), 1)) == (first, second)
-
-
 def test_words_are_read_once() -> None:
-    """Pairs that were ranked are not read again until there are too many; equal pairs count once."""
+    """Pairs that were ranked are not read again; equal pairs count once."""
     pairs = [pair(Random(seed)) for seed in range(6)]
-    asked, index = TransitionView(transition(Random(99))), WordIndex(6)
-    assert index.list_unindexed(pairs) == tuple(pairs)
-    ranked = [*rank_pairs([*pairs, *pairs], asked, purpose="p", index=index)]
-    assert sorted(one.id for one in ranked) == sorted(one.id for one in pairs)
-    assert index.list_unindexed([*pairs, *pairs]) == ()
-    assert index.read_words(pairs[0]) is index.read_words(pairs[0].model_copy())
-    assert [*rank_pairs([*pairs, pair(Random(7))], asked, purpose="p", index=index)]
-    assert len(index.list_unindexed(pairs)) == 6
+    asked, words = TransitionView(transition(Random(99))), dict[str, frozenset[str]]()
+    ranked = [*rank_pairs([*pairs, *pairs], asked, purpose="p", words_by_pair=words)]
+    assert sorted(one.id for one in ranked) == sorted(words) == sorted(one.id for one in pairs)
+    before = dict(words)
+    assert [*rank_pairs(pairs, asked, purpose="p", words_by_pair=words)] == ranked
+    assert all(words[pair_id] is before[pair_id] for pair_id in words)
 
 
 def test_a_full_room_ends_the_search() -> None:
-    """Nothing is rendered once the room is used up, and few pairs once none fits any more."""
-    rendered: list[int] = []
-
-    class Words(ExampleRenderer):
-        def render(self, pair: ContrastPair, number: int) -> str:
-            rendered.append(number)
-            return "word " * (15 if len(rendered) <= 2 else 300)
-
-    pairs = [pair(Random(1)).model_copy(update={"purpose": f"p{n}"}) for n in range(500)]
-    shown = Words(60).show(iter(pairs), max_tokens=120, max_pairs=100)
-    assert len(shown.pairs) == 2
-    assert len(rendered) == 2 + MAX_PAIRS_TRIED
-    rendered.clear()
-    assert Words(60).show(pairs, max_tokens=0, max_pairs=100).pairs == ()
-    assert rendered == []
+    """Few pairs are tried once none fits any more, and none if there is no room at all."""
+    short = [pair(Random(n)) for n in (1, 2)]
+    long = [
+        pair(Random(3)).model_copy(update={"purpose": f"p{n}", "reason": "word " * 9999}) for n in range(500)
+    ]
+    room = estimate_tokens(show_examples(short, max_tokens=10**6, max_pairs=9, max_state_tokens=60).text) + 50
+    tried = iter([*short, *long])
+    shown = show_examples(tried, max_tokens=room, max_pairs=100, max_state_tokens=60)
+    assert shown.pairs == tuple(short)
+    assert len([*tried]) == len(long) - MAX_PAIRS_TRIED - 1
+    untouched = iter(long)
+    assert show_examples(untouched, max_tokens=0, max_pairs=9, max_state_tokens=60).pairs == ()

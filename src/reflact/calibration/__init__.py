@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 from reflact.lazy import load_exports
 
 if TYPE_CHECKING:
+    from reflact.calibration.asked import DroppedCandidate, Mistake, ask_for_pair
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.config import CalibratorSettings
-    from reflact.calibration.contrast import PairModels, generate_contrast_pairs
     from reflact.calibration.critic import Critic
-    from reflact.calibration.curriculum import CurriculumSettings, RoundPlan, plan_next_round
     from reflact.calibration.grading import CriticAnnotator, CriticGrader, measure_critic
-    from reflact.calibration.mistakes import ContrastSettings, DroppedCandidate, GenerationResult
-    from reflact.calibration.planning import GenerationTask
+    from reflact.calibration.pairs import StepToContrast, find_reference, pairs_of
     from reflact.calibration.report import CalibrationReport
     from reflact.calibration.setup import connect
     from reflact.calibration.trace import Trace
@@ -25,38 +23,33 @@ __all__ = [
     "CalibrationReport",
     "Calibrator",
     "CalibratorSettings",
-    "ContrastSettings",
     "Critic",
     "CriticAnnotator",
     "CriticGrader",
     "CriticSettings",
-    "CurriculumSettings",
     "DroppedCandidate",
-    "GenerationResult",
-    "GenerationTask",
-    "PairModels",
-    "RoundPlan",
+    "Mistake",
+    "StepToContrast",
     "Trace",
+    "ask_for_pair",
     "build_anchors",
     "connect",
-    "generate_contrast_pairs",
+    "find_reference",
     "label_replies",
     "list_transitions",
     "measure_critic",
-    "plan_next_round",
+    "pairs_of",
 ]
 
 __getattr__ = load_exports(
     __name__,
     {
+        "calibration.asked": ("DroppedCandidate", "Mistake", "ask_for_pair"),
         "calibration.calibrator": ("Calibrator",),
         "calibration.config": ("CalibratorSettings",),
-        "calibration.contrast": ("PairModels", "generate_contrast_pairs"),
         "calibration.critic": ("Critic",),
-        "calibration.curriculum": ("CurriculumSettings", "RoundPlan", "plan_next_round"),
         "calibration.grading": ("CriticAnnotator", "CriticGrader", "measure_critic"),
-        "calibration.mistakes": ("ContrastSettings", "DroppedCandidate", "GenerationResult"),
-        "calibration.planning": ("GenerationTask",),
+        "calibration.pairs": ("StepToContrast", "find_reference", "pairs_of"),
         "calibration.report": ("CalibrationReport",),
         "calibration.setup": ("connect",),
         "calibration.trace": ("Trace",),

@@ -10,18 +10,13 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 import anyio
-from anyio import to_thread
-from pydantic import ValidationError
 
 from reflact.calibration.arguments import require_memory, require_model, require_traces, require_type
-from reflact.calibration.call_policies import LimitedLLM, MeteredLLM, UsageLedger
 from reflact.calibration.config import DEFAULT_CALIBRATOR_SETTINGS, CalibratorSettings
-from reflact.calibration.cost_estimate import CalibrationCostEstimate, estimate_cost
 from reflact.calibration.critic import Critic
 from reflact.calibration.events import (
     CalibrationEvent,
@@ -32,12 +27,17 @@ from reflact.calibration.events import (
     TraceFailed,
     TraceSkipped,
 )
-from reflact.calibration.report import CalibrationReport
-from reflact.calibration.rounds import PairCallback, RoundRunner
+from reflact.calibration.generation import PairCallback
+from reflact.calibration.labeled_steps import list_labeled_steps, list_pair_steps
+from reflact.calibration.loop import CalibrationLoop
+from reflact.calibration.promotion import take_snapshot
+from reflact.calibration.report import CalibrationCostEstimate, CalibrationReport
+from reflact.calibration.significance import describe_test_power
 from reflact.calibration.trace import Trace
+from reflact.calibration.usage import CountingLLM, UsageLedger
 from reflact.calibration.worker import TraceLearner
 from reflact.concurrency import Stream, open_task_group
-from reflact.errors import AccessDenied, BudgetSpent, ConfigError, DataError, RunFailed, UnknownModel
+from reflact.errors import AccessDenied, BudgetSpent, DataError, RunFailed, UnknownModel
 from reflact.memory.models import ContrastPair, PromotionEvidence
 from reflact.prompts import PromptBook, load_prompts
 from reflact.protocols import LLM
@@ -71,16 +71,15 @@ class Calibrator:
     and the budget of its calls are those of ``llm``.
 
     Args:
-        llm: Writes mistakes and compares; scores as well if ``critic`` is None.
+        llm: Writes mistakes and judges them; scores as well if ``critic`` is None.
         store: Keeps traces, pairs and tests, such as ``MemoryStore``.
         critic: The critic to calibrate; None: one on ``llm`` that reads ``store``.
-        n_judges: Blind comparisons of each pair; None: the number in the settings.
         settings: The section ``calibrator`` of the configuration.
         prompts: The prompts; None: the newest that are packaged.
         on_event: Gets each event; must not block. Its exceptions are ignored.
 
     Raises:
-        ConfigError: ``n_judges`` is 1 or negative, the model is not connected, or ``store`` is not a memory.
+        ConfigError: The model is not connected, or ``store`` is not a memory.
     """
 
     def __init__(
@@ -89,33 +88,30 @@ class Calibrator:
         store: MemoryStore,
         *,
         critic: Critic | None = None,
-        n_judges: int | None = None,
         settings: CalibratorSettings = DEFAULT_CALIBRATOR_SETTINGS,
         prompts: PromptBook | None = None,
         on_event: CalibrationEventCallback | None = None,
     ) -> None:
         require_model(llm, caller="a calibrator")
         require_memory(store, caller="a calibrator")
-        settings = settings if n_judges is None else _set_judges(settings, n_judges)
         prompts = prompts or load_prompts()
-        self._usage_ledger, semaphore = UsageLedger(), anyio.Semaphore(settings.concurrency)
-        self._critic = critic or Critic(MeteredLLM(llm, self._usage_ledger), memory=store, prompts=prompts)
-
-        def wrap(model: LLM) -> LLM:
-            return LimitedLLM(MeteredLLM(model, self._usage_ledger), semaphore)
-
+        ledger = UsageLedger()
+        semaphore = anyio.Semaphore(settings.concurrency)
+        self._usage_ledger = ledger
+        self._critic = critic or Critic(CountingLLM(llm, ledger), memory=store, prompts=prompts)
         tested = critic or Critic(llm, memory=store, prompts=prompts)
-        self._rounds = RoundRunner(
-            wrap(llm),
+        self._loop = CalibrationLoop(
+            CountingLLM(llm, ledger, semaphore),
             store,
-            tested.wrap_llm(wrap),
+            tested.wrap_llm(lambda model: CountingLLM(model, ledger, semaphore)),
             settings=settings,
             prompts=prompts,
             on_event=self._emit,
-            usage_ledger=self._usage_ledger,
+            usage_ledger=ledger,
         )
-        self._store, self._settings = store, settings
-        self._worker = TraceLearner(store, self._rounds, settings=settings)
+        self._store = store
+        self._settings = settings
+        self._worker = TraceLearner(store, self._loop, settings=settings)
         self._queue: deque[Trace] = deque()
         self._on_event = on_event
         self._counts = TraceCounts()
@@ -192,17 +188,14 @@ class Calibrator:
 
         Raises:
             ModelError: While iterating: the endpoint refused, failed or could not be reached.
-            RunFailed: While iterating: critic or judge gave no valid reply to any of the first ten questions.
+            RunFailed: While iterating: the critic gave no valid score of any of the first ten questions.
             StoreError: While iterating: the store cannot be read or written.
         """
 
         async def produce(send: PairCallback) -> None:
-            snapshot = await self._rounds.tester.take_snapshot()
-            await self._rounds.generate_pairs(
-                trace,
-                writer=self._rounds.make_writer(),
-                known_pair_ids=snapshot.known_pair_ids,
-                on_pair=send,
+            snapshot = await take_snapshot(self._store)
+            await self._loop.generator.make_trace_pairs(
+                trace, known_pair_ids=snapshot.known_pair_ids, on_pair=send
             )
 
         return Stream(produce)
@@ -231,7 +224,7 @@ class Calibrator:
             DataError: An argument is not a list of traces, or nothing could be tested; raised before any
                 call.
             ModelError: The endpoint refused, failed or could not be reached; finished pairs are stored.
-            RunFailed: The critic or the judge gave no valid reply to any of the first ten questions.
+            RunFailed: The critic gave no valid score of any of the first ten questions.
             BudgetSpent: The budget has no room for a call.
             StoreError: The store cannot be read or written.
         """
@@ -239,10 +232,11 @@ class Calibrator:
         if heldout is not None:
             require_traces(heldout, Trace, subject="`heldout`")
         anchors = await self._store.anchors()
-        calibration, missing = await self._rounds.open_calibration(traces, heldout, anchors)
-        if missing is not None and not allow_untested and (calibration.report is None or ignore_finished):
-            raise DataError(f"nothing could be tested, so no call was made: {missing}")
-        report = await self._rounds.run(calibration, anchors, ignore_finished=ignore_finished)
+        start = await self._loop.open(traces, heldout, anchors)
+        is_needed = start.report is None or ignore_finished
+        if start.missing is not None and is_needed and not allow_untested:
+            raise DataError(f"nothing could be tested, so no call was made: {start.missing.explanation}")
+        report = await self._loop.run(start, anchors, ignore_finished=ignore_finished)
         self._emit(CalibrationFinished(report=report))
         return report
 
@@ -262,17 +256,24 @@ class Calibrator:
             StoreError: The store cannot be read.
         """
         by_id = {pair.id: pair for pair in (*await self._store.anchors(), *anchors)}
-        calibration, missing = await self._rounds.open_calibration(traces, heldout, tuple(by_id.values()))
-        work = partial(
-            estimate_cost,
-            calibration,
-            missing=missing,
-            anchors=tuple(by_id.values()),
-            settings=self._settings,
-            n_samples=self._critic.settings.n_samples,
-            max_reasks=reasks,
+        all_anchors = tuple(by_id.values())
+        start = await self._loop.open(traces, heldout, all_anchors)
+        steps = list_labeled_steps(start.split.held_out)
+        n_held_out_traces = len({step.trace for step in steps})
+        min_calls, max_calls = self._loop.count_calls(start, all_anchors, max_reasks=reasks)
+        return CalibrationCostEstimate(
+            n_training_traces=len(start.split.training),
+            n_held_out_traces=n_held_out_traces,
+            n_held_out_steps=len(steps),
+            n_anchor_steps=len(list_pair_steps(all_anchors)),
+            min_calls=min_calls,
+            max_calls=max_calls,
+            power_summary=describe_test_power(n_held_out_traces, n_earlier_tests=start.n_earlier_tests),
+            missing_reason=None if start.missing is None else start.missing.explanation,
+            n_earlier_tests=start.n_earlier_tests,
+            resumed=start.number is not None,
+            is_finished=start.report is not None,
         )
-        return await to_thread.run_sync(work)
 
     async def recheck(self, heldout: Sequence[Trace]) -> tuple[PromotionEvidence, ...]:
         """Test every promoted batch again on held-out traces, and demote batches that do harm.
@@ -281,7 +282,7 @@ class Calibrator:
             ModelError: The endpoint refused, failed or could not be reached.
             StoreError: The store cannot be read or written.
         """
-        return await self._rounds.recheck(heldout)
+        return await self._loop.recheck(heldout)
 
     async def _run_worker(self) -> None:
         while not self._stopped:
@@ -311,7 +312,7 @@ class Calibrator:
         held_out = await self._worker.store_trace(trace)
         self._emit(TraceAccepted(trace_id=trace.id, use="hold_out" if held_out else "learn"))
         if not held_out:
-            self._rounds.emit_pairs_generated(trace, await self._worker.generate_pairs(trace))
+            await self._worker.make_pairs(trace)
         await self._worker.test_if_due()
 
     @property
@@ -339,13 +340,3 @@ class Calibrator:
         if self._on_event is not None:
             with suppress(Exception):  # an error of a callback must not end the agent
                 self._on_event(event)
-
-
-def _set_judges(settings: CalibratorSettings, n_judges: int) -> CalibratorSettings:
-    contrast = settings.contrast
-    try:
-        checked = type(contrast).model_validate({**contrast.model_dump(), "n_judges": n_judges})
-    except ValidationError as error:
-        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"n_judges: {reason}") from None
-    return settings.model_copy(update={"contrast": checked})

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from reflact.calibration.curriculum import CurriculumSettings
-from reflact.calibration.mistakes import JUDGED_PAIRS_HELP, ContrastSettings, JudgedPairs
+from reflact.calibration.asked import KNOWN_MISTAKES, Mistake
 from reflact.config.critic import CriticSettings
 from reflact.config.models import ConfigSection, ModelConfig, option, resolve_path
 from reflact.config.training import BudgetConfig, PromptsConfig, ReplayConfig
@@ -20,46 +20,32 @@ HoldoutBy = Literal["trace", "purpose"]
 """What keeps traces together in one fold."""
 
 
-class PairSettings(ContrastSettings):
-    """How a calibrator makes contrast pairs."""
+class CalibratorSettings(ConfigSection):
+    """How a calibrator makes pairs and tests them."""
 
-    n_judges: int = option(
-        5, ge=0, description="Blind comparisons of each judged pair; 0: none, else at least 2."
+    min_delta: float = option(
+        0.5,
+        ge=0,
+        le=10,
+        description="Least change of progress of the steps to learn from; steps without any change count too.",
     )
-    judged_pairs: JudgedPairs = option("unproven", description=JUDGED_PAIRS_HELP)
+    pairs_per_step: int = option(4, ge=1, description="Maximum number of new pairs of each step in a round.")
     max_pairs: int | None = option(
         120,
         ge=3,
-        description="Maximum number of pairs of a round and of a tested batch. On the right side, progress rises in at most a "
-        "third of them, stays in a third and falls in a third. null: no limit, here and in `max_unproven`.",
+        description="Maximum number of pairs of a round and of a tested batch. On the right side, progress rises in at "
+        "most a third of them, stays in a third and falls in a third. null: no limit.",
     )
-    max_unproven: int = option(
+    max_asked: int = option(
         8,
         ge=0,
-        description="Maximum number of unproven candidates of a round; only these need calls. Raise it if your traces "
-        "have no labels.",
+        description="Maximum number of mistakes that the model is asked to write in a round; each takes up to three "
+        "calls. 0: only pairs that need no model.",
     )
-    concurrency: int = option(
-        32,
-        ge=1,
-        description="For one trace, the maximum of steps at a time, and of questions that are sent or wait. Keep it "
-        "above `calibrator.concurrency`, so that calls continue while pairs are stored.",
+    mistakes: tuple[Mistake, ...] = option(
+        (), description="Your own kinds of mistakes, each with a name and a description."
     )
-
-
-class CalibratorSettings(ConfigSection):
-    """How a calibrator works."""
-
-    contrast: PairSettings = Field(default_factory=PairSettings, description="How contrast pairs are made.")
-    curriculum: CurriculumSettings = Field(
-        default_factory=CurriculumSettings, description="Which mistakes the rounds of contrast pairs ask for."
-    )
-    queue_size: int = option(64, ge=1, description="Beside an agent: maximum number of waiting traces.")
-    full_queue_policy: FullQueuePolicy = option(
-        "drop_oldest",
-        description="If the queue is full: `drop_oldest` drops the oldest trace; `reject` rejects the new one; with "
-        "`block`, `submit_and_wait` waits and `submit` rejects.",
-    )
+    max_rounds: int = option(3, ge=1, description="Maximum number of rounds.")
     holdout_folds: int = option(
         4,
         ge=2,
@@ -74,15 +60,25 @@ class CalibratorSettings(ConfigSection):
     max_held_out_traces: int = option(
         100, ge=1, description="Maximum number of held-out traces that are scored."
     )
-    batch_size: int = option(
-        16, ge=1, description="Beside an agent: number of waiting pairs at which they are tested."
-    )
     concurrency: int = option(
         8,
         ge=1,
-        description="Maximum of questions in flight, of critic, writer and judges together. It is also the maximum "
-        "of traces at a time. `models.critic.concurrency` is the endpoint's own limit.",
+        description="Maximum number of questions in flight. `models.critic.concurrency` is the endpoint's own limit.",
     )
+    batch_size: int = option(
+        16, ge=1, description="Beside an agent: number of waiting pairs at which they are tested."
+    )
+    queue_size: int = option(64, ge=1, description="Beside an agent: maximum number of waiting traces.")
+    full_queue_policy: FullQueuePolicy = option(
+        "drop_oldest",
+        description="If the queue is full: `drop_oldest` drops the oldest trace; `reject` rejects the new one; with "
+        "`block`, `submit_and_wait` waits and `submit` rejects.",
+    )
+
+    @property
+    def all_mistakes(self) -> Mapping[str, Mistake]:
+        """The known kinds of mistakes and the user's own, by name."""
+        return {mistake.name: mistake for mistake in (*KNOWN_MISTAKES, *self.mistakes)}
 
 
 DEFAULT_CALIBRATOR_SETTINGS = CalibratorSettings()

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 from pydantic import Field, JsonValue, field_validator
@@ -14,7 +14,7 @@ from pydantic import Field, JsonValue, field_validator
 from reflact.calibration.arguments import require_memory, require_model, require_type
 from reflact.calibration.guards import GuardCase, QuotableTexts, apply_guards, find_objection
 from reflact.calibration.transition_view import TokenCounter, TransitionView, estimate_tokens, show_transition
-from reflact.calibration.worked_examples import ExampleRenderer, ShownExamples, WordIndex, rank_pairs
+from reflact.calibration.worked_examples import ShownExamples, rank_pairs, show_examples
 from reflact.concurrency import fan_out, run_in_thread
 from reflact.config.critic import CriticSettings
 from reflact.errors import ReplyError
@@ -28,14 +28,18 @@ from reflact.types import canonical_json, digest_json, digest_text
 if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
 
-T = TypeVar("T")
-
 CRITIC_SCOPE = Scope(roles=("critic",))
-"""Who the critic is to the memory, where nothing else is said."""
+"""Which pairs a critic sees if its caller names no scope."""
 
 CRITIC_PROMPT = "critic"
 
 DEFAULT_CRITIC_SETTINGS = CriticSettings()
+
+MAX_KEPT_SCORES = 1024
+"""Scores that a critic keeps: those of the traces that one round measures."""
+
+MAX_KEPT_PAIRS = 8192
+"""Pairs whose words are kept, several times what a memory holds by default; then all are read again."""
 
 
 class CriticReply(ReplyModel):
@@ -106,9 +110,8 @@ class Critic:
         self._prompts = prompts or load_prompts()
         self._count_tokens = count_tokens
         self._pinned_pairs: tuple[ContrastPair, ...] | None = None
-        self._index = WordIndex()
-        self._renderer = ExampleRenderer(settings.example_state_tokens, count_tokens)
-        self._scores: ResultCache[StateScore] = ResultCache(settings.cache_size)
+        self._words_by_pair: dict[str, frozenset[str]] = {}
+        self._scores = ScoreCache()
 
     @property
     def identity(self) -> str:
@@ -118,7 +121,7 @@ class Critic:
                 "critic": self.prompt,
                 "checksum": self._prompts.prompts[CRITIC_PROMPT].checksum[:16],
                 "llm": self._llm.identity,
-                "settings": self._settings.model_dump(mode="json", exclude={"cache_size"}),
+                "settings": self._settings.model_dump(mode="json"),
                 "count": _name_counter(self._count_tokens),
                 "snapshot": self.snapshot,
             }
@@ -126,7 +129,7 @@ class Critic:
 
     @property
     def settings(self) -> CriticSettings:
-        """What it shows, and how it takes what comes back."""
+        """The sizes of its prompt, and its number of samples."""
         return self._settings
 
     @property
@@ -136,7 +139,7 @@ class Critic:
 
     @property
     def snapshot(self) -> str | None:
-        """Hash of the pairs and the prompt that it is pinned to; None where it reads the memory."""
+        """Hash of the pairs and the prompt that it is pinned to; None if it reads the memory."""
         if self._pinned_pairs is None:
             return None
         return digest_json([self.prompt, *(pair.id for pair in self._pinned_pairs)])
@@ -159,7 +162,7 @@ class Critic:
         """Return an equal critic that asks a wrapped model and shares no cached scores with this one."""
         critic = copy(self)
         critic._llm = wrap(self._llm)
-        critic._scores = ResultCache(self._settings.cache_size)
+        critic._scores = ScoreCache()
         return critic
 
     async def pin(self, *, scope: Scope = CRITIC_SCOPE) -> Critic:
@@ -204,11 +207,11 @@ class Critic:
         if pairs is None:
             pairs = await self._load_pairs(scope)
         step = _StepToScore(TransitionView(transition), purpose, trial, progress_before)
-        kinds: list[JsonValue] = [pair.mistake for pair in pairs]
-        new = await run_in_thread(partial(self._index.list_unindexed, pairs), kinds)
+        new = (pair for pair in pairs if pair.id not in self._words_by_pair)
         states = (state for pair in new for state in pair.transition.payloads)
+        mistakes: list[JsonValue] = [pair.mistake for pair in pairs]
         step_hash, examples = await run_in_thread(
-            partial(self._choose_examples, step, pairs), purpose, *transition.payloads, kinds, *states
+            partial(self._choose_examples, step, pairs), purpose, *transition.payloads, mistakes, *states
         )
         pair_ids = [pair.id for pair in examples.pairs]
         key = digest_json([step_hash, trial, progress_before, *pair_ids])
@@ -226,10 +229,15 @@ class Critic:
         """Return the hash of a step under its purpose, and its worked examples."""
         settings = self._settings
         step_hash = digest_text(f"[{canonical_json(step.purpose)},{step.view.canonical_json}]")
-        same = settings.include_same_transition
-        order = rank_pairs(pairs, step.view, purpose=step.purpose, include_same=same, index=self._index)
-        examples = self._renderer.show(
-            order, max_tokens=settings.example_tokens, max_pairs=settings.max_examples
+        if len(self._words_by_pair) > MAX_KEPT_PAIRS:
+            self._words_by_pair = {}
+        order = rank_pairs(pairs, step.view, purpose=step.purpose, words_by_pair=self._words_by_pair)
+        examples = show_examples(
+            order,
+            max_tokens=settings.example_tokens,
+            max_pairs=settings.max_examples,
+            max_state_tokens=settings.example_state_tokens,
+            count_tokens=self._count_tokens,
         )
         return step_hash, examples
 
@@ -249,11 +257,11 @@ class Critic:
 
     def _build_prompt(self, step: _StepToScore, examples: ShownExamples) -> tuple[RenderedPrompt, GuardCase]:
         """Return what is asked of a step, and what guards need to know of it."""
-        settings, limit = self._settings, self._settings.state_tokens
+        limit = self._settings.state_tokens
         shown = show_transition(step.purpose, step.view, max_tokens=limit, count_tokens=self._count_tokens)
         prompt = self._prompts.render(CRITIC_PROMPT, {"examples": examples.text, "transition": shown})
         changed = step.view.transition.changes_state
-        return prompt, GuardCase(changed, QuotableTexts(step.view), settings, step.progress_before)
+        return prompt, GuardCase(changed, QuotableTexts(step.view), step.progress_before)
 
     async def _sample_evaluation(
         self, prompt: RenderedPrompt, case: GuardCase, call_id: CallId
@@ -313,64 +321,29 @@ def _combine_samples(
     )
 
 
-class ResultCache(Generic[T]):
-    """Computes each result once, and keeps the ``size`` most recently used ones; callers that ask meanwhile wait.
+class ScoreCache:
+    """Computes each score once, and keeps the ``MAX_KEPT_SCORES`` most recently used ones; callers that ask meanwhile wait.
 
-    An error goes to all who wait and is not kept. If the caller that computes is cancelled, the next one does.
+    A caller that fails, or is cancelled, leaves the question to the next one.
     """
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._results: OrderedDict[str, T] = OrderedDict()
-        self._in_progress: dict[str, _PendingResult[T]] = {}
-
-    async def get_or_compute(self, key: str, compute: Callable[[], Awaitable[T]]) -> T:
-        """Return the result for a key."""
-        while key not in self._results:
-            pending = self._in_progress.get(key)
-            if pending is None:
-                return await self._compute(key, compute)
-            await pending.is_done.wait()
-            if pending.error is not None:
-                raise pending.error
-            if pending.results:
-                return pending.results[0]
-        self._results.move_to_end(key)
-        return self._results[key]
-
-    async def _compute(self, key: str, compute: Callable[[], Awaitable[T]]) -> T:
-        pending = self._in_progress[key] = _PendingResult()
-        try:
-            result = self._results[key] = await compute()
-        except Exception as error:  # those who wait for the result get it too
-            pending.error = error
-            raise
-        else:
-            pending.results.append(result)
-            while len(self._results) > self._size:
-                self._results.popitem(last=False)
-            return result
-        finally:
-            del self._in_progress[key]
-            pending.is_done.set()
-
-
-class _PendingResult(Generic[T]):
     def __init__(self) -> None:
-        self.is_done = anyio.Event()
-        self.results: list[T] = []
-        self.error: Exception | None = None
+        self._scores: OrderedDict[str, StateScore] = OrderedDict()
+        self._in_progress: dict[str, anyio.Event] = {}
 
-
-class Scorer(Protocol):
-    """A critic as calibration needs it."""
-
-    async def score(
-        self,
-        transition: Transition,
-        *,
-        purpose: str,
-        pairs: Sequence[ContrastPair] | None = None,
-        trial: int = 0,
-    ) -> StateScore:
-        """Evaluate a transition; another trial is an independent sample."""
+    async def get_or_compute(self, key: str, compute: Callable[[], Awaitable[StateScore]]) -> StateScore:
+        """Return the score for a key."""
+        while key in self._in_progress:
+            await self._in_progress[key].wait()
+        if key not in self._scores:
+            done = self._in_progress[key] = anyio.Event()
+            try:
+                self._scores[key] = await compute()
+            finally:
+                del self._in_progress[key]
+                done.set()
+        self._scores.move_to_end(key)
+        score = self._scores[key]
+        while len(self._scores) > MAX_KEPT_SCORES:
+            self._scores.popitem(last=False)
+        return score

@@ -86,7 +86,7 @@ class TraceSkipped(ShortReprModel):
 class PairsGenerated(ShortReprModel):
     """The contrast pairs of a trace are in the store.
 
-    The scan quarantined or rejected ``n_quarantined`` of them. Nothing was made if ``is_memory_full``.
+    The scan quarantined or rejected ``n_quarantined`` of them.
     """
 
     kind: Literal["pairs_generated"] = "pairs_generated"
@@ -94,7 +94,6 @@ class PairsGenerated(ShortReprModel):
     n_candidates: int
     n_pairs: int
     n_quarantined: int
-    is_memory_full: bool = False
     dropped: tuple[DropCount, ...] = ()
     usage: Usage = Usage()
 

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from reflact.calibration.critic import Critic
 from reflact.calibration.guards import split_words
-from reflact.calibration.labeled_steps import LabeledStep, list_labeled_steps, score_steps
+from reflact.calibration.labeled_steps import LabeledStep, StepScorer, list_labeled_steps
 from reflact.calibration.metrics import CriticMetrics, compute_metrics
 from reflact.calibration.trace import Trace
 from reflact.calibration.trace_sources import REPLY_ACTION, last_messages, list_transitions
@@ -164,7 +164,8 @@ async def measure_critic_on_steps(
     critic: Critic, steps: Sequence[LabeledStep], *, max_concurrent: int
 ) -> CriticMetrics | None:
     """Return what a critic's scores are worth on steps; see ``measure_critic``."""
-    scored = await score_steps(critic, steps, None, max_concurrent=max_concurrent)
+    scorer = StepScorer(critic, max_concurrent=max_concurrent, max_first_failures=None)
+    scored = await scorer.score(steps, None)
     return compute_metrics([step for step in scored if step is not None])
 
 

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from reflact.calibration.transition_view import ABSENT_TEXT, FieldChange, TransitionView
-from reflact.config.critic import CriticSettings
 from reflact.memory.models import Evaluation
 
 _ESCAPE = re.compile(r'\\[nrt"\\/]')
@@ -134,12 +133,21 @@ def _list_field_values(fields: Iterable[FieldChange], *, after: bool) -> list[st
     return [f"{path} {value}" for path, value in sides if value is not None]
 
 
+MAX_JUMP = 4.0
+"""The largest change of progress in one step whose confidence is not limited."""
+
+MAX_JUMP_CONFIDENCE = 0.5
+"""A larger change is as likely right as wrong, whatever the model says."""
+
+MAX_UNSUPPORTED_CONFIDENCE = 0.2
+"""Without evidence, or with quotes that do not occur, little confidence is left."""
+
+
 class GuardCase(NamedTuple):
     """A transition as guards see it; ``progress_before``: what the state before is worth, None: the evaluation says."""
 
     has_change: bool
     quotable: QuotableTexts
-    settings: CriticSettings
     progress_before: float | None = None
 
 
@@ -149,19 +157,19 @@ def deny_invented_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluatio
     if not invented:
         return evaluation
     remaining = tuple(quote for quote in evaluation.evidence if quote not in invented)
-    return _deny_credit(evaluation, case).model_copy(update={"evidence": remaining})
+    return _deny_credit(evaluation).model_copy(update={"evidence": remaining})
 
 
 def deny_missing_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """A change that is judged without any evidence gets no credit and little confidence."""
-    return evaluation if evaluation.evidence else _deny_credit(evaluation, case)
+    return evaluation if evaluation.evidence else _deny_credit(evaluation)
 
 
 def deny_vanished_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """A gain for which only what is gone is quoted gets no credit and little confidence: it shows a loss."""
     if not evaluation.evidence or _select_bearing_evidence(evaluation, case):
         return evaluation
-    return _deny_credit(evaluation, case)
+    return _deny_credit(evaluation)
 
 
 def doubt_old_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
@@ -169,14 +177,14 @@ def doubt_old_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     bearing = _select_bearing_evidence(evaluation, case)
     if evaluation.delta == 0 or case.quotable.mentions_change(bearing):
         return evaluation
-    return _cap_confidence(evaluation, case.settings.max_unsupported_confidence)
+    return _cap_confidence(evaluation, MAX_UNSUPPORTED_CONFIDENCE)
 
 
 def doubt_jump(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """A large change of progress in one step gets limited confidence."""
-    if abs(evaluation.delta) <= case.settings.max_jump:
+    if abs(evaluation.delta) <= MAX_JUMP:
         return evaluation
-    return _cap_confidence(evaluation, case.settings.max_jump_confidence)
+    return _cap_confidence(evaluation, MAX_JUMP_CONFIDENCE)
 
 
 GUARDS: Final[Mapping[str, Callable[[Evaluation, GuardCase], Evaluation]]] = MappingProxyType(
@@ -196,9 +204,13 @@ def apply_guards(evaluation: Evaluation, case: GuardCase) -> tuple[Evaluation, t
 
     If nothing changed, nothing was achieved: the guard ``no_change`` makes progress after progress before.
     """
-    evaluation, names = _set_progress_before(evaluation, case), list[str]()
-    guards = GUARDS if case.has_change else {"no_change": _remove_credit}
-    for name, guard in guards.items():
+    evaluation = _set_progress_before(evaluation, case)
+    if not case.has_change:
+        if evaluation.delta == 0:
+            return evaluation, ()
+        return _remove_credit(evaluation), ("no_change",)
+    names = []
+    for name, guard in GUARDS.items():
         left = guard(evaluation, case)
         if left != evaluation:
             names.append(name)
@@ -256,12 +268,12 @@ def _describe_no_change(case: GuardCase) -> str:
     return f"give {case.progress_before:g} as phi after, since the state before counts {case.progress_before:g} here"
 
 
-def _remove_credit(evaluation: Evaluation, case: GuardCase) -> Evaluation:
+def _remove_credit(evaluation: Evaluation) -> Evaluation:
     return evaluation.model_copy(update={"progress_after": evaluation.progress_before})
 
 
-def _deny_credit(evaluation: Evaluation, case: GuardCase) -> Evaluation:
-    return _cap_confidence(_remove_credit(evaluation, case), case.settings.max_unsupported_confidence)
+def _deny_credit(evaluation: Evaluation) -> Evaluation:
+    return _cap_confidence(_remove_credit(evaluation), MAX_UNSUPPORTED_CONFIDENCE)
 
 
 def _cap_confidence(evaluation: Evaluation, max_confidence: float) -> Evaluation:

@@ -7,18 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from pydantic import JsonValue
-
-from reflact.calibration.critic import Scorer
+from reflact.calibration.critic import Critic
 from reflact.calibration.metrics import ScoredStep
-from reflact.calibration.perturbations import DistanceBand, StepToContrast
+from reflact.calibration.pairs import DistanceBand, StepToContrast
 from reflact.calibration.splits import deduplicate_traces, list_labeled_events
 from reflact.calibration.trace import Trace
 from reflact.concurrency import fan_out, run_in_thread
-from reflact.errors import CallError
+from reflact.errors import CallError, RunFailed
 from reflact.memory.cards import TraceIdentity
 from reflact.memory.models import ContrastPair, Evaluation, Label, ScoreEvent, Transition
 from reflact.types import digest_json
+
+MAX_FIRST_FAILURES = 10
+"""A critic may leave so many of its first questions without a valid score before a calibration ends."""
 
 
 class LabeledStep(NamedTuple):
@@ -38,7 +39,6 @@ class LabeledStep(NamedTuple):
 
     def build_scored_step(self, evaluation: Evaluation) -> ScoredStep:
         """Return an evaluation of this step beside what is right."""
-        difficulties = [pair.difficulty for pair in self.pairs if pair.difficulty is not None]
         return ScoredStep(
             trace_id=self.trace_id,
             step=self.number,
@@ -46,7 +46,6 @@ class LabeledStep(NamedTuple):
             evaluation=evaluation,
             wrong_progress=tuple(pair.wrong.progress_after for pair in self.pairs),
             mistakes=tuple(sorted({pair.mistake for pair in self.pairs})),
-            difficulty=max(difficulties, default=None),
         )
 
 
@@ -62,10 +61,10 @@ def list_labeled_steps(traces: Iterable[Trace]) -> tuple[LabeledStep, ...]:
 
 def list_pair_steps(pairs: Iterable[ContrastPair]) -> tuple[LabeledStep, ...]:
     """Return the steps of pairs, each once; the right side is the label. Unknown traces have one step each."""
-    about: dict[str, list[ContrastPair]] = defaultdict(list)
+    pairs_by_subject: dict[str, list[ContrastPair]] = defaultdict(list)
     for pair in pairs:
-        about[pair.hashes.subject].append(pair)
-    return tuple(_build_pair_step(name, together) for name, together in sorted(about.items()))
+        pairs_by_subject[pair.hashes.subject].append(pair)
+    return tuple(_build_pair_step(name, same) for name, same in sorted(pairs_by_subject.items()))
 
 
 def _build_pair_step(name: str, pairs: Sequence[ContrastPair]) -> LabeledStep:
@@ -76,83 +75,106 @@ def _build_pair_step(name: str, pairs: Sequence[ContrastPair]) -> LabeledStep:
         source=first.label_source,
         reasoning=first.right.reasoning,
     )
-    trace_id, number = first.provenance.trace_id or name, first.provenance.step or 0
-    return LabeledStep(
-        TraceIdentity(trace_id, (name,)), number, first.purpose, first.transition, label, tuple(pairs)
-    )
+    trace = TraceIdentity(first.provenance.trace_id or name, (name,))
+    number = first.provenance.step or 0
+    return LabeledStep(trace, number, first.purpose, first.transition, label, tuple(pairs))
 
 
 def list_steps_to_contrast(
     measured: Iterable[tuple[LabeledStep, ScoredStep | None]], band: DistanceBand
 ) -> Iterator[StepToContrast]:
-    """Yield steps of pairs with the critic's present evaluation, if their label comes from outside the critic."""
+    """Yield steps of pairs with the critic's present evaluation."""
     for step, score in measured:
-        if score is not None and step.label.source != "agreement":
+        if score is not None:
             event = ScoreEvent(
                 step=step.number, transition=step.transition, evaluation=score.evaluation, label=step.label
             )
             yield StepToContrast(event, step.pairs[0].right, step.purpose, step.trace_id, band)
 
 
-async def score_steps(
-    critic: Scorer, steps: Sequence[LabeledStep], pairs: Sequence[ContrastPair] | None, *, max_concurrent: int
-) -> tuple[ScoredStep | None, ...]:
-    """Score steps, so many at a time; None stands for a step without a valid score.
+class StepScorer:
+    """Scores labelled steps with one critic.
 
-    Worked examples are chosen from exactly these pairs, without those that reveal the step's score; if pairs is
-    None, the critic chooses as it always does.
+    Args:
+        critic: The critic.
+        max_concurrent: Steps at a time.
+        max_first_failures: So many of the first scores may be invalid; None: all.
     """
-    purposes = {step.purpose for step in steps}
-    leaks = LeakFilter([pair for pair in pairs or () if pair.purpose in purposes])
-    await leaks.hash_states()
 
-    async def one(step: LabeledStep) -> ScoredStep | None:
-        examples = None if pairs is None else await leaks.exclude_leaking(pairs, step)
-        try:
-            score = await critic.score(step.transition, purpose=step.purpose, pairs=examples)
-        except CallError:
-            return None
-        return step.build_scored_step(score.evaluation)
+    def __init__(
+        self, critic: Critic, *, max_concurrent: int, max_first_failures: int | None = MAX_FIRST_FAILURES
+    ) -> None:
+        self.critic = critic
+        self._max_concurrent = max_concurrent
+        self._max_first_failures = max_first_failures
+        self._n_failures = 0
+        self._has_scored = False
 
-    return await fan_out(one, steps, limit=max_concurrent)
+    async def score(
+        self, steps: Sequence[LabeledStep], pairs: Sequence[ContrastPair] | None
+    ) -> tuple[ScoredStep | None, ...]:
+        """Score steps; None stands for a step without a valid score.
+
+        Worked examples are chosen from exactly these pairs, without those that reveal the step's score; if
+        pairs is None, the critic chooses as it always does.
+
+        Raises:
+            RunFailed: None of the first scores is valid.
+        """
+        states = [state for step in steps for state in step.transition.payloads]
+        choices = await run_in_thread(partial(_exclude_leaking, pairs, steps), *states)
+
+        async def score_step(index: int) -> ScoredStep | None:
+            step = steps[index]
+            examples = choices[index]
+            try:
+                score = await self.critic.score(step.transition, purpose=step.purpose, pairs=examples)
+            except CallError as error:
+                self._count_failure(error)
+                return None
+            self._has_scored = True
+            return step.build_scored_step(score.evaluation)
+
+        return await fan_out(score_step, range(len(steps)), limit=self._max_concurrent)
+
+    def _count_failure(self, error: CallError) -> None:
+        self._n_failures += 1
+        if self._has_scored or self._n_failures != self._max_first_failures:
+            return
+        raise RunFailed(
+            f"the critic gave no valid score of any of the first {self._n_failures} questions, so no further "
+            f"call is made; the last error: {error}. Check `model`, `base_url`, `mode` and `max_tokens` of "
+            "models.critic; paid replies are stored"
+        ) from error
+
+
+def _exclude_leaking(
+    pairs: Sequence[ContrastPair] | None, steps: Sequence[LabeledStep]
+) -> list[Sequence[ContrastPair] | None]:
+    """Return for each step the pairs that may be shown beside it; None if the critic chooses."""
+    if pairs is None:
+        return [None] * len(steps)
+    leaks = LeakFilter(pairs, purposes={step.purpose for step in steps})
+    return [leaks.exclude_leaking(pairs, step) for step in steps]
 
 
 class LeakFilter:
     """Knows the pairs that reveal a step's score: they show the state after it, under its purpose."""
 
-    def __init__(self, pairs: Sequence[ContrastPair]) -> None:
-        self._pairs = pairs
-        self._purposes = {pair.purpose for pair in pairs}
+    def __init__(self, pairs: Iterable[ContrastPair], *, purposes: Iterable[str]) -> None:
+        wanted = frozenset(purposes)
         self._pair_ids_by_state: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for pair in pairs:
+            if pair.purpose in wanted:
+                for state in (pair.transition.before, pair.transition.after):
+                    self._pair_ids_by_state[pair.purpose, digest_json(state)].add(pair.id)
 
-    async def hash_states(self) -> None:
-        """Hash the states of the pairs, beside the event loop."""
-        for pair in self._pairs:
-            states = pair.transition.payloads[:2]
-            for state in await run_in_thread(partial(_hash_states, states), *states):
-                self._pair_ids_by_state[pair.purpose, state].add(pair.id)
-
-    async def exclude_leaking(
-        self, candidates: Sequence[ContrastPair], step: LabeledStep
-    ) -> Sequence[ContrastPair]:
+    def exclude_leaking(self, pairs: Sequence[ContrastPair], step: LabeledStep) -> Sequence[ContrastPair]:
         """Return the pairs that do not show the state after a step under its purpose."""
-        if step.purpose not in self._purposes:
-            return candidates
-        after = step.transition.after
-        (state,) = await run_in_thread(partial(_hash_states, [after]), after)
-        leaking = self._pair_ids_by_state.get((step.purpose, state), set())
-        return [pair for pair in candidates if pair.id not in leaking] if leaking else candidates
-
-
-def _hash_states(states: Iterable[JsonValue]) -> list[str]:
-    return [digest_json(state) for state in states]
-
-
-async def load_recordings(traces: Iterable[Trace]) -> None:
-    """Compute ``Trace.recording`` of traces beside the event loop; it is kept."""
-    for trace in traces:
-        states = (state for event in trace.events for state in event.transition.payloads)
-        await run_in_thread(partial(getattr, trace, "recording"), *states)
+        if not self._pair_ids_by_state:
+            return pairs
+        leaking = self._pair_ids_by_state.get((step.purpose, digest_json(step.transition.after)))
+        return [pair for pair in pairs if pair.id not in leaking] if leaking else pairs
 
 
 class PairedScores(NamedTuple):

@@ -40,9 +40,8 @@ class ScoredStep(FrozenModel):
 
     Args:
         evaluation: What the critic said, after its guards.
-        wrong_progress: Phi after of the wrong evaluations in contrast pairs of this transition.
+        wrong_progress: Progress after of the wrong evaluations in contrast pairs of this transition.
         mistakes: The kinds of mistakes that these show.
-        difficulty: How hard judges found the hardest of these pairs; None if no judge was asked.
     """
 
     trace_id: str
@@ -51,7 +50,6 @@ class ScoredStep(FrozenModel):
     evaluation: Evaluation
     wrong_progress: tuple[Progress, ...] = ()
     mistakes: tuple[str, ...] = ()
-    difficulty: Share | None = None
 
     @property
     def error(self) -> float:
@@ -62,15 +60,6 @@ class ScoredStep(FrozenModel):
     def is_right(self) -> bool:
         """Whether the score is within ``RIGHT_TOLERANCE`` of the correct one."""
         return abs(self.error) <= RIGHT_TOLERANCE
-
-
-class ErrorGroup(FrozenModel):
-    """The error among steps of one kind; a step may be in several."""
-
-    name: str
-    n_transitions: int = Field(ge=1)
-    error: IntervalEstimate
-    bias: IntervalEstimate
 
 
 class ReliabilityBin(FrozenModel):
@@ -110,9 +99,6 @@ class CriticMetrics(FrozenModel):
         brier: Mean squared difference of confidence and being right.
         calibration: Expected calibration error over ``N_BINS`` bins of confidence; above 0 by chance alone
             where steps are few.
-        by_mistake: Steps by the kind of mistake that they invite, sorted by name.
-        by_difficulty: Steps by the difficulty of their pairs: ``easy`` (no judge erred), ``middle`` (at most
-            one in five) and ``hard``.
         reliability: The filled bins of confidence, lowest first.
     """
 
@@ -125,8 +111,6 @@ class CriticMetrics(FrozenModel):
     brier: IntervalEstimate
     calibration: IntervalEstimate
     constant: ConstantBaseline
-    by_mistake: tuple[ErrorGroup, ...] = ()
-    by_difficulty: tuple[ErrorGroup, ...] = ()
     reliability: tuple[ReliabilityBin, ...] = ()
 
 
@@ -152,8 +136,6 @@ def compute_metrics(scored: Sequence[ScoredStep]) -> CriticMetrics | None:
             error=math.fsum(abs(progress - usual) for progress in correct) / len(correct),
             brier=share * (1 - share),
         ),
-        by_mistake=_build_groups(scored, lambda step: step.mistakes),
-        by_difficulty=_build_groups(scored, _name_difficulty),
         reliability=_build_bins(scored),
     )
 
@@ -293,28 +275,6 @@ class _TraceBootstrap:
 def _add_sums(sums: Iterable[_TraceSums]) -> _TraceSums:
     *plain, bins = zip(*sums, strict=True)
     return _TraceSums._make([*map(sum, plain), tuple(map(sum, zip(*bins, strict=True)))])
-
-
-def _build_groups(
-    scored: Sequence[ScoredStep], list_names: Callable[[ScoredStep], tuple[str, ...]]
-) -> tuple[ErrorGroup, ...]:
-    members: dict[str, list[ScoredStep]] = defaultdict(list)
-    for step in scored:
-        for name in list_names(step):
-            members[name].append(step)
-    groups = []
-    for name, steps in sorted(members.items()):
-        sample = _TraceBootstrap(steps, stream_name=f"0/{name}")
-        error = sample.estimate(lambda t: t.error / t.steps, 0, 10)
-        bias = sample.estimate(lambda t: t.bias / t.steps, -10, 10)
-        groups.append(ErrorGroup(name=name, n_transitions=len(steps), error=error, bias=bias))
-    return tuple(groups)
-
-
-def _name_difficulty(step: ScoredStep) -> tuple[str, ...]:
-    if step.difficulty is None:
-        return ()
-    return ("easy",) if step.difficulty == 0 else ("middle",) if step.difficulty <= 0.2 else ("hard",)
 
 
 def _build_bins(scored: Sequence[ScoredStep]) -> tuple[ReliabilityBin, ...]:

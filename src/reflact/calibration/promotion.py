@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from anyio import to_thread
 
-from reflact.calibration.call_policies import FailFastCritic
-from reflact.calibration.critic import CRITIC_SCOPE, Critic
-from reflact.calibration.labeled_steps import LabeledStep, pair_scores, score_steps
-from reflact.calibration.metrics import CriticMetrics, ScoredStep, bootstrap_mean, compute_metrics
+from reflact.calibration.critic import CRITIC_SCOPE
+from reflact.calibration.labeled_steps import LabeledStep, StepScorer, pair_scores
+from reflact.calibration.metrics import ScoredStep, bootstrap_mean, compute_metrics
 from reflact.calibration.report import MetricsChange
 from reflact.calibration.significance import (
     MIN_COVERAGE,
-    NotEnoughTraces,
+    NotTested,
     ReplayTestUse,
     UnscoredStep,
     bound_unscored_effect,
@@ -59,52 +58,40 @@ class MemorySnapshot(NamedTuple):
         )
 
 
+async def take_snapshot(store: MemoryStore) -> MemorySnapshot:
+    """Return the present status of the critic's pairs."""
+    stored = await store.pairs()
+    tests = await store.tests()
+    tested_at = {pair_id: test.at for test in tests if test.evidence is not None for pair_id in test.pair_ids}
+    purposes = {origin.trace_id: one.pair.purpose for one in stored for origin in one.origins}
+    ours = [one for one in stored if is_visible_to(one.pair.scope, CRITIC_SCOPE)]
+    return MemorySnapshot(
+        known_pair_ids=frozenset(
+            one.pair.id
+            for one in stored
+            if one.pair.id in tested_at or one.status in {"promoted", "archived"}
+        ),
+        learned=TrainingHistory(
+            frozenset(origin.trace_id for one in stored for origin in one.origins),
+            frozenset(purposes.values()),
+        ),
+        promoted=tuple(one.pair for one in ours if one.status == "promoted"),
+        waiting_pairs=tuple(
+            one
+            for one in ours
+            if one.status == "quarantined" and not one.needs_review and _has_changed_since(one, tested_at)
+        ),
+        tests=tests,
+        purposes=purposes,
+    )
+
+
 class PromotionTester:
     """Tests pairs on steps whose correct score is known."""
 
-    def __init__(self, critic: Critic, store: MemoryStore, *, max_concurrent: int) -> None:
-        self.critic = critic
-        self.fail_fast_critic = FailFastCritic(critic)
+    def __init__(self, scorer: StepScorer, store: MemoryStore) -> None:
+        self._scorer = scorer
         self._store = store
-        self._max_concurrent = max_concurrent
-
-    async def take_snapshot(self) -> MemorySnapshot:
-        """Return the present status of the critic's pairs."""
-        stored, tests = await self._store.pairs(), await self._store.tests()
-        ended = [test for test in tests if test.evidence is not None]
-        tested = {pair_id: test.at for test in ended for pair_id in test.pair_ids}
-        purposes = {
-            origin.trace_id: one.pair.purpose
-            for one in stored
-            if one.pair.construction != "other_purpose"
-            for origin in one.origins
-        }
-        ours = [one for one in stored if is_visible_to(one.pair.scope, CRITIC_SCOPE)]
-        return MemorySnapshot(
-            known_pair_ids=frozenset(
-                one.pair.id
-                for one in stored
-                if one.pair.id in tested or one.status in {"promoted", "archived"}
-            ),
-            learned=TrainingHistory(
-                frozenset(origin.trace_id for one in stored for origin in one.origins),
-                frozenset(purposes.values()),
-            ),
-            promoted=tuple(one.pair for one in ours if one.status == "promoted"),
-            waiting_pairs=tuple(
-                one
-                for one in ours
-                if one.status == "quarantined" and not one.needs_review and _has_changed_since(one, tested)
-            ),
-            tests=tests,
-            purposes=purposes,
-        )
-
-    async def score(
-        self, steps: Sequence[LabeledStep], pairs: Sequence[ContrastPair] | None
-    ) -> tuple[ScoredStep | None, ...]:
-        """Score steps; see ``labeled_steps.score_steps``."""
-        return await score_steps(self.fail_fast_critic, steps, pairs, max_concurrent=self._max_concurrent)
 
     async def test(
         self,
@@ -114,58 +101,78 @@ class PromotionTester:
         promoted: Sequence[ContrastPair],
         name: str,
         use: ReplayTestUse = "promote",
-    ) -> PromotionEvidence | NotEnoughTraces:
+    ) -> PromotionEvidence | NotTested:
         """Score held-out steps with the promoted pairs, with the batch and without; promote or demote it.
 
         The batch is promoted if it lowers the error, and demoted if it raises it. Nothing is sent, and no error
         probability is used up, if there are too few traces.
         """
-        in_batch = {pair.id for pair in batch}
-        without = [pair for pair in promoted if pair.id not in in_batch]
-        traces = {step.trace for step in steps}
         ids = tuple(sorted(pair.id for pair in batch))
-        booked = [t for t in await self._store.tests() if t.evidence is not None or t.pair_ids != ids]
-        missing = find_missing_traces(traces, n_earlier_tests=count_tests(booked, traces))
+        without = [pair for pair in promoted if pair.id not in ids]
+        traces = {step.trace for step in steps}
+        counted = [test for test in await self._store.tests() if test.evidence or test.pair_ids != ids]
+        missing = find_missing_traces(traces, n_earlier_tests=count_tests(counted, traces))
         if missing is not None:
             return missing
-        before = await self.score(steps, without)
-        unscored = before.count(None)
-        if use == "promote" and len(steps) - unscored < MIN_COVERAGE * len(steps):
-            return NotEnoughTraces(n_traces=len(traces), n_steps=len(steps), n_unscored=unscored)
-        after = await self.score(steps, [*without, *batch])
+        before = await self._scorer.score(steps, without)
+        n_unscored = before.count(None)
+        if use == "promote" and len(steps) - n_unscored < MIN_COVERAGE * len(steps):
+            return NotTested(
+                reason="too_few_scores", n_traces=len(traces), n_steps=len(steps), n_unscored=n_unscored
+            )
+        after = await self._scorer.score(steps, [*without, *batch])
+        batch_changed = NotTested(reason="batch_changed", n_traces=len(traces))
         try:
-            test = await self._find_open_test(ids, traces, name=name, use=use) or await self._store.open_test(
-                ids, holdout_id=name, traces=traces, kind=use
-            )
-        except DataError:  # the batch was sound when it was read, so somebody was faster
-            return NotEnoughTraces(n_traces=len(traces), batch_changed=True)
-        sides, silent = pair_scores(before, after), _list_unscored(steps, before, after)
-        result = await to_thread.run_sync(
-            lambda: decide_replay_test(
-                sides.before, sides.after, n_earlier_tests=test.n_earlier_tests, use=use, unscored=silent
-            )
+            test = await self._find_open_test(ids, traces, name=name, use=use)
+            test = test or await self._store.open_test(ids, holdout_id=name, traces=traces, kind=use)
+        except DataError:  # the batch was sound when it was read, so another process was faster
+            return batch_changed
+        evidence = await to_thread.run_sync(self._decide, test, steps, before, after)
+        if isinstance(evidence, NotTested):
+            return evidence
+        try:
+            await self._store.close_test(test.number, evidence)
+        except DataError:
+            is_over = any(one.number == test.number and one.evidence for one in await self._store.tests())
+            if not is_over:
+                raise
+            return batch_changed
+        return evidence
+
+    def _decide(
+        self,
+        test: BatchTest,
+        steps: Sequence[LabeledStep],
+        before: Sequence[ScoredStep | None],
+        after: Sequence[ScoredStep | None],
+    ) -> PromotionEvidence | NotTested:
+        sides = pair_scores(before, after)
+        unscored = tuple(
+            UnscoredStep(step.trace_id, bound_unscored_effect(step.label, old, new))
+            for step, old, new in zip(steps, before, after, strict=True)
+            if old is None or new is None
         )
-        if isinstance(result, NotEnoughTraces):
+        result = decide_replay_test(
+            sides.before,
+            sides.after,
+            n_earlier_tests=test.n_earlier_tests,
+            use=test.kind,
+            unscored=unscored,
+        )
+        if isinstance(result, NotTested):
             return result
-        evidence = PromotionEvidence(
+        critic = self._scorer.critic
+        return PromotionEvidence(
             pair_ids=test.pair_ids,
             passed_test=result.has_passed,
             n_earlier_tests=test.n_earlier_tests,
             effect=result.effect.value,
             low=result.effect.low,
             high=result.effect.high,
-            critic=self.critic.identity,
-            prompt=self.critic.prompt,
+            critic=critic.identity,
+            prompt=critic.prompt,
             **result.model_dump(exclude={"effect"}),
         )
-        try:
-            await self._store.close_test(test.number, evidence)
-        except DataError:
-            over = any(one.number == test.number and one.evidence for one in await self._store.tests())
-            if not over:
-                raise
-            return NotEnoughTraces(n_traces=len(traces), batch_changed=True)
-        return evidence
 
     async def _find_open_test(
         self, ids: tuple[str, ...], traces: Collection[TraceIdentity], *, name: str, use: ReplayTestUse
@@ -183,42 +190,30 @@ class PromotionTester:
         return None
 
 
-def _list_unscored(
-    steps: Sequence[LabeledStep], without: Sequence[ScoredStep | None], with_: Sequence[ScoredStep | None]
-) -> tuple[UnscoredStep, ...]:
-    """Return the steps that have no valid score on a side."""
-    return tuple(
-        UnscoredStep(step.trace_id, bound_unscored_effect(step.label, old, new))
-        for step, old, new in zip(steps, without, with_, strict=True)
-        if old is None or new is None
-    )
-
-
 def _has_changed_since(pair: StoredPair, last_tested: Mapping[str, datetime]) -> bool:
     """Whether a pair was never tested, or was edited, released or taken back since its last test."""
     last = last_tested.get(pair.pair.id)
     return last is None or pair.changed_at > last
 
 
-async def measure_in_thread(scored: Sequence[ScoredStep | None]) -> CriticMetrics | None:
-    """Measure scores off the event loop."""
-    return await to_thread.run_sync(compute_metrics, [one for one in scored if one is not None])
-
-
 async def compare_metrics(
     before: Sequence[ScoredStep | None], after: Sequence[ScoredStep | None]
 ) -> MetricsChange:
     """Return what changed between two scorings of the same steps, as far as both gave a score."""
+    return await to_thread.run_sync(_compare_metrics, before, after)
+
+
+def _compare_metrics(
+    before: Sequence[ScoredStep | None], after: Sequence[ScoredStep | None]
+) -> MetricsChange:
     sides = pair_scores(before, after)
     gain = None
     if sides.before:
         effects = compute_trace_effects(sides.before, sides.after)
-        gain = await to_thread.run_sync(
-            lambda: bootstrap_mean(effects, low=-10, high=10, stream_name="effect")
-        )
+        gain = bootstrap_mean(effects, low=-10, high=10, stream_name="effect")
     return MetricsChange(
-        before=await measure_in_thread(sides.before),
-        after=await measure_in_thread(sides.after),
+        before=compute_metrics(sides.before),
+        after=compute_metrics(sides.after),
         gain=gain,
         n_unscored=sides.n_unscored,
     )

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from reflact.calibration.asked import DroppedCandidate
 from reflact.calibration.metrics import CriticMetrics
-from reflact.calibration.mistakes import DroppedCandidate
+from reflact.calibration.usage import PurposeUsage
 from reflact.memory.cards import TOTAL_ALPHA, compute_alpha
 from reflact.memory.models import ContrastPair, PromotionEvidence
 from reflact.records import IntervalEstimate, Usage
@@ -15,38 +16,17 @@ from reflact.types import FrozenModel, ShortReprModel
 
 
 class PairCount(FrozenModel):
-    """The number of kept pairs of one mistake, and their mean difficulty, if any was compared."""
+    """The number of kept pairs of one mistake."""
 
     mistake: str
     n_pairs: int
-    difficulty: float | None
 
 
 class DropCount(FrozenModel):
-    """The number of candidates that were dropped for one reason."""
+    """The number of mistakes that were asked for and became no pair, for one reason."""
 
     reason: str
     n_candidates: int
-
-
-class PurposeUsage(FrozenModel):
-    """The questions of one role for one purpose, such as ``score``, ``mistake``, ``other_purpose`` or ``compare``.
-
-    Args:
-        role: Who asked, such as ``critic``.
-        purpose: What for.
-        n_questions: Questions; a reply that is sent back belongs to its question.
-        n_unanswered: Questions without a valid reply.
-        n_invalid: Invalid replies.
-        usage: The usage of all replies, invalid and stored ones included.
-    """
-
-    role: str
-    purpose: str
-    n_questions: int = 0
-    n_unanswered: int = 0
-    n_invalid: int = 0
-    usage: Usage = Usage()
 
 
 class MetricsChange(FrozenModel):
@@ -62,6 +42,33 @@ class MetricsChange(FrozenModel):
     n_unscored: int = 0
 
 
+class CalibrationCostEstimate(FrozenModel):
+    """What a calibration takes; the counts of calls include those that an earlier start has paid for.
+
+    Args:
+        n_training_traces: Traces to learn from.
+        min_calls: One score for each held-out step and anchor.
+        max_calls: A bound: every round takes place, and every reply is sent back as often as allowed.
+        power_summary: What the held-out traces can show, in words.
+        missing_reason: Why nothing could be tested, and what to do; None if something can.
+        n_earlier_tests: Batches that were tested on these held-out traces before the calibration began.
+        resumed: Whether an earlier start was stopped.
+        is_finished: Whether nothing has changed since it ended, so that these counts are for another one.
+    """
+
+    n_training_traces: int
+    n_held_out_traces: int
+    n_held_out_steps: int
+    n_anchor_steps: int
+    min_calls: int
+    max_calls: int
+    power_summary: str
+    missing_reason: str | None = None
+    n_earlier_tests: int = 0
+    resumed: bool = False
+    is_finished: bool = False
+
+
 class CalibrationReport(ShortReprModel):
     """The result of ``Calibrator.calibrate``.
 
@@ -70,17 +77,15 @@ class CalibrationReport(ShortReprModel):
         prompt: Its prompt's name and version, such as ``critic@1``.
         n_rounds: Rounds of contrast pairs.
         n_training_traces: Traces that pairs were made from.
-        held_out_name: The name of the held-out traces: a slice, or given by the caller.
+        held_out_name: The name of the held-out traces: a fold, or given by the caller.
         n_candidates: Kept pairs and dropped candidates together.
         pairs: Kept pairs by kind of mistake, sorted.
         dropped: Dropped candidates by reason, sorted.
         n_quarantined: Kept pairs that the scan quarantined or rejected; they are in no test.
-        n_archived: Kept pairs that the memory's bound archived before they could be tested.
-        n_left_out: Traces that a round made nothing of, since the memory was full; counted in each round.
+        n_left_out: Pairs that were not made, since the memory was full.
         tests: The evidence of all tested batches, in order.
         not_tested_reason: Why a batch was not tested; None if all were.
         end_reason: Why there was no further round although the curriculum had one; None if it had none.
-        writer_stop_reason: Why the writer of mistakes was asked no more; None if it was not stopped.
         held_out: The change on held-out traces, which decided the promotions.
         anchors: The change on anchors, which decided nothing.
         metrics_by_round: The critic on the held-out traces before the first round and after each tested one.
@@ -99,12 +104,10 @@ class CalibrationReport(ShortReprModel):
     pairs: tuple[PairCount, ...]
     dropped: tuple[DropCount, ...]
     n_quarantined: int
-    n_archived: int = 0
     n_left_out: int = 0
     tests: tuple[PromotionEvidence, ...]
     not_tested_reason: str | None
     end_reason: str | None = None
-    writer_stop_reason: str | None = None
     held_out: MetricsChange
     anchors: MetricsChange
     metrics_by_round: tuple[CriticMetrics, ...] = ()
@@ -141,12 +144,8 @@ class CalibrationReport(ShortReprModel):
 
 def count_pairs(pairs: Sequence[ContrastPair]) -> tuple[PairCount, ...]:
     """Return pairs counted by kind of mistake."""
-    found = []
-    for mistake, count in sorted(Counter(pair.mistake for pair in pairs).items()):
-        known = [one.difficulty for one in pairs if one.mistake == mistake and one.difficulty is not None]
-        difficulty = sum(known) / len(known) if known else None
-        found.append(PairCount(mistake=mistake, n_pairs=count, difficulty=difficulty))
-    return tuple(found)
+    counts = sorted(Counter(pair.mistake for pair in pairs).items())
+    return tuple(PairCount(mistake=mistake, n_pairs=count) for mistake, count in counts)
 
 
 def count_drops(drops: Iterable[DroppedCandidate]) -> tuple[DropCount, ...]:
@@ -179,11 +178,6 @@ METRIC_DESCRIPTIONS: Final = (
 def format_number(value: float, decimals: int = 2) -> str:
     """Return a number with so many decimals; nothing is minus zero."""
     return f"{value:z.{decimals}f}"
-
-
-def capitalize_first(text: str) -> str:
-    """Return words as the beginning of a sentence."""
-    return text[:1].upper() + text[1:]
 
 
 def format_interval(estimate: IntervalEstimate) -> str:

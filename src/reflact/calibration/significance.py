@@ -31,6 +31,9 @@ MIN_COVERAGE = 0.9
 
 TEST_POWER = 0.95
 
+MIN_ERROR_DROP = 0.1
+"""The least fall of the held-out error, in points, that counts as a gain."""
+
 MAX_SIGN_FLIPS = 10_000
 """The test is exact on a grid: all effects together make about so many steps."""
 
@@ -65,52 +68,75 @@ class UnscoredStep(NamedTuple):
     effect: float
 
 
-class NotEnoughTraces(FrozenModel):
-    """No decision: too few held-out traces have labelled steps, too few could be scored, or the batch changed.
+NotTestedReason = Literal[
+    "too_few_traces",
+    "level_used_up",
+    "too_few_scores",
+    "batch_changed",
+    "no_training_traces",
+    "no_pairs",
+    "memory_full",
+]
 
-    ``n_unscored`` of ``n_steps`` had no valid score without the batch. After ``n_tested`` tests the error
-    probability is used up. Another process may have changed the batch while it was scored.
+
+class NotTested(FrozenModel):
+    """Why no batch was tested.
+
+    Args:
+        reason: The kind of reason.
+        n_traces: Held-out traces with labelled steps.
+        n_tests: Earlier tests on these traces.
+        n_steps: Held-out steps that were scored without the batch.
+        n_unscored: Those of them without a valid score.
     """
 
-    n_traces: int
+    reason: NotTestedReason
+    n_traces: int = 0
+    n_tests: int = 0
     n_steps: int = 0
     n_unscored: int = 0
-    n_tested: int = 0
-    batch_changed: bool = False
 
     @property
     def explanation(self) -> str:
-        """What is missing, in a sentence."""
-        if self.batch_changed:
-            return (
-                "while the batch was scored, another process tested, edited or retired one of its pairs, or made "
-                "it from a held-out trace too; the other pairs are in the next test"
-            )
-        if self.n_unscored:
-            return (
-                f"without the batch the model gave no valid score of {self.n_unscored} of {self.n_steps} "
-                f"held-out steps, on {self.n_traces} traces; a test needs valid scores for nine in ten: use a "
-                "model that gives valid replies, or raise `max_tokens` or `reasks`"
-            )
-        if self.n_tested:
-            return (
-                f"the error probability of the {self.n_traces} held-out traces is used up: {self.n_tested} "
-                f"batches were tested on them, and no result on so few traces reaches the p of "
-                f"{compute_alpha(self.n_tested):.2g} that the next one needs; record at least {MIN_TRACES} fresh "
-                "traces with labels"
-            )
-        return (
-            f"{self.n_traces} held-out traces have labelled steps; a batch is tested on at least "
-            f"{MIN_TRACES}: record more traces, or hold out a larger share"
-        )
+        """The reason in a sentence, and what to do."""
+        explanations: dict[NotTestedReason, str] = {
+            "too_few_traces": (
+                f"{self.n_traces} held-out traces have labelled steps, and a test needs {MIN_TRACES}: label or record "
+                "more traces, or hold out a larger part of them"
+            ),
+            "level_used_up": (
+                f"the error probability of the {self.n_traces} held-out traces is used up by {self.n_tests} tests: "
+                f"record at least {MIN_TRACES} fresh traces with labels"
+            ),
+            "too_few_scores": (
+                f"without the batch the model gave no valid score of {self.n_unscored} of {self.n_steps} held-out "
+                f"steps, on {self.n_traces} traces, and a test needs nine in ten: use a model that gives valid "
+                "replies, or raise `max_tokens` or `reasks`"
+            ),
+            "batch_changed": (
+                "another process changed or tested a pair of the batch while it was scored; the next test has "
+                "the other pairs"
+            ),
+            "no_training_traces": (
+                "there is no trace to learn from, because all are held out: pass more traces"
+            ),
+            "no_pairs": (
+                "there is no new pair to test: the labelled steps give none, or all were tested before or wait "
+                "for a review"
+            ),
+            "memory_full": (
+                "the memory is full: reject pairs that are not needed, or raise its max_active_pairs"
+            ),
+        }
+        return explanations[self.reason]
 
 
-def find_missing_traces(traces: Collection[object], *, n_earlier_tests: int = 0) -> NotEnoughTraces | None:
+def find_missing_traces(traces: Collection[object], *, n_earlier_tests: int = 0) -> NotTested | None:
     """Return what is missing if traces are too few to test on, after so many tests on them; else None."""
     if len(traces) < MIN_TRACES:
-        return NotEnoughTraces(n_traces=len(traces))
+        return NotTested(reason="too_few_traces", n_traces=len(traces))
     if is_level_used_up(len(traces), n_earlier_tests):
-        return NotEnoughTraces(n_traces=len(traces), n_tested=n_earlier_tests)
+        return NotTested(reason="level_used_up", n_traces=len(traces), n_tests=n_earlier_tests)
     return None
 
 
@@ -138,7 +164,7 @@ def decide_replay_test(
     n_earlier_tests: int,
     use: ReplayTestUse = "promote",
     unscored: Sequence[UnscoredStep] = (),
-) -> ReplayTestResult | NotEnoughTraces:
+) -> ReplayTestResult | NotTested:
     """Decide on a batch from the same held-out steps, scored without it and with it.
 
     Args:
@@ -155,7 +181,7 @@ def decide_replay_test(
         raise ValueError("both sides of a replay test score the same steps, in the same order")
     effects = compute_trace_effects(without, with_, unscored)
     if len(effects) < MIN_TRACES:
-        return NotEnoughTraces(n_traces=len(effects))
+        return NotTested(reason="too_few_traces", n_traces=len(effects))
     alpha = compute_alpha(n_earlier_tests)
     p_value = sign_flip_p_value(effects if use == "promote" else [-effect for effect in effects])
     changes = _list_accuracy_changes(without, with_)
@@ -189,31 +215,25 @@ def compute_trace_effects(
 
 
 def explain_nothing_to_learn(
-    scored: Sequence[ScoredStep],
-    *,
-    unscored: Sequence[UnscoredStep],
-    n_earlier_tests: int,
-    min_error_drop: float,
+    scored: Sequence[ScoredStep], *, unscored: Sequence[UnscoredStep], n_earlier_tests: int
 ) -> str | None:
     """Return why no batch can lower the error of these scores by a gain that counts; None if one can.
 
-    The best possible batch removes all error. If not even that is a gain of ``min_error_drop``, or reaches the level of
-    the next test, then no batch does, so to end costs no power. ``unscored`` are the steps without a valid score, each
-    with the largest effect that it can count for. None if there are too few traces for a test.
+    The best possible batch removes all error. If not even that is a gain of ``MIN_ERROR_DROP``, or reaches
+    the level of the next test, then no batch does, so to end costs no power. ``unscored`` are the steps
+    without a valid score, each with the largest effect that it can count for. None if there are too few
+    traces for a test.
     """
     ceilings = _average_by_trace([*((step.trace_id, abs(step.error)) for step in scored), *unscored])
     if len(ceilings) < MIN_TRACES:
         return None
-    error, alpha = math.fsum(ceilings) / len(ceilings), compute_alpha(n_earlier_tests)
-    about = f"there is nothing to learn: averaged within each trace, the error is {error:.2f} points"
-    if error < min_error_drop:
-        return f"{about}, and a gain counts from {min_error_drop:g} on (curriculum.min_error_drop)"
-    if sign_flip_p_value(ceilings) > alpha:
-        wrong = sum(ceiling > 0 for ceiling in ceilings)
-        return (
-            f"{about}, in {wrong} traces; if a batch removed all of it, its p would still exceed {alpha:.2g}"
-        )
-    return None
+    error = math.fsum(ceilings) / len(ceilings)
+    if error >= MIN_ERROR_DROP and sign_flip_p_value(ceilings) <= compute_alpha(n_earlier_tests):
+        return None
+    return (
+        f"there is nothing to learn: averaged within each trace, the error is {error:.2f} points, too little for a gain "
+        "that a test could show"
+    )
 
 
 def _average_by_trace(changes: Iterable[tuple[str, float]]) -> tuple[float, ...]:
@@ -255,7 +275,7 @@ def count_needed_traces(effect_ratio: float, *, n_earlier_tests: int = 0) -> int
 def describe_test_power(n_traces: int, *, n_earlier_tests: int = 0) -> str:
     """Return in a sentence what so many held-out traces can show."""
     if n_traces < MIN_TRACES:
-        return NotEnoughTraces(n_traces=n_traces).explanation
+        return NotTested(reason="too_few_traces", n_traces=n_traces).explanation
     ratio = _sum_quantiles(n_earlier_tests) / math.sqrt(n_traces)
     return (
         f"{n_traces} held-out traces show with 95% power a batch that lowers the error by {ratio:.2f} of its "

@@ -13,7 +13,7 @@ from reflact.memory.cards import MIN_TRACES, count_tests
 from reflact.memory.models import BatchTest, ScoreEvent
 
 MIN_PURPOSES = 2
-"""The number of purposes for each slice from which on whole purposes are sorted into slices."""
+"""The number of purposes for each fold from which on whole purposes are sorted into folds."""
 
 CALLER_HOLDOUT_NAME = "caller"
 """The name of held-out traces that a caller chose."""
@@ -73,7 +73,7 @@ def assign_fold(trace_id: str, *, n_folds: int) -> int:
 
 
 class HoldoutRule(NamedTuple):
-    """How traces are sorted into ``n_folds`` slices: all traces of a purpose into one, or each by its id."""
+    """How traces are sorted into ``n_folds`` folds: all traces of a purpose into one, or each by its id."""
 
     n_folds: int
     holdout_by: HoldoutBy

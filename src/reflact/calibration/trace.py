@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 from uuid import uuid4
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from reflact.calibration.arguments import describe_first_error, require_trace_id, require_type
 from reflact.concurrency import fan_out
@@ -255,6 +255,11 @@ class Trace:
     def events(self) -> tuple[ScoreEvent, ...]:
         """The steps so far; the n-th has number n, from 0."""
         return tuple(self._events)
+
+    @property
+    def payloads(self) -> tuple[JsonValue, ...]:
+        """The parts of its steps that may be long."""
+        return tuple(part for event in self._events for part in event.transition.payloads)
 
     @property
     def recording(self) -> TraceIdentity:

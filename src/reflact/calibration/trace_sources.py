@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from pydantic import JsonValue
 
-from reflact.calibration.perturbations import DistanceBand, StepToContrast, classify_error, find_reference
+from reflact.calibration.pairs import ANY_DISTANCE, StepToContrast, classify_error, find_reference
 from reflact.calibration.splits import list_labeled_events
 from reflact.calibration.trace import Trace
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Transition
@@ -63,9 +63,6 @@ def label_replies(rollout: Rollout) -> tuple[Label | None, ...]:
     return (*(None,) * (replies - 1), last)
 
 
-ANCHOR_BAND = DistanceBand(1, 10)
-"""How far a wrong progress after lies from the right one."""
-
 CARELESS_DISTANCE = 3.0
 """So many points a careless evaluation is off, if it credits what was not achieved."""
 
@@ -80,7 +77,7 @@ def build_anchors(traces: Iterable[Trace]) -> tuple[ContrastPair, ...]:
         traces: Runs that are set apart: neither learned from nor held out.
     """
     return tuple(
-        _build_anchor(StepToContrast(event, right, trace.purpose, trace.id, ANCHOR_BAND))
+        _build_anchor(StepToContrast(event, right, trace.purpose, trace.id))
         for trace in traces
         for event in list_labeled_events(trace)
         if (right := find_reference(event)) is not None
@@ -102,7 +99,7 @@ def _build_anchor(step: StepToContrast) -> ContrastPair:
 
 def _make_careless(right: Evaluation) -> Evaluation:
     """Return an evaluation that overlooks progress, or else one that believes in it."""
-    if right.delta >= ANCHOR_BAND.nearest:
+    if right.delta >= ANY_DISTANCE.nearest:
         progress, reasoning = right.progress_before, "Nothing has changed."
     elif right.progress_after + CARELESS_DISTANCE <= 10:
         progress, reasoning = right.progress_after + CARELESS_DISTANCE, "The agent does what it wants to do."

@@ -9,7 +9,7 @@ import math
 import re
 import unicodedata
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import NamedTuple
 
 from reflact.calibration.transition_view import (
@@ -29,9 +29,6 @@ _MAX_INDEXED_CHARS = 4000
 EXAMPLES_HEADER = "Other transitions. Each has an evaluation that is right and one that is wrong:"
 """The line above the worked examples."""
 
-MAX_KEPT_PAIRS = 8192
-"""Pairs whose words and texts are kept, several times what a memory holds by default; then all are read again."""
-
 MAX_PAIRS_TRIED = 32
 """Pairs in a row that may not fit before a room counts as full."""
 
@@ -43,52 +40,34 @@ class ShownExamples(NamedTuple):
     pairs: tuple[ContrastPair, ...]
 
 
-class WordIndex:
-    """The words of pairs, each pair read once until there are too many; several threads may share it."""
-
-    def __init__(self, max_pairs: int = MAX_KEPT_PAIRS) -> None:
-        self._max_pairs = max_pairs
-        self._words: dict[str, frozenset[str]] = {}
-
-    def list_unindexed(self, pairs: Sequence[ContrastPair]) -> tuple[ContrastPair, ...]:
-        """Return those that were not read yet, or are forgotten."""
-        return tuple(pair for pair in pairs if pair.id not in self._words)
-
-    def read_words(self, pair: ContrastPair) -> frozenset[str]:
-        """Return the words of a pair's purpose, action and change."""
-        words = self._words.get(pair.id)
-        if words is None:
-            words = _word_set(pair.purpose, TransitionView(pair.transition))
-            if len(self._words) >= self._max_pairs:
-                self._words = {}
-            self._words[pair.id] = words
-        return words
-
-
 def rank_pairs(
-    pairs: Sequence[ContrastPair],
+    pairs: Iterable[ContrastPair],
     view: TransitionView,
     *,
     purpose: str,
-    include_same: bool = False,
-    index: WordIndex | None = None,
+    words_by_pair: MutableMapping[str, frozenset[str]] | None = None,
 ) -> Iterator[ContrastPair]:
-    """Yield pairs, each once, the best example first.
+    """Yield pairs, each once, the best example first; pairs of the same transition and purpose are left out.
 
-    Kinds of mistakes take turns. Pairs whose right side gives credit and pairs whose right side gives none balance each
-    other, and among the latter those that stay and those that fall: examples of one sort alone teach to say always the
-    same. Beyond that the more relevant comes first; ties go by id. Relevance is the cosine of the sets of words in purpose, action and change.
+    Kinds of mistakes take turns. Pairs whose right side gives credit and pairs whose right side gives none
+    balance each other, and among the latter those that stay and those that fall: examples of one sort alone
+    teach to say always the same. Beyond that the more relevant comes first; ties go by id. Relevance is the
+    cosine of the sets of words in purpose, action and change.
 
-    ``include_same`` keeps pairs of the same transition under the same purpose, which give the answer away.
+    ``words_by_pair`` keeps the words of pairs by their ids, since a critic ranks the same pairs at each step.
     """
-    index = index or WordIndex()
-    asked, own = _word_set(purpose, view), view.subject_hash(purpose)
-    order = sorted(
-        (-_cosine_similarity(asked, index.read_words(pair)), pair_id, pair)
-        for pair_id, pair in {pair.id: pair for pair in pairs}.items()
-        if include_same or pair.hashes.subject != own
-    )
-    return _balance_mistakes([pair for _, _, pair in order])
+    known = {} if words_by_pair is None else words_by_pair
+    asked = _word_set(purpose, view)
+    subject = view.subject_hash(purpose)
+    ranked = []
+    for pair in {pair.id: pair for pair in pairs}.values():
+        if pair.hashes.subject == subject:
+            continue
+        if pair.id not in known:
+            known[pair.id] = _word_set(pair.purpose, TransitionView(pair.transition))
+        ranked.append((-_cosine_similarity(asked, known[pair.id]), pair.id, pair))
+    ranked.sort(key=lambda one: one[:2])
+    return _balance_mistakes([pair for _, _, pair in ranked])
 
 
 def _balance_mistakes(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
@@ -128,51 +107,45 @@ def _cosine_similarity(words: frozenset[str], others: frozenset[str]) -> float:
     return len(words & others) / math.sqrt(len(words) * len(others))
 
 
-class ExampleRenderer:
-    """Renders worked examples, each pair once; ``max_tokens`` is for each part of a transition."""
+def show_examples(
+    pairs: Iterable[ContrastPair],
+    *,
+    max_tokens: int,
+    max_pairs: int,
+    max_state_tokens: int,
+    count_tokens: TokenCounter = estimate_tokens,
+) -> ShownExamples:
+    """Return as many of the pairs as fit, in their order; one that does not fit is passed over whole.
 
-    def __init__(self, max_tokens: int, count_tokens: TokenCounter = estimate_tokens) -> None:
-        self._max_tokens = max_tokens
-        self._count_tokens = count_tokens
-        self._texts: dict[tuple[str, str], str] = {}
+    Once ``MAX_PAIRS_TRIED`` in a row do not fit, the room counts as full. The text, with its heading and all
+    tags, never exceeds ``max_tokens``. Each part of a transition takes at most ``max_state_tokens``.
+    """
+    shown = ShownExamples("", ())
+    n_passed = 0
+    for pair in pairs:
+        is_full = count_tokens(shown.text or EXAMPLES_HEADER) >= max_tokens
+        if len(shown.pairs) == max_pairs or n_passed == MAX_PAIRS_TRIED or is_full:
+            break
+        example = _format_example(pair, max_state_tokens, count_tokens)
+        fenced = fence(f"example_{len(shown.pairs) + 1}", example)
+        text = f"{shown.text or EXAMPLES_HEADER}\n\n{fenced}"
+        if count_tokens(text) <= max_tokens:
+            shown = ShownExamples(text, (*shown.pairs, pair))
+            n_passed = 0
+        else:
+            n_passed += 1
+    return shown
 
-    def render(self, pair: ContrastPair, number: int) -> str:
-        """Return a pair as the example of a number, fenced."""
-        key = pair.id, pair.reason  # the id leaves the reason out
-        text = self._texts.get(key)
-        if text is None:
-            text = self._format_example(pair)
-            if len(self._texts) >= MAX_KEPT_PAIRS:
-                self._texts = {}
-            self._texts[key] = text
-        return fence(f"example_{number}", text)
 
-    def show(self, pairs: Iterable[ContrastPair], *, max_tokens: int, max_pairs: int) -> ShownExamples:
-        """Return as many of the pairs as fit, in their order; one that does not fit is passed over whole.
-
-        Once ``MAX_PAIRS_TRIED`` in a row do not fit, the room counts as full. The text, with its heading and all tags,
-        never exceeds ``max_tokens``.
-        """
-        shown, passed = ShownExamples("", ()), 0
-        for pair in pairs:
-            is_full = self._count_tokens(shown.text or EXAMPLES_HEADER) >= max_tokens
-            if len(shown.pairs) == max_pairs or passed == MAX_PAIRS_TRIED or is_full:
-                break
-            text = f"{shown.text or EXAMPLES_HEADER}\n\n{self.render(pair, len(shown.pairs) + 1)}"
-            fits = self._count_tokens(text) <= max_tokens
-            shown = ShownExamples(text, (*shown.pairs, pair)) if fits else shown
-            passed = 0 if fits else passed + 1
-        return shown
-
-    def _format_example(self, pair: ContrastPair) -> str:
-        view, limit, count = TransitionView(pair.transition), self._max_tokens, self._count_tokens
-        parts = (
-            show_transition(pair.purpose, view, max_tokens=limit, count_tokens=count),
-            fence("right", _format_evaluation(pair.right)),
-            fence("wrong", _format_evaluation(pair.wrong)),
-            fence("why", show_state(f"{pair.mistake}: {pair.reason}")),
-        )
-        return "\n\n".join(parts)
+def _format_example(pair: ContrastPair, max_tokens: int, count_tokens: TokenCounter) -> str:
+    view = TransitionView(pair.transition)
+    parts = (
+        show_transition(pair.purpose, view, max_tokens=max_tokens, count_tokens=count_tokens),
+        fence("right", _format_evaluation(pair.right)),
+        fence("wrong", _format_evaluation(pair.wrong)),
+        fence("why", show_state(f"{pair.mistake}: {pair.reason}")),
+    )
+    return "\n\n".join(parts)
 
 
 def _format_evaluation(evaluation: Evaluation) -> str:

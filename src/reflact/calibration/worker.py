@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from reflact.calibration.checkpoint import StoredGeneration
 from reflact.calibration.config import CalibratorSettings
-from reflact.calibration.labeled_steps import list_labeled_steps, load_recordings
-from reflact.calibration.planning import choose_batch
-from reflact.calibration.promotion import MemorySnapshot
-from reflact.calibration.rounds import RoundRunner
-from reflact.calibration.significance import NotEnoughTraces, find_missing_traces
+from reflact.calibration.generation import GeneratedPairs
+from reflact.calibration.labeled_steps import list_labeled_steps
+from reflact.calibration.loop import CalibrationLoop
+from reflact.calibration.pairs import choose_batch
+from reflact.calibration.promotion import MemorySnapshot, take_snapshot
+from reflact.calibration.significance import NotTested, find_missing_traces
 from reflact.calibration.splits import MIN_PURPOSES, HoldoutRule, list_labeled_events, list_tested_marks
 from reflact.calibration.trace import Trace
+from reflact.concurrency import run_in_thread
 from reflact.memory.cards import TraceIdentity, compute_fingerprint, count_tests
 
 if TYPE_CHECKING:
@@ -22,158 +24,124 @@ PAGE_SIZE = 200
 """Stored traces that are read at a time, without their steps."""
 
 
-class HoldoutCollection:
-    """The ids of held-out traces that can test now, by their content; the first ones added."""
-
-    def __init__(
-        self, rule: HoldoutRule, snapshot: MemorySnapshot, *, limit: int, only_untested: bool = False
-    ) -> None:
-        self.rule = rule
-        self._limit = limit
-        self._training_history = snapshot.learned
-        self._tests = snapshot.tests
-        self._excluded_marks = list_tested_marks(snapshot.tests) if only_untested else frozenset[str]()
-        self._trace_ids_by_content: dict[str, str] = {}
-
-    @property
-    def is_full(self) -> bool:
-        """Whether there are enough."""
-        return len(self._trace_ids_by_content) >= self._limit
-
-    def add(self, trace_id: str, purpose: str, content_hash: str) -> None:
-        """Add a trace with labelled steps, if it is held out and may test."""
-        marks = {compute_fingerprint(trace_id), compute_fingerprint(content_hash)}
-        if (
-            not self.is_full
-            and self.rule.is_held_out(trace_id, purpose)
-            and not self._training_history.disqualifies(self.rule, trace_id, purpose)
-            and self._excluded_marks.isdisjoint(marks)
-        ):
-            self._trace_ids_by_content.setdefault(content_hash, trace_id)
-
-    @property
-    def missing_traces(self) -> NotEnoughTraces | None:
-        """What is missing for a test; None if nothing is."""
-        contents = self._trace_ids_by_content.items()
-        traces = [TraceIdentity(trace_id, (content,)) for content, trace_id in contents]
-        return find_missing_traces(traces, n_earlier_tests=count_tests(self._tests, traces))
-
-    @property
-    def trace_ids(self) -> tuple[str, ...]:
-        """The traces, the newest first."""
-        return tuple(self._trace_ids_by_content.values())
-
-
 class TraceLearner:
     """Stores traces, makes pairs of those that are not held out, and tests the pairs when there are enough.
 
-    The store is read at the first trace, and before and after every test; between these, the work of other
-    processes makes no difference. Traces are read without their steps, the newest first and no further than
-    needed; only those that test are loaded. Missing traces are reported once, until there are enough.
+    The memory is read at the first trace and at every test; between these, the work of other processes makes
+    no difference. Held-out traces are read without their steps, the newest first and no further than needed;
+    only those that test are loaded. Missing traces are reported once, until there are enough.
     """
 
-    def __init__(self, store: MemoryStore, rounds: RoundRunner, *, settings: CalibratorSettings) -> None:
+    def __init__(self, store: MemoryStore, loop: CalibrationLoop, *, settings: CalibratorSettings) -> None:
         self._store = store
-        self._rounds = rounds
-        self._writer = rounds.make_writer()
+        self._loop = loop
         self._settings = settings
         self._purposes: set[str] = set()
-        self._holdout: HoldoutCollection | None = None
-        self._known_pair_ids: frozenset[str] = frozenset()
+        self._known_pair_ids: frozenset[str] | None = None
         self._n_waiting = 0
         self._next_test_at = settings.batch_size
+        self._has_new_holdout = True
         self._reported_missing = False
 
     async def store_trace(self, trace: Trace) -> bool:
         """Store a trace and return whether it is held out."""
         await trace.save_to(self._store)
-        holdout = await self._update_holdout(trace.purpose)
-        held_out = holdout.rule.is_held_out(trace.id, trace.purpose)
-        if held_out and list_labeled_events(trace):
-            await load_recordings([trace])
-            holdout.add(trace.id, trace.purpose, trace.recording.content_hashes[-1])
-            if holdout.is_full and holdout.missing_traces is not None:
-                await self._refresh_holdout(await self._rounds.tester.take_snapshot())
-        return held_out
+        n_wanted = MIN_PURPOSES * self._settings.holdout_folds
+        if self._known_pair_ids is None:
+            self._purposes |= await self._store.purposes(limit=n_wanted)
+            self._remember(await take_snapshot(self._store))
+        if len(self._purposes) < n_wanted:
+            self._purposes.add(trace.purpose)
+        is_held_out = self._rule.is_held_out(trace.id, trace.purpose)
+        if is_held_out and list_labeled_events(trace):
+            self._has_new_holdout = True
+        return is_held_out
 
-    async def generate_pairs(self, trace: Trace) -> StoredGeneration:
+    async def make_pairs(self, trace: Trace) -> GeneratedPairs:
         """Make the pairs of a trace."""
-        generation = await self._rounds.generate_pairs(
-            trace, writer=self._writer, known_pair_ids=self._known_pair_ids
-        )
-        self._writer.stop_if_silent()
-        self._n_waiting += generation.n_new
-        return generation
+        known = self._known_pair_ids or frozenset()
+        generated = await self._loop.generator.make_trace_pairs(trace, known_pair_ids=known)
+        self._n_waiting += generated.n_new
+        return generated
 
     async def test_if_due(self) -> None:
         """Test the waiting pairs, if they are enough for a batch and the held-out traces for a test.
 
         Pairs that had no room in a batch, or that no test followed for, wait until another batch of pairs is made.
         """
-        if self._n_waiting < self._next_test_at or self._holdout is None:
+        if self._n_waiting < self._next_test_at or not self._has_new_holdout:
             return
-        snapshot, holdout = await self._rounds.tester.take_snapshot(), self._holdout
-        if holdout.missing_traces is None:
-            holdout = await self._refresh_holdout(snapshot)
-        if holdout.missing_traces is not None:
+        snapshot = await take_snapshot(self._store)
+        trace_ids, missing = await self._find_test_traces(snapshot)
+        if missing is not None:
+            self._has_new_holdout = False
             if not self._reported_missing:
-                self._rounds.emit_tested(holdout.missing_traces, self._n_waiting)
+                self._loop.emit_tested(missing, self._n_waiting)
             self._reported_missing = True
             return
         self._reported_missing = False
-        traces = await self._load_traces(holdout.trace_ids)
+        traces = []
+        for trace_id in trace_ids:
+            stored = await self._store.trace(trace_id)
+            if stored is not None:
+                traces.append(Trace.from_stored(stored))
+        states = (part for trace in traces for part in trace.payloads)
+        steps = await run_in_thread(partial(list_labeled_steps, traces), *states)
         waiting = snapshot.list_testable_pairs(traces)
-        batch = choose_batch(waiting, max_pairs=self._settings.contrast.max_pairs)
+        batch = choose_batch(waiting, max_pairs=self._settings.max_pairs)
         if batch:
-            name, steps = holdout.rule.held_out_name, list_labeled_steps(traces)
-            await self._rounds.test_batch(batch, steps, promoted=snapshot.promoted, name=name)
-            snapshot = await self._rounds.tester.take_snapshot()
-        self._next_test_at = self._settings.batch_size + len(snapshot.waiting_pairs)
-        await self._refresh_holdout(snapshot)
+            name = self._rule.held_out_name
+            await self._loop.test_batch(batch, steps, promoted=snapshot.promoted, name=name)
+            snapshot = await take_snapshot(self._store)
+        self._remember(snapshot)
+        self._next_test_at = self._settings.batch_size + self._n_waiting
 
-    async def _update_holdout(self, purpose: str) -> HoldoutCollection:
-        """Return the held-out traces by the rule that follows from the number of known purposes."""
-        n_wanted = MIN_PURPOSES * self._settings.holdout_folds
-        if self._holdout is None:
-            self._purposes |= await self._store.purposes(limit=n_wanted)
-        self._purposes |= {purpose} if len(self._purposes) < n_wanted else set()
-        if self._holdout is None or self._holdout.rule != self._holdout_rule:
-            return await self._refresh_holdout(await self._rounds.tester.take_snapshot())
-        return self._holdout
+    def _remember(self, snapshot: MemorySnapshot) -> None:
+        self._known_pair_ids = snapshot.known_pair_ids
+        self._n_waiting = len(snapshot.waiting_pairs)
 
     @property
-    def _holdout_rule(self) -> HoldoutRule:
+    def _rule(self) -> HoldoutRule:
+        """The rule that follows from the number of known purposes."""
         settings = self._settings
         return HoldoutRule.choose(
             len(self._purposes), n_folds=settings.holdout_folds, holdout_by=settings.holdout_by
         )
 
-    async def _refresh_holdout(self, snapshot: MemorySnapshot) -> HoldoutCollection:
-        holdout = await self._collect_holdout(snapshot)
-        if holdout.missing_traces is not None and holdout.missing_traces.n_tested:
-            fresh = await self._collect_holdout(snapshot, only_untested=True)
-            holdout = fresh if fresh.missing_traces is None else holdout
-        self._holdout = holdout
-        self._known_pair_ids = snapshot.known_pair_ids
-        self._n_waiting = len(snapshot.waiting_pairs)
-        return holdout
+    async def _find_test_traces(self, snapshot: MemorySnapshot) -> tuple[tuple[str, ...], NotTested | None]:
+        """Return the traces that test now, and what is missing; fresh ones once their level is used up."""
+        trace_ids, missing = await self._collect(snapshot, excluded_marks=frozenset())
+        if missing is not None and missing.reason == "level_used_up":
+            fresh_ids, still_missing = await self._collect(
+                snapshot, excluded_marks=list_tested_marks(snapshot.tests)
+            )
+            if still_missing is None:
+                return fresh_ids, None
+        return trace_ids, missing
 
-    async def _collect_holdout(
-        self, snapshot: MemorySnapshot, *, only_untested: bool = False
-    ) -> HoldoutCollection:
-        limit, before = self._settings.max_held_out_traces, None
-        holdout = HoldoutCollection(self._holdout_rule, snapshot, limit=limit, only_untested=only_untested)
-        while not holdout.is_full and (
-            page := await self._store.testable_traces(before=before, limit=PAGE_SIZE)
-        ):
-            for one in page:
-                if not one.has_pairs:
-                    holdout.add(one.id, one.purpose, one.content_hash)
+    async def _collect(
+        self, snapshot: MemorySnapshot, *, excluded_marks: frozenset[str]
+    ) -> tuple[tuple[str, ...], NotTested | None]:
+        """Return the newest held-out traces that may test, each content once."""
+        limit = self._settings.max_held_out_traces
+        rule = self._rule
+        ids_by_content: dict[str, str] = {}
+        before: int | None = None
+        while len(ids_by_content) < limit:
+            page = await self._store.testable_traces(before=before, limit=PAGE_SIZE)
+            if not page:
+                break
             before = page[-1].number
-        return holdout
-
-    async def _load_traces(self, ids: tuple[str, ...]) -> list[Trace]:
-        stored_traces = [await self._store.trace(trace) for trace in ids]
-        traces = [Trace.from_stored(stored) for stored in stored_traces if stored is not None]
-        await load_recordings(traces)
-        return traces
+            for one in page:
+                marks = {compute_fingerprint(one.id), compute_fingerprint(one.content_hash)}
+                if (
+                    not one.has_pairs
+                    and rule.is_held_out(one.id, one.purpose)
+                    and not snapshot.learned.disqualifies(rule, one.id, one.purpose)
+                    and excluded_marks.isdisjoint(marks)
+                    and len(ids_by_content) < limit
+                ):
+                    ids_by_content.setdefault(one.content_hash, one.id)
+        identities = [TraceIdentity(one, (content,)) for content, one in ids_by_content.items()]
+        n_tests = count_tests(snapshot.tests, identities)
+        return tuple(ids_by_content.values()), find_missing_traces(identities, n_earlier_tests=n_tests)

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from reflact.cli.common import ConfigArgument, OverrideOption, ShowMode, guard_callback, ignore_broken_pipe
-
-if TYPE_CHECKING:
-    from reflact.calibration.config import CalibrateConfig
-    from reflact.calibration.cost_estimate import CalibrationCostEstimate
-    from reflact.calibration.report import CalibrationReport
-    from reflact.calibration.trace import Trace
-    from reflact.cli.calibrate_output import CalibrationDisplay
-    from reflact.cli.common import InterruptHandler
-    from reflact.memory.models import ContrastPair
-    from reflact.memory.store import MemoryStore
-
-CRITIC_ROLE = "critic"
-
-STOP_SECONDS = 10.0
-"""What calls under way may take after the first signal."""
+from reflact.cli.common import ConfigArgument, OverrideOption, ShowMode
 
 
 def calibrate(  # noqa: PLR0917 - one for each option of the command
@@ -36,9 +17,8 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
         ShowMode | None,
         typer.Option(
             metavar="live|lines|quiet|json",
-            help="lines, or live: one line for each important event, on standard error; quiet: only the "
-            "report; json: only events, one per line; the last one has the report. Default: lines, or quiet "
-            "with --json.",
+            help="lines or live: one line for each important event, on standard error; quiet: only the report; "
+            "json: only events, one per line, the last one with the report. Default: lines, or quiet with --json.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -64,288 +44,12 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
     The command makes contrast pairs from the traces, promotes pairs that help the critic, and measures the
     critic before and after. A stopped calibration resumes and repeats no finished call.
     """
+    from reflact.cli import calibrate_run  # here, because the start of other commands is waited for
+
+    settings = calibrate_run.load_calibrate_config(config, overrides)
     if dry_run:
-        estimate_and_show(config, overrides, as_json=as_json)
+        calibrate_run.estimate_and_show(settings, as_json=as_json)
     else:
-        calibrate_and_show(
-            config, overrides, show=show, as_json=as_json, html=html, anyway=anyway, again=again
+        calibrate_run.calibrate_and_show(
+            settings, show=show, as_json=as_json, html=html, anyway=anyway, again=again
         )
-
-
-def load_calibrate_config(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
-    """Return the configuration of a file with overrides, checked as far as that goes without traces."""
-    from reflact.calibration.config import CalibrateConfig, resolve_paths
-    from reflact.config.loading import load_section
-    from reflact.errors import ConfigError
-    from reflact.llm.budget import require_cap
-
-    settings = load_section(CalibrateConfig, path, overrides=overrides or ())
-    settings = resolve_paths(settings, path.resolve().parent)
-    if not settings.models.critic.model:
-        raise ConfigError("models.critic.model is required: name the model that scores")
-    require_cap(settings.budget, settings.models.critic, role=CRITIC_ROLE)
-    return settings
-
-
-async def load_traces(
-    config: CalibrateConfig, memory: MemoryStore
-) -> tuple[tuple[Trace, ...], tuple[Trace, ...] | None]:
-    """Return the traces to learn from, and those that are held out (None: the rule chooses); warn on stderr."""
-    from reflact.calibration.trace import Trace
-    from reflact.cli.memory_output import print_incomplete_files
-
-    heldout = None if config.heldout is None else Trace.load_all(config.heldout)
-    traces = await load_stored_traces(memory) if config.traces is None else Trace.load_all(config.traces)
-    print_incomplete_files((*traces, *(heldout or ())), folders=[config.traces, config.heldout], err=True)
-    if config.traces is not None:
-        await _print_ignored_labels(traces, memory)
-    return traces, heldout
-
-
-async def _print_ignored_labels(traces: Sequence[Trace], memory: MemoryStore) -> None:
-    """Say on standard error where labels in the memory do not count, since the traces come from files."""
-    known = {one.id: one.n_labelled for one in await memory.summaries()}
-    richer = sum(
-        known.get(trace.id, 0)
-        > sum(event.label is not None and event.label.source != "agreement" for event in trace.events)
-        for trace in traces
-    )
-    if richer:
-        typer.echo(
-            f"{richer} of these traces have labels in the memory that their files lack. These labels are not used, "
-            "because `traces` names the files; leave `traces` out to use the traces in the memory",
-            err=True,
-        )
-
-
-def read_pairs(path: Path) -> list[ContrastPair]:
-    """Return the pairs of a file."""
-    from pydantic import ValidationError
-
-    from reflact.calibration.arguments import describe_first_error
-    from reflact.errors import DataError
-    from reflact.memory.models import ContrastPair
-
-    pairs = []
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the anchors {path}: {getattr(error, 'strerror', error)}") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            pairs.append(ContrastPair.model_validate_json(line))
-        except ValidationError as error:
-            raise DataError(
-                f"{path}, line {number}, is no contrast pair: {describe_first_error(error)}; correct the line, which must be "
-                "the output of ContrastPair.model_dump_json"
-            ) from None
-    return pairs
-
-
-async def load_stored_traces(memory: MemoryStore) -> tuple[Trace, ...]:
-    """Return the traces of the memory, in the order of their names."""
-    from reflact.calibration.trace import Trace
-    from reflact.errors import DataError
-
-    found = [await memory.trace(name) for name in await memory.trace_ids()]
-    if not found:
-        raise DataError(
-            "the memory has no traces: set `traces` to a folder, or import traces into the memory"
-        )
-    return tuple(Trace.from_stored(one) for one in found if one is not None)
-
-
-def require_writable(path: Path) -> None:
-    """Make sure that a page can be written, before what it is to show is paid for."""
-    from reflact.errors import ConfigError
-
-    trial = path.with_name(f".{path.name}.part")
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(None, "it is a folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        trial.touch()
-        trial.unlink()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write --html {path}: {error.strerror or error}; name another file. No call was made"
-        ) from None
-
-
-def estimate_and_show(path: Path, overrides: Sequence[str] | None, *, as_json: bool = False) -> None:
-    """Print how many calls a calibration takes; nothing is called and nothing is written."""
-    import anyio
-    from rich.console import Console
-
-    from reflact.cli.calibrate_output import print_estimate
-
-    estimate, paid = anyio.run(_estimate, load_calibrate_config(path, overrides))
-    if as_json:
-        typer.echo(estimate.model_dump_json())
-    else:
-        print_estimate(Console(), estimate, paid=paid)
-
-
-async def _estimate(config: CalibrateConfig) -> tuple[CalibrationCostEstimate, int]:
-    """Return what a calibration takes, and how many calls earlier starts have paid for."""
-    from reflact.calibration.calibrator import Calibrator
-    from reflact.calibration.critic import Critic
-    from reflact.calibration.setup import account_name
-    from reflact.llm.budget import Account
-    from reflact.llm.client import Client
-    from reflact.memory.store import MemoryStore
-    from reflact.prompts import load_prompts
-    from reflact.store.runs import open_store
-
-    prompts = load_prompts(config.prompts)
-    run_id, path = account_name(config.memory), config.store or config.memory
-    async with AsyncExitStack() as stack:
-        empty = Path(stack.enter_context(TemporaryDirectory()))
-        known = config.memory if config.memory.is_file() else empty / "memory.db"
-        memory = await stack.enter_async_context(MemoryStore(known, read_only=known == config.memory))
-        traces, heldout = await load_traces(config, memory)
-        stored = path.is_file()
-        calls = await stack.enter_async_context(
-            open_store(path if stored else empty / "calls.db", read_only=stored)
-        )
-        account = Account(run_id, calls, calls.decision_log(run_id))
-        llm = Client(config.models.critic, CRITIC_ROLE, account)  # never entered: it only gives its identity
-        critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
-        calibrator = Calibrator(llm, memory, critic=critic, settings=config.calibrator, prompts=prompts)
-        anchors = () if config.anchors is None else read_pairs(config.anchors)
-        reasks = config.models.critic.reasks
-        estimate = await calibrator.estimate_cost(traces, heldout=heldout, anchors=anchors, reasks=reasks)
-        return estimate, sum(one.usage.calls for one in await calls.spend(run_id))
-
-
-def calibrate_and_show(
-    path: Path,
-    overrides: Sequence[str] | None,
-    *,
-    show: ShowMode | None = None,
-    as_json: bool = False,
-    html: Path | None = None,
-    anyway: bool = False,
-    again: bool = False,
-) -> None:
-    """Calibrate as a file describes it, show what happens meanwhile, and print what it did."""
-    import anyio
-
-    from reflact.cli.calibrate_output import CalibrationDisplay
-    from reflact.cli.common import InterruptHandler
-    from reflact.errors import BudgetSpent, ModelError, RunFailed
-
-    settings = load_calibrate_config(path, overrides)
-    if html is not None:
-        require_writable(html)
-    show = show or (ShowMode.quiet if as_json else ShowMode.lines)
-    display = CalibrationDisplay(show)
-    with InterruptHandler(STOP_SECONDS) as interrupts:
-        try:
-            report = anyio.run(partial(_calibrate, settings, display, interrupts, anyway=anyway, again=again))
-        except KeyboardInterrupt:
-            raise typer.Exit(interrupts.exit_code or 130) from None
-        except (BudgetSpent, ModelError, RunFailed):
-            _print_stopped(display)
-            raise
-        if report is None:
-            _print_stopped(display)
-            raise typer.Exit(interrupts.exit_code or 1)
-    if html is not None:
-        from reflact.reporting.html.calibration import render_calibration_page
-        from reflact.store.artifacts import write_atomically
-
-        write_atomically(html, render_calibration_page(report))
-    with ignore_broken_pipe():
-        if as_json and show is not ShowMode.json:
-            typer.echo(report.model_dump_json())
-        elif show is not ShowMode.json:
-            _print_report(report, display, html)
-
-
-def _print_report(report: CalibrationReport, display: CalibrationDisplay, html: Path | None) -> None:
-    from rich.console import Console
-
-    from reflact.cli.calibrate_output import print_calibration, print_calibration_spend
-
-    class Pipe(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would end the process with code 1
-
-    console = Pipe()
-    print_calibration(console, report)
-    print_calibration_spend(console, display.spend_before, display.spend_after)
-    if html is not None:
-        typer.echo(f"{html} shows this as a page.")
-
-
-async def _calibrate(
-    config: CalibrateConfig,
-    display: CalibrationDisplay,
-    interrupts: InterruptHandler,
-    *,
-    anyway: bool,
-    again: bool,
-) -> CalibrationReport | None:
-    """Return the report; None if the calibration was stopped."""
-    import anyio
-
-    from reflact.calibration.calibrator import Calibrator
-    from reflact.calibration.critic import Critic
-    from reflact.calibration.setup import account_name, open_connection
-    from reflact.memory.store import MemoryStore
-    from reflact.prompts import load_prompts
-    from reflact.training.shutdown import GracefulStop, StoppableLLM
-
-    prompts = load_prompts(config.prompts)
-    graceful_stop = GracefulStop(STOP_SECONDS)
-    connection = open_connection(
-        config.models.critic,
-        store=config.store or config.memory,
-        role=CRITIC_ROLE,
-        run_id=account_name(config.memory),
-        budget=config.budget,
-        replay=config.replay,
-        on_limit=guard_callback(display.show_pause),
-    )
-    async with MemoryStore(config.memory) as memory, connection as (model, read_spend):
-        traces, heldout = await load_traces(config, memory)
-        if config.anchors is not None:
-            await memory.add_anchors(read_pairs(config.anchors))
-        display.spend_before, report = await read_spend(), None
-        llm = StoppableLLM(model, graceful_stop)
-        critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
-        calibrator = Calibrator(
-            llm,
-            memory,
-            critic=critic,
-            settings=config.calibrator,
-            prompts=prompts,
-            on_event=guard_callback(display.show_event),
-        )
-        try:
-            with anyio.CancelScope() as scope:
-                interrupts.bind(stop=graceful_stop.request, cancel=scope.cancel)
-                with graceful_stop.cancel_scope():
-                    report = await calibrator.calibrate(
-                        traces, heldout=heldout, allow_untested=anyway, ignore_finished=again
-                    )
-        finally:
-            with anyio.CancelScope(shield=True):
-                display.spend_after = await read_spend()
-        return report
-
-
-def _print_stopped(display: CalibrationDisplay) -> None:
-    """Say what was done, what is kept, and that the same command resumes."""
-    paid = sum(one.usage.calls for one in display.spend_after)
-    line = f"stopped {display.progress}: no call was answered, so nothing was stored"
-    if paid or display.has_begun:
-        line = (
-            f"stopped {display.progress}: all pairs are in the memory, and the replies of {paid:,} paid calls are "
-            "in the store; run the same command again to resume"
-        )
-    with ignore_broken_pipe():
-        typer.echo(line, err=True)

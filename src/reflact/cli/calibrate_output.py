@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from reflact.calibration import events
+from reflact.calibration.events import CalibrationEvent, CriticMeasured, PairsGenerated, ScoreSummary
+from reflact.calibration.metrics import CriticMetrics
+from reflact.calibration.report import (
+    METRIC_DESCRIPTIONS,
+    CalibrationCostEstimate,
+    CalibrationReport,
+    describe_gain,
+    describe_outcome,
+    describe_tests_left,
+    format_interval,
+    format_number,
+    get_effect,
+)
+from reflact.calibration.usage import subtract_usage
 from reflact.cli.common import ShowMode
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from reflact.calibration.cost_estimate import CalibrationCostEstimate
-    from reflact.calibration.events import CalibrationEvent, CriticMeasured, PairsGenerated, ScoreSummary
-    from reflact.calibration.metrics import CriticMetrics
-    from reflact.calibration.report import CalibrationReport
-    from reflact.llm.rate_limit import LimitChange
-    from reflact.memory.models import PromotionEvidence
-    from reflact.records import IntervalEstimate, Spend, Usage
+from reflact.events import RateLimited
+from reflact.llm.rate_limit import LimitChange
+from reflact.memory.models import PromotionEvidence
+from reflact.records import IntervalEstimate, Spend, Usage
+from reflact.reporting.lines import EventLines, escape_controls, name_count
+from reflact.reporting.summary import format_spend
 
 MAX_PAIR_LINES = 20
 """The approximate number of lines on the pairs of one round."""
@@ -28,9 +38,6 @@ MAX_PAIR_LINES = 20
 
 def print_calibration(console: Console, report: CalibrationReport) -> None:
     """Print what was made, what was tested, and the critic before and after."""
-    from reflact.calibration.report import capitalize_first, describe_gain, describe_tests_left
-    from reflact.reporting.lines import escape_controls, name_count
-
     if report.is_earlier_result:
         console.print(
             "Nothing has changed since this calibration, so no call was made and no test was opened. "
@@ -58,58 +65,43 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
     if report.n_tests is not None:
         console.print(f"{describe_tests_left(report.n_tests)}.", highlight=False)
     console.print(_describe_consumption(report), highlight=False)
-    if report.writer_stop_reason is not None:
-        reason = escape_controls(capitalize_first(report.writer_stop_reason))
-        console.print(f"{reason}.", highlight=False, markup=False)
 
 
 def _describe_pairs(report: CalibrationReport) -> Iterator[str]:
-    from reflact.reporting.lines import name_count
-
     traces, candidates = report.n_training_traces, report.n_candidates
     yield (
         f"{name_count(traces, 'trace')}, {name_count(candidates, 'candidate')}, rounds: {report.n_rounds}; "
         f"{name_count(report.n_pairs, 'pair')}, {report.n_candidates - report.n_pairs} dropped, {report.n_promoted} promoted"
     )
     for kind in report.pairs:
-        hard = "" if kind.difficulty is None else f", mean difficulty {kind.difficulty:.2f}"
-        yield f"  {kind.mistake}: {name_count(kind.n_pairs, 'pair')}{hard}"
+        yield f"  {kind.mistake}: {name_count(kind.n_pairs, 'pair')}"
     for drop in report.dropped:
         yield f"  dropped, {drop.reason}: {drop.n_candidates}"
-    for count, what in (
-        (report.n_quarantined, "quarantined or rejected by the scan"),
-        (report.n_archived, "archived before a test, because the memory was full"),
-        (report.n_left_out, "traces left out, because the memory was full"),
-    ):
-        if count:
-            yield f"  {what}: {count}"
+    if report.n_quarantined:
+        yield f"  quarantined or rejected by the scan: {report.n_quarantined}"
+    if report.n_left_out:
+        yield f"  not made, because the memory was full: {report.n_left_out}"
 
 
 def _describe_consumption(report: CalibrationReport) -> str:
-    from reflact.reporting.lines import name_count
-
     entries = report.usage_by_purpose
-    questions, lost = sum(one.n_questions for one in entries), sum(one.n_unanswered for one in entries)
-    refused = sum(one.n_invalid for one in entries)
+    n_questions = sum(one.n_questions for one in entries)
+    n_invalid = sum(one.n_invalid for one in entries)
+    n_unanswered = sum(one.n_unanswered for one in entries)
     return (
-        f"{name_count(questions, 'question')} took {_describe_usage(report.usage)}, including stored replies; "
-        f"{name_count(refused, 'reply was', 'replies were')} invalid, "
-        f"{name_count(lost, 'question')} got no valid reply."
+        f"{name_count(n_questions, 'question')} took {_describe_usage(report.usage)}, including stored replies; "
+        f"{name_count(n_invalid, 'reply was', 'replies were')} invalid, "
+        f"{name_count(n_unanswered, 'question')} got no valid reply."
     )
 
 
 def _describe_usage(usage: Usage) -> str:
-    from reflact.reporting.lines import name_count
-
     calls = name_count(usage.calls, "call")
     return f"{calls}, {usage.input_tokens:,} tokens in, {usage.output_tokens:,} out{_format_price(usage)}"
 
 
 def describe_test(test: PromotionEvidence) -> str:
     """Return how a test of a batch came out, in a sentence without its full stop."""
-    from reflact.calibration.report import describe_gain, describe_outcome, get_effect
-    from reflact.reporting.lines import name_count
-
     return (
         f"Batch {test.n_earlier_tests + 1} on these traces, {name_count(len(test.pair_ids), 'pair')}: the error "
         f"{describe_gain(get_effect(test))} over {name_count(test.n_traces, 'trace')}, p = {test.p_value:.2g} of {test.alpha:.2g}: "
@@ -118,11 +110,6 @@ def describe_test(test: PromotionEvidence) -> str:
 
 
 def _build_measures_table(name: str, before: CriticMetrics, after: CriticMetrics) -> Table:
-    from rich.table import Table
-
-    from reflact.calibration.report import METRIC_DESCRIPTIONS, format_interval, format_number
-    from reflact.reporting.lines import name_count
-
     def show(estimate: IntervalEstimate | None) -> str:
         return "" if estimate is None else f"{format_number(estimate.value)} {format_interval(estimate)}"
 
@@ -146,10 +133,6 @@ def _build_measures_table(name: str, before: CriticMetrics, after: CriticMetrics
 
 def print_calibration_spend(console: Console, before: Sequence[Spend], after: Sequence[Spend]) -> None:
     """Print what all starts have paid, and what this one has."""
-    from reflact.calibration.call_policies import subtract_usage
-    from reflact.records import Usage
-    from reflact.reporting.summary import format_spend
-
     name = "paid by all starts" if before else "paid by this start"
     lines = list(format_spend([one.model_copy(update={"role": name}) for one in after]))
     if before:
@@ -161,8 +144,6 @@ def print_calibration_spend(console: Console, before: Sequence[Spend], after: Se
 
 def print_estimate(console: Console, estimate: CalibrationCostEstimate, *, paid: int) -> None:
     """Print how many calls a calibration takes, and what can come of it."""
-    from reflact.calibration.report import describe_tests_left
-
     lines = []
     if estimate.is_finished:
         lines.append(
@@ -177,9 +158,8 @@ def print_estimate(console: Console, estimate: CalibrationCostEstimate, *, paid:
     lines += [
         f"{estimate.n_training_traces} traces to learn from; held out: {estimate.n_held_out_traces} traces with "
         f"{estimate.n_held_out_steps} labelled steps; anchors: {estimate.n_anchor_steps} steps",
-        f"It takes {estimate.min_calls:,} to {estimate.max_calls:,} calls, with at most {estimate.max_rounds:,} "
-        f"rounds and {estimate.max_candidates:,} candidates. The high number is a bound: it assumes that "
-        "every reply is sent back as often as allowed, and that every candidate takes the most calls.",
+        f"It takes {estimate.min_calls:,} to {estimate.max_calls:,} calls. The high number is a bound: it assumes "
+        "that all rounds take place, and that every reply is sent back as often as allowed.",
     ]
     if paid:
         lines.append(f"{paid:,} calls are already paid for and cost nothing if they are needed again.")
@@ -198,12 +178,13 @@ class CalibrationDisplay:
     """Shows the events of a calibration as lines on standard error, and counts them for when it is stopped."""
 
     def __init__(self, show: ShowMode) -> None:
-        from reflact.reporting.lines import EventLines
-
         self._show = show
         self._event_lines = EventLines()
-        self._round = self._n_traces = self._n_done = self._n_pairs = 0
-        self._round_candidates = self._round_pairs = 0
+        self._round = 0
+        self._n_traces = 0
+        self._n_done = 0
+        self._n_pairs = 0
+        self._round_pairs = 0
         self._dropped: Counter[str] = Counter()
         self._tests: list[PromotionEvidence] = []
         self.spend_before: Sequence[Spend] = ()
@@ -220,20 +201,14 @@ class CalibrationDisplay:
 
     def show_pause(self, change: LimitChange) -> None:
         """Show that an endpoint pauses or cannot be reached; once for each."""
-        from reflact.events import RateLimited
-
         self._print_line(self._event_lines.format_event(RateLimited(run_id="", **change._asdict())))
 
     def _print_line(self, line: str | None) -> None:
-        from reflact.reporting.lines import escape_controls
-
         if line is not None and self._show in {ShowMode.lines, ShowMode.live}:
             typer.echo(escape_controls(line), err=True)
 
     def _format_event(self, event: CalibrationEvent) -> str | None:
         """Count an event and return its line; None if it has none."""
-        from reflact.calibration import events
-
         line = None
         match event:
             case events.CalibrationStarted():
@@ -244,8 +219,10 @@ class CalibrationDisplay:
             case events.CriticMeasured():
                 line = _format_measurement(event)
             case events.RoundStarted():
-                self._round, self._n_traces, self._n_done = event.number, event.n_traces, 0
-                self._round_candidates = self._round_pairs = 0
+                self._round = event.number
+                self._n_traces = event.n_traces
+                self._n_done = 0
+                self._round_pairs = 0
                 self._dropped.clear()
                 line = f"round {event.number:<3} {event.n_traces} traces{_format_calls(event.usage)}"
             case events.PairsGenerated():
@@ -260,15 +237,14 @@ class CalibrationDisplay:
     def _format_pairs(self, event: PairsGenerated) -> str | None:
         self._n_done += 1
         self._n_pairs += event.n_pairs
-        self._round_candidates += event.n_candidates
         self._round_pairs += event.n_pairs
         self._dropped.update({drop.reason: drop.n_candidates for drop in event.dropped})
         if self._n_done % (self._n_traces // MAX_PAIR_LINES or 1) and self._n_done < self._n_traces:
             return None
-        dropped = ", ".join(f"{reason} {count}" for reason, count in sorted(self._dropped.items()))
+        dropped = "".join(f"; {reason}: {count}" for reason, count in sorted(self._dropped.items()))
         return (
-            f"pairs     {self._n_done} of {self._n_traces} traces: {self._round_pairs} of {self._round_candidates} "
-            f"candidates{f'; dropped: {dropped}' if dropped else ''}{_format_calls(event.usage)}"
+            f"pairs     {self._n_done} of {self._n_traces} traces: {self._round_pairs} pairs{dropped}"
+            f"{_format_calls(event.usage)}"
         )
 
     @property
@@ -311,8 +287,6 @@ def _format_figures(figures: ScoreSummary) -> str:
 
 
 def _format_calls(usage: Usage) -> str:
-    from reflact.reporting.lines import name_count
-
     return f" ({name_count(usage.calls, 'call')}{_format_price(usage)} so far)"
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from reflact.cli.calibrate import calibrate_and_show
 from reflact.cli.common import (
     ConfigArgument,
     JsonOption,
@@ -422,17 +421,17 @@ def demo(
     from reflact.prompts import find_data_folder
 
     if calibrate:
+        from reflact.cli.calibrate_run import calibrate_and_show, load_calibrate_config
+
         memory = out / "memory.db"
         if memory.exists():
             raise ConfigError(
                 f"{memory} exists, but the recording starts with an empty memory; choose another --out"
             )
-        calibrate_and_show(
-            find_data_folder("calibration") / "calibrate.yaml",
-            [f"memory={json.dumps(str(memory))}"],
-            show=ShowMode.quiet if show is ShowMode.live else show,
-            html=out / "calibration.html",
-        )
+        path = find_data_folder("calibration") / "calibrate.yaml"
+        config = load_calibrate_config(path, [f"memory={json.dumps(str(memory))}"])
+        mode = ShowMode.quiet if show is ShowMode.live else show
+        calibrate_and_show(config, show=mode, html=out / "calibration.html")
         return
     folder = find_data_folder("demo")
     _replay_demo(folder, out, show=show, times=times)

@@ -24,17 +24,6 @@ class CriticSettings(ConfigSection):
         "A longer part is cut, with a mark.",
     )
     example_state_tokens: int = option(300, ge=32, description="The same for each part of a worked example.")
-    max_jump: float = option(
-        4.0, ge=0, le=10, description="Largest change of progress whose confidence is not limited."
-    )
-    max_jump_confidence: float = option(0.5, ge=0, le=1, description="Maximum confidence of a larger change.")
-    max_unsupported_confidence: float = option(
-        0.2, ge=0, le=1, description="Maximum confidence without evidence, or with quotes that do not occur."
-    )
-    include_same_transition: bool = option(
-        False, description="Show also pairs with the step and purpose that are being scored."
-    )
-    cache_size: int = changeable_field(1024, ge=0, description="Number of scores kept in memory.")
 
 
 class CriticConfig(CriticSettings):

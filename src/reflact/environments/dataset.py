@@ -258,7 +258,7 @@ class _PendingCriticGrader:
             "grader": "critic",
             "model": config.models.critic.model,
             "passes_at": config.critic.pass_threshold,
-            "settings": config.critic.settings.model_dump(mode="json", exclude={"cache_size"}),
+            "settings": config.critic.settings.model_dump(mode="json"),
         }
 
     def __call__(self, item: Item, answer: str) -> Grade:

@@ -11,14 +11,13 @@ from reflact.calibration.report import (
     METRIC_DESCRIPTIONS,
     CalibrationReport,
     MetricsChange,
-    PurposeUsage,
-    capitalize_first,
     describe_gain,
     describe_outcome,
     format_number,
     get_effect,
 )
 from reflact.calibration.splits import CALLER_HOLDOUT_NAME
+from reflact.calibration.usage import PurposeUsage
 from reflact.memory.cards import TOTAL_ALPHA
 from reflact.memory.models import PromotionEvidence
 from reflact.records import Usage
@@ -34,42 +33,12 @@ from reflact.reporting.html.page import (
 from reflact.reporting.lines import escape_controls, name_count
 
 DROP_MEANINGS = {
-    "no_room": "The round had enough other candidates whose right side says the same.",
-    "unverified": "The step has no complete label, and there is no critic whose samples could agree.",
-    "disagreement": "The critic's samples differ too much to be a label.",
-    "not_applicable": "This mistake cannot be made in this step within the round's distances.",
-    "not_confirmed": "Samples do not confirm that the evaluation is wrong for the other purpose.",
     "bad_reply": "The model gave no valid reply, although it was asked again if that is allowed.",
     "too_long": "The prompt exceeds the model's context.",
+    "judged_wrong": "The judge did not prefer the right side in both orders.",
     "known": "The memory already had this pair.",
-    "duplicate": "An earlier candidate of the round gave the same pair, or is about an equal step.",
-    "judged_wrong": "Too few blind comparisons found the right side.",
-    "decided_by_position": "The comparisons depended on the order of the two sides.",
 }
-"""Why a candidate became no pair, in words."""
-
-TERM_DEFINITIONS = (
-    ("Score", "The progress of a state towards the purpose: 0 is none, 10 is complete."),
-    ("Known score", "The right score, from a program or a person, never from a critic's samples."),
-    (
-        "Held-out traces",
-        "No pair was made from them, but they decide which pairs are promoted: their gain is slightly too good.",
-    ),
-    ("Anchors", "Pairs with known scores that only measure."),
-    (
-        "Contrast pair",
-        "A right and a wrong evaluation of one step. Promoted pairs are examples in the prompt.",
-    ),
-    ("Bias", "The mean of score minus known score, after a step. Above 0 the critic inflates."),
-    (
-        "Pairwise accuracy",
-        "How often states, and sides of pairs, are in the same order as their known scores.",
-    ),
-    ("Order consistency", "How often successive states have the same order within one score and across two."),
-    ("Brier score, calibration error", "Of the confidence, as the probability of a score within one point."),
-    ("Interval", "95%, in brackets, over resamples of whole traces, since steps of a trace are alike."),
-    ("Constant", "The figure of the best constant answer. A critic that is no better is useless."),
-)
+"""Why a mistake that was asked for became no pair, in words."""
 
 
 def render_calibration_page(report: CalibrationReport) -> str:
@@ -93,11 +62,6 @@ def render_calibration_page(report: CalibrationReport) -> str:
             _build_pairs_section(report),
             _build_usage_section(report),
             _build_critic_section(report),
-            PageSection(
-                "terms",
-                "How to read this",
-                (h.dl[(h.div[h.dt[name], h.dd[meaning]] for name, meaning in TERM_DEFINITIONS)],),
-            ),
         ),
     )
 
@@ -132,37 +96,32 @@ def describe_result(report: CalibrationReport) -> str:
 
 def describe_context(report: CalibrationReport) -> list[str]:
     """Return what has to be known to read the result, in sentences."""
-    found = []
-    passed = sum(test.passed_test for test in report.tests)
-    if passed and len(report.tests) > 1:
-        found.append(f"{passed} of {len(report.tests)} tested batches passed.")
+    sentences = []
     if report.tests and report.not_tested_reason is not None:
-        found.append(f"A further batch was not tested: {escape_controls(report.not_tested_reason)}.")
+        sentences.append(f"A further batch was not tested: {escape_controls(report.not_tested_reason)}.")
     if report.tests and report.end_reason is not None:
-        found.append(f"There was no further round: {escape_controls(report.end_reason)}.")
-    gain, anchors, held_out = report.anchors.gain, report.anchors.before, report.held_out.gain
-    if passed and gain is not None and anchors is not None:
-        found.append(
-            f"The held-out traces decided which pairs were promoted. On {name_count(anchors.n_traces, 'anchor trace')}, "
-            f"which decided nothing, the error {describe_gain(gain)}."
+        sentences.append(f"There was no further round: {escape_controls(report.end_reason)}.")
+    if report.n_promoted and report.anchors.gain is not None:
+        sentences.append(
+            "The held-out traces decided which pairs were promoted. On the anchors, which decided nothing, the "
+            f"error {describe_gain(report.anchors.gain)}."
         )
-    if not passed and held_out is not None:
-        found.append(
-            f"Between the two measurements the error on the held-out traces {describe_gain(held_out)}, although no "
-            "batch of this calibration was promoted: other pairs were promoted or demoted in the meantime."
-            if held_out.value
-            else "The critic did not change."
+    gain = report.held_out.gain
+    if not report.n_promoted and gain is not None and gain.value:
+        sentences.append(
+            f"Between the two measurements the error on the held-out traces {describe_gain(gain)}, although no batch "
+            "of this calibration was promoted: other pairs were promoted or demoted in the meantime."
         )
     after = report.held_out.after
     if after is not None:
         constant = after.constant
-        found.append(
+        verdict = ", so it is no better than a constant" if after.error.value >= constant.error else ""
+        sentences.append(
             f"For scale: always answering {format_number(constant.progress)} would be off by "
             f"{format_number(constant.error)} points on the held-out steps, and the critic is off by "
-            f"{format_number(after.error.value)}"
-            + (", so it is no better than a constant." if after.error.value >= constant.error else ".")
+            f"{format_number(after.error.value)}{verdict}."
         )
-    return found
+    return sentences
 
 
 def _choose_tone(report: CalibrationReport) -> str | None:
@@ -239,42 +198,38 @@ def _build_reliability_section(report: CalibrationReport) -> PageSection:
 
 
 def _build_rounds_section(report: CalibrationReport) -> PageSection:
-    name, heading, measured = "rounds", "Round by round", report.metrics_by_round
+    measured = report.metrics_by_round
     if len(measured) < 2:
         made = name_count(report.n_rounds, "round was", "rounds were")
-        said = f"{made} made, and the critic was not measured after any of them."
-        return PageSection(name, heading, (h.p[said if report.n_rounds else "No round was made."],))
-    constant, most = measured[-1].constant, max(one.error.high for one in measured)
-    charts = [
-        draw_rounds(
-            "rounds-accuracy",
-            "Pairwise accuracy",
-            [one.accuracy for one in measured],
-            maximum=1,
-            reference=constant.accuracy,
-            reference_label="guessing",
-        ),
-        draw_rounds(
-            "rounds-error",
-            "Mean absolute error",
-            [one.error for one in measured],
-            maximum=next(end for end in (1, 2, 4, 6, 8, 10) if end >= most),
-            reference=constant.error,
-            reference_label="constant",
-        ),
-    ]
+        words = f"{made} made, and the critic was not measured after any of them."
+        return PageSection("rounds", "Round by round", (h.p[words],))
+    constant = measured[-1].constant
+    largest_error = max(one.error.high for one in measured)
+    accuracy_chart = draw_rounds(
+        "rounds-accuracy",
+        "Pairwise accuracy",
+        [one.accuracy for one in measured],
+        maximum=1,
+        reference=constant.accuracy,
+        reference_label="guessing",
+    )
+    error_chart = draw_rounds(
+        "rounds-error",
+        "Mean absolute error",
+        [one.error for one in measured],
+        maximum=next(end for end in (1, 2, 4, 6, 8, 10) if end >= largest_error),
+        reference=constant.error,
+        reference_label="constant",
+    )
     rows = [
-        [
-            "before" if n == 0 else f"after round {n}",
-            format_estimate(one.accuracy),
-            format_estimate(one.error),
-        ]
+        [f"after round {n}" if n else "before", format_estimate(one.accuracy), format_estimate(one.error)]
         for n, one in enumerate(measured)
     ]
     caption = "Round by round, on the held-out traces"
     table = build_table(caption, ("round", "pairwise accuracy", "mean absolute error"), rows)
-    figure = build_figure(f"{caption}: before any round, and after each that was tested.", *charts)
-    return PageSection(name, heading, (figure, table))
+    note = f"{caption}: before any round, and after each that was tested."
+    figure = build_figure(note, accuracy_chart, error_chart)
+    return PageSection("rounds", "Round by round", (figure, table))
 
 
 # ---------------------------------------------------------------------------------------- the evidence
@@ -328,19 +283,9 @@ def _build_pairs_section(report: CalibrationReport) -> PageSection:
         said += (
             f" The scan quarantined or rejected {report.n_quarantined:,} of the pairs; they are in no test."
         )
-    if report.n_archived or report.n_left_out:
-        said += (
-            f" The memory was full: {name_count(report.n_archived, 'pair')} archived before a test, "
-            f"{name_count(report.n_left_out, 'trace')} left out."
-        )
-    pairs = [
-        [
-            escape_controls(kind.mistake),
-            f"{kind.n_pairs:,}",
-            "not compared" if kind.difficulty is None else format_number(kind.difficulty),
-        ]
-        for kind in report.pairs
-    ]
+    if report.n_left_out:
+        said += f" The memory was full: {name_count(report.n_left_out, 'pair was', 'pairs were')} not made."
+    pairs = [[escape_controls(kind.mistake), f"{kind.n_pairs:,}"] for kind in report.pairs]
     drops = [
         [escape_controls(drop.reason), f"{drop.n_candidates:,}", DROP_MEANINGS.get(drop.reason, "")]
         for drop in report.dropped
@@ -350,17 +295,11 @@ def _build_pairs_section(report: CalibrationReport) -> PageSection:
         "Pairs and drops",
         (
             h.p[said],
-            pairs
-            and build_table(
-                "Pairs by the mistake that they show", ("mistake", "pairs", "mean difficulty"), pairs
-            ),
-            pairs and h.p(".note")["Difficulty is the share of blind comparisons that chose the wrong side."],
+            pairs and build_table("Pairs by the mistake that they show", ("mistake", "pairs"), pairs),
             drops
             and build_table(
                 "Candidates that became no pair", ("reason", "candidates", "meaning"), drops, prose={2}
             ),
-            report.writer_stop_reason is not None
-            and h.p[f"{escape_controls(capitalize_first(report.writer_stop_reason))}."],
         ),
     )
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from critic_world import PURPOSE, evaluation, event
+from memory_pairs import make_pair
 from reflact.calibration.guards import QuotableTexts
-from reflact.calibration.mistakes import KNOWN_MISTAKES, Mistake, compute_reach
-from reflact.calibration.perturbations import (
+from reflact.calibration.pairs import (
     HIDDEN_TEXT,
     DistanceBand,
     StepToContrast,
-    build_pairs,
+    choose_batch,
     classify_error,
     find_reference,
+    pairs_of,
     quote_changes,
+    select_events,
 )
 from reflact.calibration.transition_view import TransitionView
+from reflact.memory.cards import compute_subject_hash
 from reflact.memory.models import (
-    MISTAKE_KINDS,
     Action,
     ContrastPair,
     Evaluation,
@@ -29,6 +34,7 @@ from reflact.memory.models import (
     ScoreEvent,
     Transition,
 )
+from reflact.types import digest_json
 
 BAND = DistanceBand(1, 10)
 PHI = st.floats(0, 10)
@@ -43,7 +49,7 @@ def ways(one: ScoreEvent, band: DistanceBand = BAND) -> dict[str, ContrastPair]:
     """Return what is built of a step with gold, by construction."""
     right = find_reference(one)
     assert right is not None
-    return {pair.construction: pair for pair in build_pairs(StepToContrast(one, right, PURPOSE, "t", band))}
+    return {pair.construction: pair for pair in pairs_of(StepToContrast(one, right, PURPOSE, "t", band))}
 
 
 def scored(before: JsonValue, after: JsonValue, low: float, high: float) -> ScoreEvent:
@@ -137,32 +143,76 @@ def test_quotes_point_into_the_state_after(before: str, after: str) -> None:
     assert all(quote in lines or f" {quote} " in lines for quote in quote_changes(transition))
 
 
-@given(
-    low=PHI,
-    high=PHI,
-    nearest=st.floats(0.1, 5),
-    width=st.floats(0, 5),
-    variation=st.integers(0, 3),
-    mistake=st.sampled_from((*KNOWN_MISTAKES, Mistake(name="own", description="d"))),
+def unscored(**fields: Any) -> ScoreEvent:
+    """Return a step that no critic saw."""
+    return event(**fields).model_copy(update={"evaluation": None})
+
+
+@pytest.mark.parametrize(
+    ("one", "is_selected"),
+    [
+        (event(after=2.5), True),
+        (event(after=2.4), False),
+        (event(after=1), True),
+        (event(after=2), True),
+        (event(after=2.3, changed=False), True),
+        (event(said=(2, 2.3)), True),
+        (unscored(after=2.5), True),
+        (unscored(after=2.4), False),
+        (unscored(after=2), True),
+        (event(gold=False), False),
+    ],
 )
-def test_a_mistake_reaches_what_is_on_the_scale_and_far_enough(
-    low: float, high: float, *, nearest: float, width: float, variation: int, mistake: Mistake
-) -> None:
-    """Every number within reach lies on the scale, at least ``nearest`` away and at most ``farthest``."""
-    right, band = evaluation(low, high), DistanceBand(nearest, nearest + width)
-    found = compute_reach(mistake, right, band=band, variant=variation)
-    if found is None:
-        assert high + nearest > 10 or high - nearest < 0
-        return
-    assert 0 <= found.low <= found.high <= 10
-    for number in (found.low, found.high):
-        assert nearest - 1e-6 <= abs(number - high) <= nearest + width + 1e-6
-    if mistake.direction == "too_high":
-        assert found.low > high
-    if mistake.name == "ignored_evidence":
-        assert (found.high < high) == (high > low)
+def test_labelled_steps_that_moved_or_stood_still_are_selected(one: ScoreEvent, is_selected: bool) -> None:
+    """Critic or label say if a step moved by 0.5 or stood still; equal steps count once."""
+    assert bool(select_events([one], min_delta=0.5)) is is_selected
+    twin = one.model_copy(update={"step": 7})
+    assert len(select_events([one, twin], min_delta=0.5)) == is_selected
 
 
-def test_every_known_kind_is_described() -> None:
-    """The kinds that models are told of are those that the memory knows."""
-    assert tuple(mistake.name for mistake in KNOWN_MISTAKES) == MISTAKE_KINDS
+def test_a_step_without_a_label_has_the_critics_own_evaluation_as_its_right_side() -> None:
+    """As in the paper; a label without the state before is half of what is right, and gives nothing."""
+    made = ways(event(gold=False))
+    assert set(made) == {"no_effect", "claim_for_effect", "progress_reversed", "evidence_withdrawn"}
+    assert {pair.label_source for pair in made.values()} == {"agreement"}
+    half = event().model_copy(update={"label": Label(progress_after=6, source="human")})
+    assert find_reference(half) is None
+
+
+def moved(number: int, delta: float) -> ContrastPair:
+    """Return a pair whose right side moves by so much."""
+    right = Evaluation(progress_before=5, progress_after=5 + delta, reasoning=f"right {number}")
+    return make_pair().model_copy(update={"right": right})
+
+
+def test_a_batch_has_room_for_a_third_of_each_direction() -> None:
+    """Whatever the order of pairs; what is taken already takes room; without a limit all are in."""
+    pairs = [moved(n, delta) for n, delta in enumerate([0] * 20 + [-2] * 9 + [3] * 2)]
+    batch = choose_batch(pairs, max_pairs=12)
+    assert Counter(pair.right.direction for pair in batch) == {"stays": 4, "falls": 4, "rises": 2}
+    assert choose_batch([*reversed(pairs), *pairs], max_pairs=12) == batch
+    less = choose_batch(pairs, max_pairs=12, taken=[moved(50, 0)] * 3)
+    assert Counter(pair.right.direction for pair in less) == {"stays": 1, "falls": 4, "rises": 2}
+    assert len(choose_batch(pairs, max_pairs=None)) == len(pairs)
+
+
+def test_a_copy_has_the_hashes_of_what_it_holds() -> None:
+    """A pair's id follows from its content, also where it is the changed copy of one whose id is known."""
+
+    def id_of(pair: ContrastPair) -> str:
+        names = {"purpose", "transition", "right", "wrong", "mistake", "scope"}
+        fields = pair.model_dump(mode="json", include=names)
+        return digest_json(fields | {side: getattr(pair, side).hashed_fields for side in ("right", "wrong")})
+
+    pair, other = make_pair(), event().transition
+    assert pair.id == id_of(pair)
+    scope = pair.scope.model_copy(update={"user": "me"})
+    changes: dict[str, object] = {"right": pair.wrong, "wrong": pair.right, "scope": scope}
+    changes |= {"purpose": "another", "transition": other, "mistake": "mine"}
+    for name, value in changes.items():
+        copied = pair.model_copy(update={name: value})
+        assert copied.id == id_of(copied) != pair.id
+        assert copied.hashes.subject == compute_subject_hash(copied.purpose, copied.transition)
+    judged = pair.model_copy(update={"n_judgements": 2, "agreement": 1.0, "reason": "so"}, deep=True)
+    assert judged.id == id_of(judged) == pair.id
+    assert pair == ContrastPair.model_validate(pair.model_dump())

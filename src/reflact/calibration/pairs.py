@@ -1,13 +1,16 @@
-"""Evaluations that are wrong by construction: of a perturbed input, or of the critic's own making. Pure.
+"""Contrast pairs by construction: evaluations of a step, or of a changed input, that are known to be wrong. Pure.
 
-``docs/contrast.md`` says how each one is known to be wrong. Source of the idea: T. Wang et al., Self-Taught Evaluators
-(arXiv 2408.02666), section 3: the worse answer is a good answer to a modified instruction.
+``docs/contrast.md`` says how each one is known to be wrong. Source of the idea: T. Wang et al.,
+Self-Taught Evaluators (arXiv 2408.02666), section 3: the worse answer is a good answer to a modified
+instruction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import ceil
+from typing import Any, Final, NamedTuple
 
 from pydantic import JsonValue
 
@@ -18,11 +21,13 @@ from reflact.memory.models import (
     Action,
     Construction,
     ContrastPair,
+    Direction,
     Evaluation,
     Provenance,
     ScoreEvent,
     Transition,
 )
+from reflact.types import digest_json
 
 HIDDEN_TEXT = "(not shown)"
 """Stands for what is withdrawn from a state."""
@@ -31,9 +36,12 @@ MAX_LABEL_DISTANCE = 0.5
 """An evaluation that is so near to a label without reasons lends it its reasons."""
 
 DISTANCE_TOLERANCE = 1e-9
+"""Distances are differences of decimal numbers, which binary numbers only approximate."""
 
-OTHER_PURPOSE_MISTAKE = "inflated_score"
-"""The kind of mistake of an evaluation that is meant for another purpose."""
+MIN_DISTANCE = 1.0
+"""A wrong progress after differs from the right one by at least so much: half a scale step is a matter of taste."""
+
+DIRECTIONS: Final[tuple[Direction, ...]] = ("rises", "falls", "stays")
 
 _MAX_QUOTE_CHARS = 80
 _MAX_QUOTED_FIELDS = 3
@@ -42,8 +50,8 @@ _MAX_QUOTED_FIELDS = 3
 class DistanceBand(NamedTuple):
     """How far a wrong progress after may be from the right one."""
 
-    nearest: float
-    farthest: float
+    nearest: float = MIN_DISTANCE
+    farthest: float = 10.0
 
     def contains(self, wrong: Evaluation, right: Evaluation) -> bool:
         """Whether the distance of two evaluations lies within."""
@@ -51,26 +59,29 @@ class DistanceBand(NamedTuple):
         return self.nearest - DISTANCE_TOLERANCE <= distance <= self.farthest + DISTANCE_TOLERANCE
 
 
+ANY_DISTANCE = DistanceBand()
+
+
 class StepToContrast(NamedTuple):
-    """A step that pairs are made of: ``right`` is its right evaluation, ``band`` the distance of wrong scores."""
+    """A step that pairs are made of: ``right`` is its right evaluation, ``band`` the distance of wrong ones."""
 
     event: ScoreEvent
     right: Evaluation
     purpose: str
     trace_id: str
-    band: DistanceBand
+    band: DistanceBand = ANY_DISTANCE
 
     def build_pair(
         self, wrong: Evaluation, *, construction: Construction, mistake: str, reason: str, **changes: Any
     ) -> ContrastPair:
         """Return a pair of the step; ``changes`` replace fields that follow from it."""
-        label, step = self.event.label, self.event.step
+        label = self.event.label
         fields: dict[str, Any] = {
             "purpose": self.purpose,
             "transition": self.event.transition,
             "right": self.right,
             "label_source": "agreement" if label is None else label.source,
-            "provenance": Provenance(trace_id=self.trace_id, step=step),
+            "provenance": Provenance(trace_id=self.trace_id, step=self.event.step),
         }
         return ContrastPair(
             wrong=wrong, construction=construction, mistake=mistake, reason=reason, **(fields | changes)
@@ -82,16 +93,24 @@ class StepToContrast(NamedTuple):
         return (self.right,) if own is None else (own, self.right)
 
 
+# ------------------------------------------------------------------------------------ the right side
+
+
 def find_reference(event: ScoreEvent) -> Evaluation | None:
     """Return the right evaluation of a step: its label's numbers, in its own words or those of a close evaluation.
 
-    Without either, the words only repeat the numbers, and the changes are the evidence. None without a label, or if
-    the label lacks the state before: then only half of what is right is known.
+    Without either, the words only repeat the numbers, and the changes are the evidence. A step without a
+    label has the critic's own evaluation, as in the paper. None if there is neither, or if the label lacks
+    the state before: then only half of what is right is known.
     """
-    label, own = event.label, event.evaluation
-    if label is None or label.progress_before is None:
+    label = event.label
+    own = event.evaluation
+    if label is None:
+        return own
+    if label.progress_before is None:
         return None
-    before, after = label.progress_before, label.progress_after
+    before = label.progress_before
+    after = label.progress_after
     if (
         own is not None
         and not label.reasoning.strip()
@@ -107,35 +126,6 @@ def find_reference(event: ScoreEvent) -> Evaluation | None:
         evidence=label.evidence or quote_changes(event.transition),
         confidence=1,
     )
-
-
-def build_pairs(step: StepToContrast) -> tuple[ContrastPair, ...]:
-    """Return all pairs that need no model, the best first; each within the band."""
-    observed = build_observed_pair(step)
-    return (*([] if observed is None else [observed]), *_build_perturbed(step))
-
-
-def build_other_purpose_pair(step: StepToContrast, *, purpose: str, right: Evaluation) -> ContrastPair | None:
-    """Return the pair of a step under another purpose, for which ``right`` was agreed on; None if it is no contrast."""
-    for wrong in step.list_wrong_evaluations():
-        if wrong.progress_after > right.progress_after and step.band.contains(wrong, right):
-            return step.build_pair(
-                wrong,
-                construction="other_purpose",
-                mistake=OTHER_PURPOSE_MISTAKE,
-                reason="It credits what the action did towards something else than this purpose.",
-                purpose=purpose,
-                right=right,
-                label_source="agreement",
-            )
-    return None
-
-
-def classify_error(wrong: Evaluation, right: Evaluation) -> str:
-    """Return the kind of mistake that an evaluation shows beside the right one, by the direction of its error."""
-    if wrong.progress_after < right.progress_after:
-        return "ignored_evidence"
-    return "inflated_score" if right.delta > 0 else "credit_for_intention"
 
 
 def quote_changes(transition: Transition) -> tuple[str, ...]:
@@ -164,20 +154,38 @@ def _is_quotable(quote: str, text: str, action: Action) -> bool:
     return not QuotableTexts(view).find_invented([quote])
 
 
+# ------------------------------------------------------------------------------------ the wrong side
+
+
+def pairs_of(step: StepToContrast) -> tuple[ContrastPair, ...]:
+    """Return all pairs that a step gives without a model, the best first; each within the step's band."""
+    observed = build_observed_pair(step)
+    return (*([] if observed is None else [observed]), *_build_perturbed(step))
+
+
 def build_observed_pair(step: StepToContrast) -> ContrastPair | None:
     """Return the pair that the critic's own evaluation of a step makes; None if it is no contrast."""
-    wrong, right = step.event.evaluation, step.right
+    wrong = step.event.evaluation
+    right = step.right
     if wrong is None or not step.band.contains(wrong, right):
         return None
     if has_same_words(wrong.reasoning, right.reasoning):
         return None
     error = wrong.progress_after - right.progress_after
+    direction = "high" if error > 0 else "low"
     return step.build_pair(
         wrong,
         construction="observed",
         mistake=classify_error(wrong, right),
-        reason=f"It is too {'high' if error > 0 else 'low'} by {_format_progress(abs(error))}.",
+        reason=f"It is too {direction} by {_format_progress(abs(error))}.",
     )
+
+
+def classify_error(wrong: Evaluation, right: Evaluation) -> str:
+    """Return the kind of mistake that an evaluation shows beside the right one, by the direction of its error."""
+    if wrong.progress_after < right.progress_after:
+        return "ignored_evidence"
+    return "inflated_score" if right.delta > 0 else "credit_for_intention"
 
 
 def _build_perturbed(step: StepToContrast) -> Iterator[ContrastPair]:
@@ -198,7 +206,8 @@ def _build_perturbed(step: StepToContrast) -> Iterator[ContrastPair]:
 def _perturb_input(
     transition: Transition, right: Evaluation
 ) -> Iterator[tuple[Transition, Evaluation, Construction, str, str]]:
-    low, high = _format_progress(right.progress_before), _format_progress(right.progress_after)
+    low = _format_progress(right.progress_before)
+    high = _format_progress(right.progress_after)
 
     def stay(reasoning: str, *, evidence: tuple[str, ...] = (), confidence: float = 1) -> Evaluation:
         before = right.progress_before
@@ -270,6 +279,58 @@ def _hide_changes(before: JsonValue, after: JsonValue) -> JsonValue:
     same = {name for name in before.keys() & after.keys() if is_same_json(before[name], after[name])}
     names = sorted(before.keys() | after.keys())
     return {name: before[name] if name in same else HIDDEN_TEXT for name in names}
+
+
+# ------------------------------------------------------------------------------------ which steps and pairs
+
+
+def select_events(events: Iterable[ScoreEvent], *, min_delta: float) -> tuple[ScoreEvent, ...]:
+    """Return the labelled events to learn from, each content once.
+
+    They moved by ``min_delta``, by critic or label. Or nothing moved: that is where critics flatter.
+    """
+    selected: dict[str, ScoreEvent] = {}
+    for event in events:
+        if is_fully_labeled(event) and _moves(event, min_delta):
+            fields = event.model_dump(mode="json", exclude={"step", "transition"})
+            content = digest_json({**fields, "transition": event.transition.json_object})
+            selected.setdefault(content, event)
+    return tuple(selected.values())
+
+
+def is_fully_labeled(event: ScoreEvent) -> bool:
+    """Whether a program or a person says what both states of a step are worth."""
+    label = event.label
+    return label is not None and label.source != "agreement" and label.progress_before is not None
+
+
+def _moves(event: ScoreEvent, min_delta: float) -> bool:
+    judgements = (event.evaluation, event.label)
+    deltas = [one.delta for one in judgements if one is not None and one.delta is not None]
+    if deltas[0] == 0 or not event.transition.changes_state:
+        return True
+    return any(delta != 0 and abs(delta) >= min_delta for delta in deltas)
+
+
+def choose_batch(
+    pairs: Iterable[ContrastPair], *, max_pairs: int | None, taken: Sequence[ContrastPair] = ()
+) -> tuple[ContrastPair, ...]:
+    """Return the pairs that a batch has room for beside those that are ``taken``, sorted by their hashes.
+
+    Perturbed inputs nearly always have less effect than the true ones, and a critic that sees many examples
+    of no effect learns to say that. So a third of the room goes to each direction of the right side.
+    """
+    order = sorted({pair.id: pair for pair in pairs}.items())
+    if max_pairs is None:
+        return tuple(pair for _, pair in order)
+    room = ceil(max_pairs / len(DIRECTIONS))
+    counts = Counter(pair.right.direction for pair in taken)
+    chosen = []
+    for _, pair in order:
+        if counts[pair.right.direction] < room:
+            counts[pair.right.direction] += 1
+            chosen.append(pair)
+    return tuple(chosen)
 
 
 def has_same_words(one: str, other: str) -> bool:

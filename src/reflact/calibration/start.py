@@ -1,0 +1,267 @@
+"""A calibration before its first call: its identity, what it learns from, and what an earlier start left.
+
+Its identity follows from its inputs. When it begins, the pairs that are known and promoted then are stored.
+A start with equal inputs repeats everything from there: stored replies of models cost nothing, a test that
+was left open is ended, and a test that had ended counts as it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from anyio import to_thread
+from pydantic import JsonValue
+
+from reflact.calibration.config import CalibratorSettings
+from reflact.calibration.generation import list_free_events
+from reflact.calibration.pairs import select_events
+from reflact.calibration.promotion import MemorySnapshot, take_snapshot
+from reflact.calibration.report import CalibrationReport
+from reflact.calibration.significance import NotTested, find_missing_traces
+from reflact.calibration.splits import (
+    HoldoutRule,
+    HoldoutSplit,
+    deduplicate_traces,
+    split_by_caller,
+    split_by_rule,
+)
+from reflact.calibration.trace import Trace
+from reflact.errors import DataError
+from reflact.jsonutil import parse_stored
+from reflact.memory.cards import AnchorExclusions, count_tests, describe_other_trace
+from reflact.memory.models import BatchTest, ContrastPair
+from reflact.prompts import PromptBook
+from reflact.types import FrozenModel, digest_json
+
+if TYPE_CHECKING:
+    from reflact.memory.store import MemoryStore
+
+IDENTITY_PROMPTS = ("contrast", "judge")
+"""The prompts that a calibration asks with, beside the critic's own."""
+
+IDENTITY_SETTINGS = frozenset(CalibratorSettings.model_fields) - {
+    "batch_size",
+    "concurrency",
+    "full_queue_policy",
+    "queue_size",
+}
+"""The settings that a calibration's result depends on."""
+
+
+class CalibrationInputs(NamedTuple):
+    """All that a calibration depends on; ``writer`` is the identity of the model that writes and judges."""
+
+    traces: Sequence[Trace]
+    heldout: Sequence[Trace] | None
+    anchors: Sequence[ContrastPair]
+    critic: str
+    writer: str
+    settings: CalibratorSettings
+    prompts: PromptBook
+
+    @property
+    def identity(self) -> str:
+        """A hash of all of it; how many calls are in flight makes no difference."""
+        prompts = self.prompts.prompts
+        sums: dict[str, JsonValue] = {name: prompts[name].checksum for name in IDENTITY_PROMPTS}
+        return digest_json(
+            [
+                self.critic,
+                self.writer,
+                self.settings.model_dump(mode="json", include=set(IDENTITY_SETTINGS)),
+                sums,
+                _hash_traces(self.traces),
+                None if self.heldout is None else _hash_traces(self.heldout),
+                *sorted(pair.id for pair in self.anchors),
+            ]
+        )
+
+    def split_traces(self, snapshot: MemorySnapshot, tests: Sequence[BatchTest]) -> HoldoutSplit:
+        """Return what is learned from and what is held out; the rule's choice if the caller made none."""
+        if self.heldout is not None:
+            return split_by_caller(self.traces, self.heldout, training=snapshot.learned)
+        rule = HoldoutRule.choose(
+            len({trace.purpose for trace in self.traces}),
+            n_folds=self.settings.holdout_folds,
+            holdout_by=self.settings.holdout_by,
+        )
+        return split_by_rule(
+            self.traces,
+            training=snapshot.learned,
+            tests=tests,
+            rule=rule,
+            limit=self.settings.max_held_out_traces,
+        )
+
+
+class CalibrationBaseline(FrozenModel):
+    """The memory when a calibration began: ids of pairs, and the number of the last test (0: none)."""
+
+    known_pair_ids: tuple[str, ...]
+    promoted_pair_ids: tuple[str, ...]
+    last_test_number: int
+
+
+class CalibrationResult(FrozenModel):
+    """The report of a calibration, and a hash of the memory at its end."""
+
+    report: CalibrationReport
+    snapshot_hash: str
+
+
+class CalibrationStart(NamedTuple):
+    """A calibration before its first call.
+
+    Args:
+        identity: A hash of all that it depends on.
+        split: What is learned from, and what tests.
+        known_pair_ids: Pairs that are not made again.
+        promoted: The pairs that are promoted, by id.
+        earlier_tests: The tests before it began.
+        finished_tests: Its own tests that had ended when it was stopped.
+        number: Its number in the store; None while it is not begun.
+        report: Its earlier report, if nothing has changed since.
+        missing: Why nothing can be tested; None if something can.
+    """
+
+    identity: str
+    split: HoldoutSplit
+    known_pair_ids: frozenset[str]
+    promoted: tuple[ContrastPair, ...]
+    earlier_tests: tuple[BatchTest, ...]
+    finished_tests: tuple[BatchTest, ...] = ()
+    number: int | None = None
+    report: CalibrationReport | None = None
+    missing: NotTested | None = None
+
+    @property
+    def baseline(self) -> CalibrationBaseline:
+        """The memory as it is now, before anything is made."""
+        return CalibrationBaseline(
+            known_pair_ids=tuple(sorted(self.known_pair_ids)),
+            promoted_pair_ids=tuple(pair.id for pair in self.promoted),
+            last_test_number=max((test.number for test in self.earlier_tests), default=0),
+        )
+
+    @property
+    def n_earlier_tests(self) -> int:
+        """How many batches were tested on its held-out traces before it began."""
+        return count_tests(self.earlier_tests, [trace.recording for trace in self.split.held_out])
+
+
+async def open_calibration(inputs: CalibrationInputs, store: MemoryStore) -> CalibrationStart:
+    """Return a calibration before its first call; nothing is asked or stored.
+
+    Raises:
+        DataError: Two traces have one id, here or in the store.
+    """
+    snapshot = await take_snapshot(store)
+    await _refuse_other_traces([*inputs.traces, *(inputs.heldout or ())], snapshot, store)
+    identity = await to_thread.run_sync(lambda: inputs.identity)
+    start = CalibrationStart(
+        identity=identity,
+        split=inputs.split_traces(snapshot, snapshot.tests),
+        known_pair_ids=snapshot.known_pair_ids,
+        promoted=snapshot.promoted,
+        earlier_tests=snapshot.tests,
+    )
+    last = await store.find_calibration(identity)
+    if last is not None and last.result:
+        result = parse_stored(CalibrationResult.model_validate_json, last.result, "result of a calibration")
+        if result.snapshot_hash == hash_snapshot(snapshot):
+            start = start._replace(report=result.report)
+    elif last is not None:
+        baseline = parse_stored(
+            CalibrationBaseline.model_validate_json, last.baseline, "baseline of a calibration"
+        )
+        promoted = await load_pairs(store, baseline.promoted_pair_ids)
+        if len(promoted) == len(baseline.promoted_pair_ids):
+            earlier = tuple(test for test in snapshot.tests if test.number <= baseline.last_test_number)
+            split = inputs.split_traces(snapshot, earlier)
+            start = start._replace(
+                split=split,
+                known_pair_ids=frozenset(baseline.known_pair_ids),
+                promoted=promoted,
+                earlier_tests=earlier,
+                finished_tests=_find_finished_tests(
+                    snapshot.tests[len(earlier) :], split, critic=inputs.critic
+                ),
+                number=last.number,
+            )
+    return start._replace(missing=_find_missing(start, inputs, snapshot))
+
+
+def _find_missing(
+    start: CalibrationStart, inputs: CalibrationInputs, snapshot: MemorySnapshot
+) -> NotTested | None:
+    """Return why nothing can be tested; None if something can."""
+    split = start.split
+    testing = deduplicate_traces(split.held_out)
+    few = find_missing_traces(testing, n_earlier_tests=start.n_earlier_tests)
+    if few is not None:
+        return few
+    if snapshot.list_testable_pairs(split.held_out):
+        return None
+    if not split.training:
+        return NotTested(reason="no_training_traces")
+    anchored = AnchorExclusions.from_anchors(inputs.anchors)
+    for trace in split.training:
+        if select_events(list_free_events(trace, anchored), min_delta=inputs.settings.min_delta):
+            return None
+    return NotTested(reason="no_pairs")
+
+
+def _find_finished_tests(
+    tests: Iterable[BatchTest], split: HoldoutSplit, *, critic: str
+) -> tuple[BatchTest, ...]:
+    """Return a critic's finished tests on these held-out traces."""
+    traces = deduplicate_traces(split.held_out)
+    held_out = tuple(sorted({trace.recording.fingerprint for trace in traces}))
+    return tuple(
+        test
+        for test in tests
+        if test.kind == "promote"
+        and test.holdout_id == split.held_out_name
+        and test.content_fingerprints == held_out
+        and test.evidence is not None
+        and test.evidence.critic == critic
+    )
+
+
+async def load_pairs(store: MemoryStore, pair_ids: Collection[str]) -> tuple[ContrastPair, ...]:
+    """Return those of the pairs that the store has, by id."""
+    if not pair_ids:
+        return ()
+    return tuple(one.pair for one in await store.pairs(sorted(pair_ids)))
+
+
+async def _refuse_other_traces(traces: Sequence[Trace], snapshot: MemorySnapshot, store: MemoryStore) -> None:
+    """Raise DataError if one of the traces has the id of another run: among them, in the store, or in a pair."""
+    hashes = await store.content_hashes()
+    known: dict[str, Trace] = {}
+    for trace in traces:
+        is_stored = hashes.get(trace.id) in {None, *trace.recording.content_hashes}
+        stored = None if is_stored or trace.id in known else await store.trace(trace.id)
+        other = known.setdefault(trace.id, trace if stored is None else Trace.from_stored(stored))
+        steps = zip(trace.events, other.events, strict=False)  # a trace may have grown
+        has_other_steps = any(one.transition != two.transition for one, two in steps)
+        purposes = {other.purpose, snapshot.purposes.get(trace.id, trace.purpose)} - {trace.purpose}
+        if purposes or has_other_steps:
+            other_purpose = min(purposes, default=trace.purpose)
+            raise DataError(describe_other_trace(trace.id, trace.purpose, other_purpose))
+
+
+def hash_snapshot(snapshot: MemorySnapshot) -> str:
+    """Return a hash of what decides whether a calibration that is over would find anything new."""
+    promoted = sorted(pair.id for pair in snapshot.promoted)
+    return digest_json([*promoted, "waiting", *sorted(one.pair.id for one in snapshot.waiting_pairs)])
+
+
+def _hash_traces(traces: Iterable[Trace]) -> str:
+    """Return a hash of traces that does not depend on their order."""
+    hashes = (
+        digest_json([trace.id, trace.purpose, *(event.model_dump(mode="json") for event in trace.events)])
+        for trace in traces
+    )
+    return digest_json(list[JsonValue](sorted(hashes)))
