@@ -19,8 +19,8 @@ from rich.terminal_theme import TerminalTheme
 
 from reflact import events
 from reflact.records import SkillVersion, Usage
-from reflact.reporting.lines import EventLines, wrap_line
-from reflact.reporting.live_display import LiveDisplay, LiveState, update_state
+from reflact.reporting.live import EventLines, LiveDisplay, LiveState, update_state
+from reflact.reporting.terminal import wrap_line
 from reflact.types import Edit, EditResult, GateAction, Verdict
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "live-view.svg"

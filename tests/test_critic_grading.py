@@ -36,7 +36,7 @@ from reflact.errors import (
 )
 from reflact.memory.models import Action, ContrastPair, Transition
 from reflact.records import CriticAccuracy, CriticDescription, IntervalEstimate, RunSummary
-from reflact.reporting.summary import print_summary
+from reflact.reporting.terminal import print_summary
 from reflact.stages.reflect import Minibatch, annotate_failures
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyTarget
 from reflact.types import Grade, RolloutSource, Turn

@@ -103,7 +103,7 @@ def test_blank_lines_are_no_items(tmp_path: Path) -> None:
         (
             "a.json",
             '[{"id": "a", "input": 1}, {"prompt": 2, "x": 3}]',
-            r"row 2: there is no column 'input'; write data.fields.input: prompt \(its columns are prompt, x\)",
+            r"row 2: there is no column 'input'; write data.fields.input: COLUMN \(its columns are prompt, x\)",
         ),
         ("a.json", '[{"id": "a", "input": null}]', "row 1: the column 'input', which is the input, is empty"),
         ("a.json", '[{"id": 7.5, "input": 1}]', "row 1: the field 'id' is wrong: .*valid string"),

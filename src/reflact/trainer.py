@@ -321,6 +321,7 @@ class Trainer:
                         runtime.tracing.count_events(emit),
                         approve,
                         tests_optimizer=must_test_optimizer(plan, self._overrides),
+                        describe=_describe_verdict,
                     )
                     summary = await _run(run, runtime.plan.environment, stop)
                     runtime.tracing.record_outcome(summary)
@@ -385,6 +386,12 @@ async def _try_to_store_summary(run: Run, status: RunStatus, reason: str) -> Non
         await run.record_time()
         scope.deadline += FINISH_SECONDS - LOCK_SECONDS
         await run.store_summary(status, reason)
+
+
+def _describe_verdict(summary: RunSummary) -> str:
+    from reflact.reporting.facts import ResultFact
+
+    return ResultFact(summary=summary).verdict
 
 
 async def _write_report(run_id: str, database: Path, folder: Path, on_event: EventCallback) -> None:

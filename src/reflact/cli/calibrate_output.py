@@ -29,7 +29,7 @@ MAX_PAIR_LINES = 20
 def print_calibration(console: Console, report: CalibrationReport) -> None:
     """Print what was made, what was tested, and the critic before and after."""
     from reflact.calibration.report import capitalize_first, describe_gain, describe_tests_left
-    from reflact.reporting.lines import escape_controls, name_count
+    from reflact.text import escape_controls, name_count
 
     if report.is_earlier_result:
         console.print(
@@ -64,7 +64,7 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
 
 
 def _describe_pairs(report: CalibrationReport) -> Iterator[str]:
-    from reflact.reporting.lines import name_count
+    from reflact.text import name_count
 
     traces, candidates = report.n_training_traces, report.n_candidates
     yield (
@@ -86,7 +86,7 @@ def _describe_pairs(report: CalibrationReport) -> Iterator[str]:
 
 
 def _describe_consumption(report: CalibrationReport) -> str:
-    from reflact.reporting.lines import name_count
+    from reflact.text import name_count
 
     entries = report.usage_by_purpose
     questions, lost = sum(one.n_questions for one in entries), sum(one.n_unanswered for one in entries)
@@ -99,7 +99,7 @@ def _describe_consumption(report: CalibrationReport) -> str:
 
 
 def _describe_usage(usage: Usage) -> str:
-    from reflact.reporting.lines import name_count
+    from reflact.text import name_count
 
     calls = name_count(usage.calls, "call")
     return f"{calls}, {usage.input_tokens:,} tokens in, {usage.output_tokens:,} out{_format_price(usage)}"
@@ -108,7 +108,7 @@ def _describe_usage(usage: Usage) -> str:
 def describe_test(test: PromotionEvidence) -> str:
     """Return how a test of a batch came out, in a sentence without its full stop."""
     from reflact.calibration.report import describe_gain, describe_outcome, get_effect
-    from reflact.reporting.lines import name_count
+    from reflact.text import name_count
 
     return (
         f"Batch {test.n_earlier_tests + 1} on these traces, {name_count(len(test.pair_ids), 'pair')}: the error "
@@ -121,7 +121,7 @@ def _build_measures_table(name: str, before: CriticMetrics, after: CriticMetrics
     from rich.table import Table
 
     from reflact.calibration.report import METRIC_DESCRIPTIONS, format_interval, format_number
-    from reflact.reporting.lines import name_count
+    from reflact.text import name_count
 
     def show(estimate: IntervalEstimate | None) -> str:
         return "" if estimate is None else f"{format_number(estimate.value)} {format_interval(estimate)}"
@@ -148,7 +148,7 @@ def print_calibration_spend(console: Console, before: Sequence[Spend], after: Se
     """Print what all starts have paid, and what this one has."""
     from reflact.calibration.call_policies import subtract_usage
     from reflact.records import Usage
-    from reflact.reporting.summary import format_spend
+    from reflact.reporting.facts import format_spend
 
     name = "paid by all starts" if before else "paid by this start"
     lines = list(format_spend([one.model_copy(update={"role": name}) for one in after]))
@@ -198,7 +198,7 @@ class CalibrationDisplay:
     """Shows the events of a calibration as lines on standard error, and counts them for when it is stopped."""
 
     def __init__(self, show: ShowMode) -> None:
-        from reflact.reporting.lines import EventLines
+        from reflact.reporting.live import EventLines
 
         self._show = show
         self._event_lines = EventLines()
@@ -225,7 +225,7 @@ class CalibrationDisplay:
         self._print_line(self._event_lines.format_event(RateLimited(run_id="", **change._asdict())))
 
     def _print_line(self, line: str | None) -> None:
-        from reflact.reporting.lines import escape_controls
+        from reflact.text import escape_controls
 
         if line is not None and self._show in {ShowMode.lines, ShowMode.live}:
             typer.echo(escape_controls(line), err=True)
@@ -311,7 +311,7 @@ def _format_figures(figures: ScoreSummary) -> str:
 
 
 def _format_calls(usage: Usage) -> str:
-    from reflact.reporting.lines import name_count
+    from reflact.text import name_count
 
     return f" ({name_count(usage.calls, 'call')}{_format_price(usage)} so far)"
 

@@ -133,7 +133,7 @@ def label(
     import anyio
 
     from reflact.memory.models import Label
-    from reflact.reporting.lines import escape_line
+    from reflact.text import escape_line
 
     human = Label(progress_before=before, progress_after=after, source="human", reasoning=reason)
     name, labelled, steps = anyio.run(_label_step, store, trace, step, human, replace)
@@ -160,7 +160,7 @@ def forget(
     """
     import anyio
 
-    from reflact.reporting.lines import escape_line
+    from reflact.text import escape_line
 
     result = anyio.run(_forget_trace, store, trace, calls)
     if json:

@@ -11,7 +11,6 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from reflact.config.fields import is_labels, list_telling_columns
 from reflact.config.training import TrainerConfig
 from reflact.data import MAX_SHOWN_ROWS, TRAINING_SPLITS, DataSet, check_dataset, has_made_id, load_dataset
 from reflact.environments.graders import (
@@ -60,6 +59,10 @@ GRADERS: Mapping[str, type[CheckedGrader[Any]]] = {
     )
 }
 """The graders that a configuration can name, beside the critic; ``EnvironmentConfig.grader`` lists the names."""
+
+MAX_LABELS = 20
+LABEL_USES = 5
+"""Answers are labels if there are at most so many, each used so often on average."""
 
 PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
     name: grader for name, grader in GRADERS.items() if issubclass(grader, ReferenceGrader)
@@ -193,10 +196,15 @@ def _check_references(grade: CheckedGrader[Any], data: DataSet) -> None:
     raise DataError(f"{where}{said}; the item's input begins with {begin!r}{more}")
 
 
+def _is_labels(texts: Sequence[str]) -> bool:
+    """Whether the texts are a few ones that repeat, such as the names of classes."""
+    return 2 <= len(set(texts)) <= min(MAX_LABELS, len(texts) / LABEL_USES)
+
+
 def _find_joined_labels(grade: CheckedGrader[Any], references: Sequence[JsonValue]) -> tuple[str, str] | None:
     """Return two labels that a grader of texts takes for one, although only one of them is an item's right answer."""
     texts = [text.strip() for text in _list_answers(references) if isinstance(text, str)]
-    if not isinstance(grade, NormalizedGrader | TokenF1Grader) or not is_labels(texts):
+    if not isinstance(grade, NormalizedGrader | TokenF1Grader) or not _is_labels(texts):
         return None
     for one, other in combinations(sorted(set(texts)), 2):
         if grade(Item(id="-", input="-", reference=one), other).score.soft == 1:
@@ -224,7 +232,7 @@ def _require_references(dataset: DataSet, path: Path) -> None:
     listed = f"; the other columns are {', '.join(columns)}" if columns else ""
     raise DataError(
         f"{path}: no item has a reference, so no answer can be graded; name the column of right answers: "
-        f"data.fields.reference: {next(iter(list_telling_columns('reference', columns)), 'COLUMN')}{listed}"
+        f"data.fields.reference: COLUMN{listed}"
     )
 
 
@@ -294,7 +302,7 @@ def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
         guess = _choose_for_numbers(answers, numbers)
     elif all(text.lstrip().lower().startswith(("select ", "with ")) for text in texts):
         guess = "sql", "The references are queries: an answer must return the same rows."
-    elif is_labels(texts):
+    elif _is_labels(texts):
         guess = _choose_for_labels(texts)
     elif sum(len(text.split()) for text in texts) > LONG_ANSWER_WORDS * len(texts):
         guess = "token_f1", "The references are long: the score is the overlap of words."

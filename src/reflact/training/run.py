@@ -14,7 +14,7 @@ from reflact.config.training import TrainerConfig
 from reflact.data import describe_near_copies
 from reflact.errors import RunFailed, Unmeasured
 from reflact.llm.pricing import BYTES_PER_TOKEN
-from reflact.messages import NO_VALID_REPLY, CallId, Message, RenderedPrompt, Text
+from reflact.messages import NO_REPORTS, NO_VALID_REPLY, CallId, Message, RenderedPrompt, Text
 from reflact.protocols import Approver, EventCallback, ProbedTarget
 from reflact.records import (
     CommitRecord,
@@ -25,11 +25,10 @@ from reflact.records import (
     StepRecord,
     sum_step_costs,
 )
-from reflact.reporting.lines import name_count
-from reflact.reporting.verdict import NO_REPORTS, describe_verdict
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.evaluate import build_measurement
 from reflact.store import artifacts as exports
+from reflact.text import name_count
 from reflact.training.cost_estimate import PREFLIGHT
 from reflact.training.epoch_end import EpochFinalizer
 from reflact.training.final_evaluation import FinalEvaluator, NullAnswerGrader
@@ -68,7 +67,7 @@ SKILL_TEST_LABEL = "skill_test"
 class Run:
     """One start of a run; ``on_event`` receives all events.
 
-    ``tests_optimizer``: a small call tests the optimizer before the baseline is paid.
+    ``tests_optimizer``: a small call tests the optimizer before the baseline is paid. ``describe`` words the result.
     """
 
     def __init__(
@@ -78,6 +77,7 @@ class Run:
         approve: Approver | None = None,
         *,
         tests_optimizer: bool = False,
+        describe: Callable[[RunSummary], str] | None = None,
     ) -> None:
         plan = runtime.plan
         self._runtime = runtime
@@ -85,6 +85,7 @@ class Run:
         self._config = plan.config
         self._on_event = on_event
         self._tests_optimizer = tests_optimizer
+        self._describe = describe
         self._store = runtime.store
         self._decision_log = runtime.decision_log
         self._timer = StageTimer(plan.run_id, on_event, runtime.tracing, runtime.budget.current_stage)
@@ -194,7 +195,8 @@ class Run:
         )
         summary = summarize_history(summary, records, await self._store.epochs(self.id), self.state)
         summary = summary.model_copy(update={"added_tokens": await self._count_added_tokens(summary)})
-        summary = summary.model_copy(update={"verdict": describe_verdict(summary)})
+        if self._describe is not None:
+            summary = summary.model_copy(update={"verdict": self._describe(summary)})
         await self._store.finish(self.id, status, reason, summary.model_dump_json())
         exports.export_summary(self._runtime.folder, summary)
         return summary

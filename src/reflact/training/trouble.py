@@ -21,8 +21,8 @@ from reflact.jsonutil import replace_surrogates
 from reflact.messages import CUT_OFF, MAX_BROKEN_STREAMS, NO_VALID_REPLY, CallReservation
 from reflact.protocols import CatchExits, EventCallback, RunStore, read_text
 from reflact.records import CodeFailure, FaultKind, Usage
-from reflact.reporting.lines import escape_controls, list_items, shorten_reason
 from reflact.stages.rollout import RolloutJob
+from reflact.text import escape_controls, list_items, shorten_reason
 from reflact.training.cost_estimate import PREFLIGHT
 from reflact.types import AnalystReport
 

@@ -31,7 +31,7 @@ from reflact.reporting.html.page import (
     draw_rounds,
     format_estimate,
 )
-from reflact.reporting.lines import escape_controls, name_count
+from reflact.text import escape_controls, name_count
 
 DROP_MEANINGS = {
     "no_room": "The round had enough other candidates whose right side says the same.",
