@@ -66,8 +66,8 @@ aria-labelledby="title desc">
   <title id="title">The live view of a run</title>
   <desc id="desc">A terminal of 80 columns and 24 lines. Above: a line for the plan, the outlook of the \
 gate, the baseline and each finished step with its decision and scores. Below, drawn anew as the run goes \
-on: where the run is, its scores, the decisions by step, what it has spent beside its limits, the stages of \
-the step under way with a bar, an endpoint that asked for less, and the edits that a model is writing.</desc>
+on: where the run is, the stages of the step under way, the scores, what is spent, and the reply that a model \
+is writing.</desc>
   <style>
     .{unique_id}-matrix {{ font-family: ui-monospace, SFMono-Regular, Menlo, "DejaVu Sans Mono", monospace; \
 font-size: {char_height}px; line-height: {line_height}px; white-space: pre; }}

@@ -75,7 +75,6 @@ async def test_runs_are_listed_shown_and_compared(runs: Path) -> None:
         keys = [address.removeprefix("/runs/") for address in addresses]
         compared = read((await asking.get("/compare", params={"run": keys})).text)
         assert len(tables(compared)["The best skills"]) == 3
-        assert [node.text for node in [*compared.all("title")][1:3]] == ["Test score", "Validation score"]
         assert HOSTILE in compared.text
         assert not [*compared.all("img"), *listing.all("img")]
         assert (await asking.get("/compare", params={"run": keys[:1]})).status_code == 400

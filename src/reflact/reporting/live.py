@@ -16,9 +16,8 @@ from typing import Self
 
 import anyio
 from pydantic import JsonValue
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.rule import Rule
 from rich.segment import Segment, SegmentLines
 from rich.table import Table
@@ -28,14 +27,7 @@ from reflact import events
 from reflact.config.training import TrainerConfig
 from reflact.errors import StoreError
 from reflact.records import RunSummary, SkillVersion, Usage
-from reflact.reporting.facts import (
-    ACTION_WORDS,
-    SpendFact,
-    StepFact,
-    describe_epoch,
-    format_score,
-    shorten_fallback,
-)
+from reflact.reporting import facts
 from reflact.reporting.terminal import INDENT, print_summary, wrap_line
 from reflact.store.artifacts import find_exports
 from reflact.store.runs import open_store
@@ -93,7 +85,7 @@ class EventLines:
                 committed = event.model_dump(include={"step", "epoch", "action"})
                 versions = {"current": event.current, "best": event.best}
                 known = {**self._step, **committed, **versions, "replies": tuple(self._replies)}
-                return StepFact.model_validate(known).line
+                return facts.StepFact.model_validate(known).line
             case events.RateLimited() if (event.endpoint, event.status) not in self._pauses:
                 self._pauses.add((event.endpoint, event.status))
                 return _describe_pause(event)
@@ -135,13 +127,13 @@ def _describe_event(event: events.Event) -> str | None:
             if event.trials > 1:
                 line += f", rolled out {event.trials} times, since answers may differ"
         case events.FallbackUsed():
-            line = f"fallback  {shorten_fallback(event.fallback)}"
+            line = f"fallback  {facts.shorten_fallback(event.fallback)}"
         case events.EpochCommitted():
-            line = describe_epoch(event)
+            line = facts.describe_epoch(event)
         case events.VersionReturned() | events.TrainingStopped() | events.StepRetried():
             line = f"{REASON_LABELS[event.kind]:<{INDENT}}{event.reason}"
         case events.PromotionJudged():
-            line = f"promotion {ACTION_WORDS[event.verdict.action]}: {event.verdict.reason}"
+            line = f"promotion {facts.ACTION_WORDS[event.verdict.action]}: {event.verdict.reason}"
         case events.TestSplitOpened():
             openings = name_count(event.count, "opening")
             line = f"test      the sealed test split is opened ({openings} in this run)"
@@ -229,9 +221,9 @@ class LiveState:
         return self.plan.steps_per_epoch * self.epochs
 
     @property
-    def spent(self) -> SpendFact:
+    def spent(self) -> facts.SpendFact:
         """What the run used in all its starts."""
-        return SpendFact(usage=Usage() if self.budget is None else self.budget.usage)
+        return facts.SpendFact(usage=Usage() if self.budget is None else self.budget.usage)
 
     @property
     def active_stages(self) -> tuple[StageProgress, ...]:
@@ -356,11 +348,7 @@ def name_stage(stage: StageProgress, state: LiveState) -> str:
 
 def describe_progress(state: LiveState, now: float) -> str:
     """Return a run's progress in one line: active stages with their counts, spend, and the estimated rest."""
-    parts = []
-    if state.step:
-        of = "" if state.total_steps is None else f" of {state.total_steps}"
-        after = "after " if state.step <= state.last_step else ""
-        parts.append(f"{after}step {state.step}{of}")
+    parts = [_describe_position(state)] if state.step else []
     parts += [f"{name_stage(stage, state)} {_count_parts(stage, now)}" for stage in state.active_stages]
     words = [", ".join(parts) or "starting"]
     if state.spent.usage.calls:
@@ -371,6 +359,14 @@ def describe_progress(state: LiveState, now: float) -> str:
     if left is not None:
         words.append(f"about {format_duration(left)} to the last step")
     return f"progress  {'; '.join(words)}"
+
+
+def _describe_position(state: LiveState) -> str:
+    if not state.step:
+        return "starting" if state.plan is None else "before the first step"
+    of = "" if state.total_steps is None else f" of {state.total_steps}"
+    after = "after " if state.step <= state.last_step else ""
+    return f"{after}step {state.step}{of}"
 
 
 def _count_parts(stage: StageProgress, now: float) -> str:
@@ -434,11 +430,10 @@ def _build_title(state: LiveState, now: float, options: ConsoleOptions) -> Rule:
     return Rule(title, align="left", style="dim", characters="-" if options.ascii_only else "─")
 
 
-def _list_rows(state: LiveState, now: float, options: ConsoleOptions) -> Iterator[tuple[str, RenderableType]]:
-    width = options.max_width - LABEL_WIDTH
-    yield "run", _build_position(state, width)
+def _list_rows(state: LiveState, now: float, options: ConsoleOptions) -> Iterator[tuple[str, Text]]:
+    yield "run", Text(_describe_position(state))
     for stage in state.active_stages[-3:]:
-        yield name_stage(stage, state), _build_progress(stage, width, now)
+        yield name_stage(stage, state), Text(_count_parts(stage, now))
     if state.baseline is not None:
         yield "val", _build_scores(state, state.baseline)
     if state.budget is not None:
@@ -447,45 +442,11 @@ def _list_rows(state: LiveState, now: float, options: ConsoleOptions) -> Iterato
         yield "draft", _describe_draft(state.draft, options.encoding)
 
 
-def _build_position(state: LiveState, width: int) -> RenderableType:
-    if state.plan is None or state.total_steps is None:
-        return Text(f"step {state.step}" if state.step else "starting", "dim")
-    place = "before the first step"
-    if state.step:
-        place = f"epoch {state.epoch} of {state.epochs}, step {state.step} of {state.total_steps}"
-    bar = _build_bar(state.last_step, state.total_steps, min(max(width - 44, 4), 20))
-    return _build_line(place, bar, f"{state.last_step} committed")
-
-
-def _build_line(*cells: RenderableType) -> Table:
-    line = Table.grid(padding=(0, 2, 0, 0))
-    for _ in cells:
-        line.add_column(no_wrap=True, overflow="crop")
-    line.add_row(*cells)
-    return line
-
-
-def _build_bar(done: float, total: float, width: int) -> ProgressBar:
-    return ProgressBar(total, done, width, style="dim", complete_style="cyan", finished_style="cyan")
-
-
-def _build_progress(stage: StageProgress, width: int, now: float) -> RenderableType:
-    elapsed = _format_clock(now - stage.started_at)
-    if stage.total is None:
-        calls = f", {name_count(stage.n_calls, 'call')}" if stage.n_calls else ""
-        return Text(f"running for {elapsed}{calls}", "dim")
-    bar = _build_bar(stage.done, stage.total, min(max(width - 34, 4), 60))
-    return _build_line(bar, f"{stage.done} of {stage.total}", Text(elapsed, "dim"))
-
-
 def _build_scores(state: LiveState, baseline: float) -> Text:
-    line = Text(f"baseline {format_score(baseline)}")
+    line = Text(f"baseline {facts.format_score(baseline)}")
     for name, version in (("current", state.current), ("best", state.best)):
         if version is not None and version.number:
-            line.append(f"   {name} v{version.number} {format_score(version.score)}")
-    if state.best is not None and state.best.number and state.best.score is not None:
-        gain = state.best.score - baseline
-        line.append(f" ({gain:+.3f})", "green" if gain > 0 else "dim")
+            line.append(f"   {name} v{version.number} {facts.format_score(version.score)}")
     return line
 
 

@@ -17,30 +17,7 @@ from rich.text import Text
 
 from reflact.llm.pricing import CostEstimate
 from reflact.records import CodeFailure, ItemResult, RunSummary, SkillScore, StageCost, sum_step_costs
-from reflact.reporting.facts import (
-    STEP_LEGEND,
-    UNMEASURED_NOTE,
-    Columns,
-    ItemFact,
-    ResultFact,
-    SpendFact,
-    StepFact,
-    describe_epoch,
-    format_spend,
-    format_stage_costs,
-    has_better_skill,
-    list_comparison_columns,
-    list_edit_facts,
-    list_epoch_details,
-    list_gain_lines,
-    list_metrics,
-    list_run_columns,
-    list_score_columns,
-    list_setting_rows,
-    list_step_columns,
-    list_step_details,
-    summarize_items,
-)
+from reflact.reporting import facts
 from reflact.reporting.history import RunComparison, RunHistory, RunListing, StepDetails
 from reflact.text import (
     escape_controls,
@@ -99,7 +76,7 @@ POSITIONS = re.compile(r"^@@ .*\n", re.MULTILINE)
 
 
 def build_table(
-    columns: Columns,
+    columns: facts.Columns,
     width: int,
     *,
     optional: Sequence[str] = (),
@@ -155,7 +132,7 @@ def wrap_line(line: str, console: Console) -> Text:
 
 def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
     """Print how a run ended: result, scores, notes, spend and files."""
-    fact = ResultFact(summary=summary)
+    fact = facts.ResultFact(summary=summary)
     for line in fact.list_lines(folder):
         print_line(console, line)
     if fact.is_complete or summary.steps:
@@ -166,10 +143,10 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         print_line(console, line)
     if summary.scores:
         console.print(build_score_table(summary.scores, console.width))
-    for line in (*fact.list_notes(), *format_spend(summary.spend)):
+    for line in (*fact.list_notes(), *facts.format_spend(summary.spend)):
         print_line(console, line)
     for name, what in RUN_FILES:
-        is_initial = name == "best_skill.md" and not has_better_skill(summary)
+        is_initial = name == "best_skill.md" and not facts.has_better_skill(summary)
         if (folder / name).exists() and (fact.is_complete or name != "best_skill.md"):
             print_line(console, f"{folder / name}  {'the initial skill' if is_initial else what}")
 
@@ -181,10 +158,10 @@ def print_run(console: Console, history: RunHistory, folder: Path) -> None:
     if hidden:
         print_line(console, f"{name_count(hidden, 'earlier step')} left out; --json lists all")
     if history.steps:
-        shown = [StepFact.of(record) for record in history.steps[-MAX_SHOWN_STEPS:]]
+        shown = [facts.StepFact.of(record) for record in history.steps[-MAX_SHOWN_STEPS:]]
         _print_steps(console, shown)
     for end in history.epochs[-MAX_SHOWN_STEPS:]:
-        print_line(console, describe_epoch(end))
+        print_line(console, facts.describe_epoch(end))
     if history.evaluations:
         print_line(console, "documents that were measured with `reflact eval`:")
         console.print(build_score_table(history.evaluations, console.width, with_hash=True))
@@ -215,16 +192,16 @@ def _print_block(console: Console, heading: str, text: str) -> None:
 
 def print_step(console: Console, details: StepDetails) -> None:
     """Print a step in full, with the memory that its prompts showed, and the end of its epoch."""
-    _print_steps(console, [StepFact.of(details.record)])
-    lines = [f"{label}: {text}" for label, text in list_step_details(details.record)]
-    facts = list_edit_facts(details.record)
-    lines += [f"edit {number} {fact.words}" for number, fact in enumerate(facts, start=1)]
+    _print_steps(console, [facts.StepFact.of(details.record)])
+    lines = [f"{label}: {text}" for label, text in facts.list_step_details(details.record)]
+    edits = facts.list_edit_facts(details.record)
+    lines += [f"edit {number} {fact.words}" for number, fact in enumerate(edits, start=1)]
     if details.memory:
         lines.append(f"memory of the optimizer: {details.memory}")
     if details.epoch_end is not None:
-        lines.append(describe_epoch(details.epoch_end))
-        lines += [f"{label}: {text}" for label, text in list_epoch_details(details.epoch_end)]
-    for line in (*lines, *format_stage_costs(details.costs)):
+        lines.append(facts.describe_epoch(details.epoch_end))
+        lines += [f"{label}: {text}" for label, text in facts.list_epoch_details(details.epoch_end)]
+    for line in (*lines, *facts.format_stage_costs(details.costs)):
         console.print(Text(escape_controls(line)), soft_wrap=True)
     if details.diff:
         print_diff(console, details.diff)
@@ -250,21 +227,21 @@ def hide_positions(diff: str) -> str:
 
 def build_score_table(scores: Sequence[SkillScore], width: int, *, with_hash: bool = False) -> Table:
     """Return the scores of documents as a table."""
-    metrics = [f"mean {escape_line(metric)}" for metric in list_metrics(scores)]
+    metrics = [f"mean {escape_line(metric)}" for metric in facts.list_metrics(scores)]
     optional = ("soft score", *metrics, "sha-256", "solved", "95% interval", "unmeasured")
-    return build_table(list_score_columns(scores, with_hash=with_hash), width, optional=optional)
+    return build_table(facts.list_score_columns(scores, with_hash=with_hash), width, optional=optional)
 
 
-def _print_steps(console: Console, steps: Sequence[StepFact]) -> None:
+def _print_steps(console: Console, steps: Sequence[facts.StepFact]) -> None:
     optional = ("epoch", "edits", "solved", "skill")
-    console.print(build_table(list_step_columns(steps), console.width, optional=optional))
-    print_line(console, STEP_LEGEND)
+    console.print(build_table(facts.list_step_columns(steps), console.width, optional=optional))
+    print_line(console, facts.STEP_LEGEND)
 
 
 def build_run_table(runs: Sequence[RunListing], root: Path, width: int) -> Table:
     """Return a list of runs as a table; their folders are shown as below ``root``."""
     optional = ("date", "cost", "steps", "status", "baseline")
-    return build_table(list_run_columns(runs, root), width, optional=optional, wrapped=("folder",))
+    return build_table(facts.list_run_columns(runs, root), width, optional=optional, wrapped=("folder",))
 
 
 def build_cost_table(costs: Sequence[StageCost], width: int) -> Table:
@@ -276,7 +253,7 @@ def build_cost_table(costs: Sequence[StageCost], width: int) -> Table:
         "tokens in": [format_count(cost.usage.input_tokens) for cost in steps],
         "tokens out": [format_count(cost.usage.output_tokens) for cost in steps],
         "interrupted": [format_count(cost.unsettled) for cost in steps],
-        "cost": [SpendFact(usage=cost.usage).price for cost in steps],
+        "cost": [facts.SpendFact(usage=cost.usage).price for cost in steps],
         "time": [format_duration(cost.seconds) for cost in steps],
     }
     if not any(cost.unsettled for cost in steps):
@@ -308,17 +285,17 @@ def print_comparison(console: Console, comparison: RunComparison) -> None:
     scores = [score for run in comparison.runs for score in (run.val, run.test)]
     is_partial = any(score is not None and score.unmeasured for score in scores)
     table = build_table(
-        list_comparison_columns(comparison),
+        facts.list_comparison_columns(comparison),
         console.width,
         optional=("characters", "calls", "steps"),
         wrapped=("run",),
     )
     console.print(table)
     if is_partial:
-        print_line(console, UNMEASURED_NOTE)
-    for line in list_gain_lines(comparison):
+        print_line(console, facts.UNMEASURED_NOTE)
+    for line in facts.list_gain_lines(comparison):
         print_line(console, line)
-    rows = list_setting_rows(comparison)
+    rows = facts.list_setting_rows(comparison)
     if rows:
         names = [escape_line(run.name) for run in comparison.runs]
         columns = {"setting": [escape_line(key) for key, _ in rows]}
@@ -351,7 +328,7 @@ def print_items(console: Console, items: Sequence[ItemResult], chosen: Sequence[
     if console.is_terminal:
         longest = TEXT_LINES * max(console.width - label_cells, INDENT)
     for item in chosen:
-        fact = ItemFact(item=item)
+        fact = facts.ItemFact(item=item)
         console.print(Text(f"{fact.title}, {fact.cost}", style="bold"), soft_wrap=True)
         texts = fact.texts
         if fact.metrics:
@@ -367,12 +344,12 @@ def print_items(console: Console, items: Sequence[ItemResult], chosen: Sequence[
                 console.print(Text(f"{name:<{label_cells}}{shown}"), soft_wrap=True)
         if console.is_terminal:
             console.print(grid)
-    console.print(Text(summarize_items(items)), soft_wrap=True)
+    console.print(Text(facts.summarize_items(items)), soft_wrap=True)
 
 
 def print_item(console: Console, item: ItemResult) -> None:
     """Print an item in full."""
-    fact = ItemFact(item=item)
+    fact = facts.ItemFact(item=item)
     console.print(Text(fact.title), soft_wrap=True)
     for name, text in fact.list_parts():
         _print_block(console, name, text)

@@ -11,19 +11,7 @@ from collections.abc import Iterable, Sequence
 import htpy as h
 
 from reflact.records import ComparisonCategory, EpochRecord, ItemResult, StepRecord
-from reflact.reporting.facts import (
-    ACTION_WORDS,
-    EDIT_WORDS,
-    OUTCOME_WORDS,
-    EditFact,
-    ItemFact,
-    LabelledText,
-    describe_epoch,
-    list_edit_facts,
-    list_epoch_details,
-    list_step_details,
-    summarize_items,
-)
+from reflact.reporting import facts
 from reflact.reporting.history import RunHistory, VersionText
 from reflact.reporting.html.page import PageSection, TextLimit, render_node
 from reflact.skills.document import diff_texts
@@ -142,30 +130,30 @@ def _build_change(record: StepRecord | EpochRecord, limit: TextLimit) -> h.Eleme
             h.p["See ", h.a(href=f"#epoch-{record.epoch}")[f"epoch {record.epoch}"], "."],
         ]
     versions = ", ".join(f"v{version.number}" for version in record.created_versions)
-    edits = [fact for fact in list_edit_facts(record) if fact.outcome != "not chosen"]
+    edits = [fact for fact in facts.list_edit_facts(record) if fact.outcome != "not chosen"]
     return h.article(f"#step-{record.step}")[
-        h.h4[f"Step {record.step} made {versions}: {ACTION_WORDS[record.verdict.action]}"],
-        _build_texts(list_step_details(record), limit),
+        h.h4[f"Step {record.step} made {versions}: {facts.ACTION_WORDS[record.verdict.action]}"],
+        _build_texts(facts.list_step_details(record), limit),
         h.ol(".edits")[[_build_edit(fact, limit) for fact in edits]],
     ]
 
 
-def _build_texts(texts: Iterable[LabelledText], limit: TextLimit) -> h.Element:
+def _build_texts(texts: Iterable[facts.LabelledText], limit: TextLimit) -> h.Element:
     rows = [h.div[h.dt[name], h.dd[limit.fit(text, 1_000)]] for name, text in list(texts)[:MAX_LINES]]
     return h.dl(".facts")[rows]
 
 
-def _build_edit(fact: EditFact, limit: TextLimit) -> h.Element:
+def _build_edit(fact: facts.EditFact, limit: TextLimit) -> h.Element:
     is_anchor = fact.kind == "insert_after"
-    facts = [("outcome", fact.outcome), ("origin", fact.origin)]
+    texts = [("outcome", fact.outcome), ("origin", fact.origin)]
     if fact.evidence:
-        facts.append(("evidence", fact.evidence))
+        texts.append(("evidence", fact.evidence))
     return h.li(".edit")[
-        h.p[h.strong[EDIT_WORDS[fact.kind]]],
+        h.p[h.strong[facts.EDIT_WORDS[fact.kind]]],
         bool(fact.target) and is_anchor and h.p(".note")["after: ", limit.fit(fact.target, 300)],
         bool(fact.target) and not is_anchor and h.pre[h.del_[limit.fit(fact.target)]],
         bool(fact.content) and h.pre[h.ins[limit.fit(fact.content)]],
-        _build_texts(facts, limit),
+        _build_texts(texts, limit),
     ]
 
 
@@ -179,11 +167,12 @@ def build_memory_section(epochs: Sequence[EpochRecord]) -> PageSection:
     left_out = len(epochs) - len(shown)
     blocks = [
         h.details(id=f"epoch-{end.epoch}", open=end is shown[-1])[
-            h.summary[limit.fit(describe_epoch(end).capitalize(), 600)],
+            h.summary[limit.fit(facts.describe_epoch(end).capitalize(), 600)],
             h.dl[
-                [h.div[h.dt[name], h.dd[h.pre[limit.fit(text)]]] for name, text in list_epoch_details(end)][
-                    :MAX_LINES
-                ]
+                [
+                    h.div[h.dt[name], h.dd[h.pre[limit.fit(text)]]]
+                    for name, text in facts.list_epoch_details(end)
+                ][:MAX_LINES]
             ],
         ]
         for end in shown
@@ -205,7 +194,7 @@ def build_items_section(items: Sequence[ItemResult], note: str | None) -> PageSe
     if not items:
         reason = note or "No item is measured."
         return PageSection("items", "Items", (h.p[limit.fit(reason)],))
-    order = list(OUTCOME_WORDS)
+    order = list(facts.OUTCOME_WORDS)
     ranked = sorted(items, key=lambda item: order.index(item.category))
     rows = [render_node(_build_item(place, item, limit)) for place, item in enumerate(ranked[:MAX_ITEMS])]
     counts = Counter(item.category for item in items)
@@ -213,7 +202,7 @@ def build_items_section(items: Sequence[ItemResult], note: str | None) -> PageSe
     help_text = "A row ends with the score under the initial and the best skill. Open it to read the answers."
     not_shown = f"{name_count(left_out, 'item')} are not on this page. reflact show --items lists all."
     content = (
-        h.p[f"{summarize_items(items)}. {help_text}"],
+        h.p[f"{facts.summarize_items(items)}. {help_text}"],
         note is not None and h.p(".note")[limit.fit(note)],
         left_out > 0 and h.p(".note")[not_shown],
         limit.build_note(),
@@ -228,7 +217,7 @@ def _build_controls(counts: Counter[ComparisonCategory | None]) -> h.Element:
         h.button(type="button", aria_pressed="false", data_outcome=outcome or "unknown")[
             f"{MARKS[outcome]} {words} ({counts[outcome]:,})"
         ]
-        for outcome, words in OUTCOME_WORDS.items()
+        for outcome, words in facts.OUTCOME_WORDS.items()
         if counts[outcome]
     ]
     orders = (("place", "outcome"), ("id", "id"), ("tokens", "tokens, most first"))
@@ -241,7 +230,7 @@ def _build_controls(counts: Counter[ComparisonCategory | None]) -> h.Element:
 
 
 def _build_item(place: int, item: ItemResult, limit: TextLimit) -> h.Element:
-    fact = ItemFact(item=item)
+    fact = facts.ItemFact(item=item)
     outcome = item.category or "unknown"
     usage = fact.usage
     tokens = 0 if usage is None else usage.input_tokens + usage.output_tokens

@@ -14,39 +14,14 @@ from reflact.errors import UsageError
 from reflact.gate.intervals import wilson_interval
 from reflact.jsonutil import flatten_fields
 from reflact.records import IntervalEstimate, SkillScore, Spend, Usage
-from reflact.reporting.facts import (
-    ACTION_WORDS,
-    SPLIT_WORDS,
-    STEP_LEGEND,
-    ResultFact,
-    SpendFact,
-    StepFact,
-    describe_document,
-    estimate_score,
-    list_score_columns,
-    list_step_columns,
-    name_scores,
-)
+from reflact.reporting import facts
 from reflact.reporting.history import RunHistory, VersionText, open_run, read_run, read_versions
+from reflact.reporting.html import page
 from reflact.reporting.html.details import (
     SCRIPT,
     build_changes_section,
     build_items_section,
     build_memory_section,
-)
-from reflact.reporting.html.page import (
-    LiveBar,
-    MarkStyle,
-    PageSection,
-    ScorePoint,
-    TextLimit,
-    break_key,
-    build_column_table,
-    build_document,
-    build_figure,
-    build_table,
-    draw_estimates,
-    draw_scores,
 )
 from reflact.text import escape_line, format_count, format_duration, name_count, shorten
 from reflact.types import FrozenModel, Split, Verdict, canonical_json
@@ -86,7 +61,7 @@ async def read_report(path: Path | str, run_id: str | None = None) -> RunReport:
     return report.model_copy(update={"baseline": baseline, "best": best})
 
 
-def render_run_page(report: RunReport, *, live: LiveBar | None = None) -> str:
+def render_run_page(report: RunReport, *, live: page.LiveBar | None = None) -> str:
     """Return a run as one HTML document that needs no network and can be read without a script.
 
     Equal reports are equal documents. The page stays below 10 MB: it says what it leaves out. With
@@ -97,7 +72,7 @@ def render_run_page(report: RunReport, *, live: LiveBar | None = None) -> str:
     config = stored if isinstance(stored, dict) else {}
     name = shorten(escape_line(Path(str(config.get("out_dir", ""))).name), MAX_NAME_CHARS)
     suffix = f" · {name}" if name else ""
-    return build_document(
+    return page.build_document(
         f"Run {escape_line(history.run_id)}{suffix}",
         [h.h1[f"Training of a skill{suffix}"], _build_verdict(history)],
         (
@@ -120,8 +95,8 @@ def _build_verdict(history: RunHistory) -> h.Element:
     if summary is None or history.is_open:
         steps = name_count(len(history.steps), "step")
         return h.div(".verdict")[h.p(".headline")[f"The run is under way: {steps} so far."], h.p[f"{note}."]]
-    fact = ResultFact(summary=summary)
-    limit = TextLimit(OTHER_BYTES)
+    fact = facts.ResultFact(summary=summary)
+    limit = page.TextLimit(OTHER_BYTES)
     return h.div(class_=["verdict", fact.tone])[
         h.p(".headline")[limit.fit(summary.verdict or fact.verdict, 2_000)],
         h.p[f"Cost: {fact.cost}."],
@@ -144,11 +119,11 @@ def _find_baseline(history: RunHistory) -> events.BaselineMeasured | None:
 # ---------------------------------------------------------------------------------------- score by step
 
 
-def _build_scores_section(history: RunHistory) -> PageSection:
+def _build_scores_section(history: RunHistory) -> page.PageSection:
     points = list(_list_points(history))
     if not points:
-        return PageSection("scores", "Score by step", (h.p["Nothing is measured yet."],))
-    chart = draw_scores(
+        return page.PageSection("scores", "Score by step", (h.p["Nothing is measured yet."],))
+    chart = page.draw_scores(
         "scores-chart", "Validation score", points[-MAX_STEPS:], _list_current_scores(history)[-MAX_STEPS:]
     )
     caption = (
@@ -161,22 +136,22 @@ def _build_scores_section(history: RunHistory) -> PageSection:
         left_out > 0 and h.p(".note")[f"The first {left_out:,} steps are left out."],
         bool(history.steps) and _build_steps(history),
     )
-    return PageSection("scores", "Score by step", content)
+    return page.PageSection("scores", "Score by step", content)
 
 
 def _build_steps(history: RunHistory) -> h.Element:
     shown = history.steps[-MAX_STEPS:]
-    limit = TextLimit(OTHER_BYTES)
+    limit = page.TextLimit(OTHER_BYTES)
     reasons = [limit.fit(record.verdict.veto or record.verdict.reason, 300) for record in shown]
-    columns = {**list_step_columns([StepFact.of(record) for record in shown]), "reason": reasons}
+    columns = {**facts.list_step_columns([facts.StepFact.of(record) for record in shown]), "reason": reasons}
     return h.details[
         h.summary[f"All {name_count(len(history.steps), 'step')} as a table"],
-        build_column_table("Steps", columns, prose=("decision", "val", "reason")),
-        h.p(".note")[f"{STEP_LEGEND.replace('val:', 'validation:')}."],
+        page.build_column_table("Steps", columns, prose=("decision", "val", "reason")),
+        h.p(".note")[f"{facts.STEP_LEGEND.replace('val:', 'validation:')}."],
     ]
 
 
-def _list_points(history: RunHistory) -> Iterator[ScorePoint]:
+def _list_points(history: RunHistory) -> Iterator[page.ScorePoint]:
     baseline = _find_baseline(history)
     if baseline is not None:
         interval = wilson_interval(baseline.score * baseline.n, baseline.n) if baseline.n else None
@@ -191,17 +166,17 @@ def _list_points(history: RunHistory) -> Iterator[ScorePoint]:
     ]
     for at, label, verdict in sorted(judged, key=lambda entry: entry[0]):
         if verdict.candidate_score is not None:
-            words = f"{label}, {ACTION_WORDS[verdict.action]}"
+            words = f"{label}, {facts.ACTION_WORDS[verdict.action]}"
             interval = _estimate_interval(verdict)
-            look: MarkStyle = "after" if verdict.accepted else "before"
+            look: page.MarkStyle = "after" if verdict.accepted else "before"
             yield _build_point(at, words, verdict.candidate_score, interval, look)
 
 
 def _build_point(
-    at: float, label: str, value: float, interval: tuple[float, float] | None, look: MarkStyle
-) -> ScorePoint:
+    at: float, label: str, value: float, interval: tuple[float, float] | None, look: page.MarkStyle
+) -> page.ScorePoint:
     shown = "" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]"
-    return ScorePoint(at, f"{label}: {value:.2f}{shown}", value, interval, look)
+    return page.ScorePoint(at, f"{label}: {value:.2f}{shown}", value, interval, look)
 
 
 def _estimate_interval(verdict: Verdict) -> tuple[float, float] | None:
@@ -231,7 +206,7 @@ def _list_current_scores(history: RunHistory) -> list[tuple[float, float | None]
 # -------------------------------------------------------------------------------------- cost and time
 
 
-def _build_cost_section(history: RunHistory) -> PageSection:
+def _build_cost_section(history: RunHistory) -> page.PageSection:
     summary = history.summary
     times: dict[str, float] = {}
     if summary is None:
@@ -240,7 +215,7 @@ def _build_cost_section(history: RunHistory) -> PageSection:
             if cost.stage:
                 times[cost.stage] = times.get(cost.stage, 0.0) + cost.seconds
     else:
-        state = f"In total: {ResultFact(summary=summary).cost}."
+        state = f"In total: {facts.ResultFact(summary=summary).cost}."
         times = {stage.stage: stage.seconds for stage in summary.stages}
     rows = []
     for stage, seconds in sorted(times.items(), key=lambda item: -item[1]):
@@ -249,10 +224,10 @@ def _build_cost_section(history: RunHistory) -> PageSection:
     content = (
         h.p[state],
         _build_spend(_list_spend(history)),
-        bool(rows) and build_table("Time by stage", ("stage", "time", "share of all stages"), rows),
+        bool(rows) and page.build_table("Time by stage", ("stage", "time", "share of all stages"), rows),
         bool(rows) and h.p(".note")["Stages may overlap."],
     )
-    return PageSection("cost", "Cost and time", content)
+    return page.PageSection("cost", "Cost and time", content)
 
 
 def _build_spend(spend: Sequence[Spend]) -> h.Node:
@@ -271,67 +246,69 @@ def _build_spend(spend: Sequence[Spend]) -> h.Node:
         "tokens in": [format_count(used.input_tokens) for used in usage.values()],
         "of them cached": [format_count(used.cached_tokens) for used in usage.values()],
         "tokens out": [format_count(used.output_tokens) for used in usage.values()],
-        "cost": [SpendFact(usage=used).price for used in usage.values()],
+        "cost": [facts.SpendFact(usage=used).price for used in usage.values()],
     }
-    return build_column_table("Calls by role", columns)
+    return page.build_column_table("Calls by role", columns)
 
 
 # ------------------------------------------------------------------------------------- the sealed test
 
 
-def _build_test_section(history: RunHistory) -> PageSection:
+def _build_test_section(history: RunHistory) -> page.PageSection:
     name = "test"
     heading = "The sealed test"
     summary = history.summary
     if summary is None:
-        return PageSection(name, heading, (h.p["The test split stays sealed until the run ends."],))
+        return page.PageSection(name, heading, (h.p["The test split stays sealed until the run ends."],))
     if not summary.scores:
-        return PageSection(name, heading, (h.p["Nothing was measured at the end."],))
+        return page.PageSection(name, heading, (h.p["Nothing was measured at the end."],))
     splits = [
         [score for score in summary.scores if score.split is split] for split in (Split.test, Split.val)
     ]
     measured = [scores for scores in splits if scores]
-    notes = [note for note in ResultFact(summary=summary).list_notes() if not note.startswith("warning")]
-    limit = TextLimit(OTHER_BYTES)
+    notes = [
+        note for note in facts.ResultFact(summary=summary).list_notes() if not note.startswith("warning")
+    ]
+    limit = page.TextLimit(OTHER_BYTES)
     content = (
         not splits[0] and h.p["There was no sealed test, so these scores are those of the validation items."],
         _build_score_charts(measured),
         [_build_scores(scores) for scores in measured],
         h.ul[(h.li[limit.fit(note, 1_000)] for note in notes[:MAX_ROWS])],
     )
-    return PageSection(name, heading, content)
+    return page.PageSection(name, heading, content)
 
 
 def _build_score_charts(splits: Sequence[Sequence[SkillScore]]) -> h.Node:
     charts = []
     for scores in splits:
         split = scores[0].split
-        marks: list[tuple[str, MarkStyle, IntervalEstimate]] = []
-        for name, score in name_scores(scores):
-            estimate = estimate_score(score)
+        marks: list[tuple[str, page.MarkStyle, IntervalEstimate]] = []
+        for name, score in facts.name_scores(scores):
+            estimate = facts.estimate_score(score)
             if estimate is not None:
-                look: MarkStyle = "after" if score.name in {"best", "final"} else "before"
+                look: page.MarkStyle = "after" if score.name in {"best", "final"} else "before"
                 marks.append((shorten(name, MAX_NAME_CHARS), look, estimate))
         if marks:
-            title = f"{SPLIT_WORDS[split].capitalize()} score"
-            charts.append(draw_estimates(f"estimates-{split.value}", title, marks))
-    return build_figure("Mean scores of documents, with 95% intervals.", *charts) if charts else None
+            title = f"{facts.SPLIT_WORDS[split].capitalize()} score"
+            charts.append(page.draw_estimates(f"estimates-{split.value}", title, marks))
+    return page.build_figure("Mean scores of documents, with 95% intervals.", *charts) if charts else None
 
 
 def _build_scores(scores: Sequence[SkillScore]) -> h.Node:
-    columns: dict[str, Sequence[h.Node]] = {**list_score_columns(scores)}
+    columns: dict[str, Sequence[h.Node]] = {**facts.list_score_columns(scores)}
     del columns["split"]
     columns["document"] = [
-        [shorten(name, MAX_NAME_CHARS), h.small[escape_line(describe_document(score))]]
-        for name, score in name_scores(scores)
+        [shorten(name, MAX_NAME_CHARS), h.small[escape_line(facts.describe_document(score))]]
+        for name, score in facts.name_scores(scores)
     ]
-    return build_column_table(f"{SPLIT_WORDS[scores[0].split].capitalize()} scores", columns)
+    return page.build_column_table(f"{facts.SPLIT_WORDS[scores[0].split].capitalize()} scores", columns)
 
 
 # -------------------------------------------------------------------------------------------- settings
 
 
-def _build_settings_section(history: RunHistory, config: Mapping[str, JsonValue]) -> PageSection:
+def _build_settings_section(history: RunHistory, config: Mapping[str, JsonValue]) -> page.PageSection:
     usual = dict(flatten_fields(TrainerConfig().model_dump(mode="json")))
     settings = dict(flatten_fields(dict(config)))
     chosen = {key: value for key, value in settings.items() if key not in usual or usual[key] != value}
@@ -342,13 +319,13 @@ def _build_settings_section(history: RunHistory, config: Mapping[str, JsonValue]
         bool(chosen) and _build_settings("Settings that differ from the defaults", chosen),
         h.details[h.summary["All other settings"], _build_settings("Default settings", rest)],
     )
-    return PageSection("settings", "Settings", content)
+    return page.PageSection("settings", "Settings", content)
 
 
 def _build_settings(caption: str, settings: Mapping[str, JsonValue]) -> h.Element:
-    limit = TextLimit(OTHER_BYTES)
+    limit = page.TextLimit(OTHER_BYTES)
     rows: list[list[h.Node]] = []
     for key, value in settings.items():
         text = value if isinstance(value, str) else canonical_json(value)
-        rows.append([break_key(limit.fit(key, 200)), limit.fit(text, 1_000)])
-    return build_table(caption, ("setting", "value"), rows, prose={1})
+        rows.append([page.break_key(limit.fit(key, 200)), limit.fit(text, 1_000)])
+    return page.build_table(caption, ("setting", "value"), rows, prose={1})

@@ -26,32 +26,12 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from reflact.errors import ReflactError, StoreError, UsageError
-from reflact.records import IntervalEstimate
-from reflact.reporting.facts import (
-    describe_listing,
-    estimate_score,
-    list_comparison_columns,
-    list_gain_lines,
-    list_run_columns,
-    list_setting_rows,
-    shorten_path,
-)
+from reflact.reporting import facts
 from reflact.reporting.history import RunComparison, RunListing, compare_runs, list_databases, list_runs
+from reflact.reporting.html import page
 from reflact.reporting.html.details import build_diff
-from reflact.reporting.html.page import (
-    LiveBar,
-    MarkStyle,
-    PageSection,
-    TextLimit,
-    break_key,
-    build_column_table,
-    build_document,
-    build_figure,
-    build_table,
-    draw_estimates,
-)
 from reflact.reporting.html.run import read_report, render_run_page
-from reflact.text import escape_line, name_count, shorten
+from reflact.text import escape_line, name_count
 
 ADDRESS = "127.0.0.1"
 LOCAL_HOSTS = (ADDRESS, "localhost")
@@ -101,9 +81,11 @@ class RunPages:
         """Return the page of a run."""
         run = await self._find(request.path_params["key"])
         report = await read_report(run.database, run.listing.run_id)
-        bar = LiveBar(f"/runs/{run.key}/events", _compute_version([run]), describe_listing(run.listing))
-        page = await to_thread.run_sync(partial(render_run_page, report, live=bar))
-        return HTMLResponse(page, headers=HEADERS)
+        bar = page.LiveBar(
+            f"/runs/{run.key}/events", _compute_version([run]), facts.describe_listing(run.listing)
+        )
+        document = await to_thread.run_sync(partial(render_run_page, report, live=bar))
+        return HTMLResponse(document, headers=HEADERS)
 
     async def compare(self, request: Request) -> Response:
         """Return the comparison of the runs that the query names, with the oldest of them."""
@@ -111,7 +93,9 @@ class RunPages:
         if len(chosen) < 2:
             raise HTTPException(400, "choose at least two runs")
         chosen.sort(key=lambda run: run.listing.created)
-        names = [f"{shorten_path(run.listing.folder, self._root)} ({run.listing.run_id})" for run in chosen]
+        names = [
+            f"{facts.shorten_path(run.listing.folder, self._root)} ({run.listing.run_id})" for run in chosen
+        ]
         comparison = await compare_runs(
             [run.database for run in chosen], run_ids=[run.listing.run_id for run in chosen], names=names
         )
@@ -134,7 +118,7 @@ class RunPages:
                 quiet = 0.0
                 runs, _ = await self._list_runs()
                 shown = [run for run in runs if key in {None, run.key}]
-                text = describe_listing(shown[0].listing) if key and shown else _describe_list(runs)
+                text = facts.describe_listing(shown[0].listing) if key and shown else _describe_list(runs)
                 progress = {"text": text, "version": _compute_version(shown)}
                 yield f"event: progress\ndata: {json.dumps(progress)}\n\n"
             elif quiet >= BEAT_SECONDS:
@@ -192,15 +176,15 @@ def _describe_list(runs: Sequence[ServedRun]) -> str:
 
 def render_index(root: Path, runs: Sequence[ServedRun], errors: Sequence[str]) -> str:
     """Return the list of runs as an HTML document."""
-    limit = TextLimit(TEXT_BYTES)
+    limit = page.TextLimit(TEXT_BYTES)
     shown = runs[:MAX_RUNS]
-    columns: dict[str, Sequence[h.Node]] = {**list_run_columns([run.listing for run in shown], root)}
+    columns: dict[str, Sequence[h.Node]] = {**facts.list_run_columns([run.listing for run in shown], root)}
     columns["folder"] = [
         [
             h.input(
                 type="checkbox", name="run", value=run.key, aria_label=f"Compare run {run.listing.run_id}"
             ),
-            h.a(href=f"/runs/{run.key}")[limit.fit(shorten_path(run.listing.folder, root), 200)],
+            h.a(href=f"/runs/{run.key}")[limit.fit(facts.shorten_path(run.listing.folder, root), 200)],
             h.small[escape_line(run.listing.run_id)],
         ]
         for run in shown
@@ -211,61 +195,49 @@ def render_index(root: Path, runs: Sequence[ServedRun], errors: Sequence[str]) -
         not runs and h.p["There is no run yet. The page shows the first one when it has begun."],
         bool(runs)
         and h.form(".choose", action="/compare", method="get")[
-            build_column_table("Runs, the newest first", columns, prose=("status",)),
+            page.build_column_table("Runs, the newest first", columns, prose=("status",)),
             left_out > 0 and h.p(".note")[f"{left_out:,} older runs are left out."],
             len(runs) > 1 and h.button(type="submit")["Compare the chosen runs"],
         ],
         [h.p(".note")[f"A database cannot be read: {limit.fit(error, 500)}"] for error in errors[:20]],
     )
-    bar = LiveBar("/events", _compute_version(runs), _describe_list(runs), is_list=True)
-    return build_document("Runs", h.h1(".title")["Runs"], [PageSection("runs", "", content)], live=bar)
+    bar = page.LiveBar("/events", _compute_version(runs), _describe_list(runs), is_list=True)
+    return page.build_document(
+        "Runs", h.h1(".title")["Runs"], [page.PageSection("runs", "", content)], live=bar
+    )
 
 
 def render_comparison(comparison: RunComparison) -> str:
     """Return a comparison of runs as an HTML document."""
-    limit = TextLimit(TEXT_BYTES)
+    limit = page.TextLimit(TEXT_BYTES)
     names = [limit.fit(run.name, 200) for run in comparison.runs]
     rows: list[list[h.Node]] = []
-    for key, values in list_setting_rows(comparison):
-        cells = [break_key(limit.fit(value, 300)) for value in values]
-        rows.append([break_key(limit.fit(key, 200)), *cells])
+    for key, values in facts.list_setting_rows(comparison):
+        cells = [page.break_key(limit.fit(value, 300)) for value in values]
+        rows.append([page.break_key(limit.fit(key, 200)), *cells])
     settings: h.Node = h.p["No setting differs."]
     if rows:
         prose = set(range(1, len(names) + 1))
-        settings = build_table("Settings that differ", ("setting", *names), rows, prose=prose)
+        settings = page.build_table("Settings that differ", ("setting", *names), rows, prose=prose)
     diffs: list[h.Node] = []
     for name, diff in zip(names[1:], comparison.diffs, strict=True):
         diffs.append(h.h3[f"From {names[0]} to {name}"])
         diffs.append(build_diff(diff) if diff else h.p["The best skills are equal."])
     results = (
-        build_column_table("The best skills", list_comparison_columns(comparison), prose=("status",)),
-        _draw_scores(comparison),
-        h.ul[(h.li[limit.fit(line, 1_000)] for line in list_gain_lines(comparison))],
+        page.build_column_table(
+            "The best skills", facts.list_comparison_columns(comparison), prose=("status",)
+        ),
+        h.ul[(h.li[limit.fit(line, 1_000)] for line in facts.list_gain_lines(comparison))],
     )
-    return build_document(
+    return page.build_document(
         "Comparison of runs",
         [h.p(".live")[h.a(href="/")["All runs"]], h.h1(".title")["Comparison of runs"]],
         (
-            PageSection("results", "Results", results),
-            PageSection("settings", "Settings", (settings,)),
-            PageSection("skills", "Best skills", tuple(diffs)),
+            page.PageSection("results", "Results", results),
+            page.PageSection("settings", "Settings", (settings,)),
+            page.PageSection("skills", "Best skills", tuple(diffs)),
         ),
     )
-
-
-def _draw_scores(comparison: RunComparison) -> h.Node:
-    charts = []
-    for name in ("test", "val"):
-        marks: list[tuple[str, MarkStyle, IntervalEstimate]] = []
-        for run in comparison.runs:
-            estimate = estimate_score(run.test if name == "test" else run.val)
-            if estimate is not None:
-                label = shorten(escape_line(run.name.rpartition(" (")[0]), MAX_LABEL_CHARS)
-                marks.append((label, "after", estimate))
-        if marks:
-            title = "Test score" if name == "test" else "Validation score"
-            charts.append(draw_estimates(f"compared-{name}", title, marks))
-    return build_figure("Mean scores of the best skills, with 95% intervals.", *charts) if charts else None
 
 
 # ------------------------------------------------------------------------------------------- the server
