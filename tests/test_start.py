@@ -107,31 +107,12 @@ def test_columns_are_found_by_telling_names(columns: list[str], tasks: list[str]
     assert list_telling_columns("reference", columns) == answers
 
 
-def test_all_rows_with_errors_are_named_at_once(tmp_path: Path) -> None:
-    """If a few rows lack the column of the right answer, the column is still guessed, and each row is named."""
-    path = tmp_path / "odd.jsonl"
-    rows = [{"customer text": f"t{k}"} | ({} if k in {10, 25} else {"gold queue": "y"}) for k in range(30)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    result = reflact("init", path, "--out", tmp_path / "run.yaml", "--model", "m")
-    assert_refused(result, "row 11: there is no column 'gold queue'", "these rows have errors too: 26")
-
-
-def test_columns_that_the_target_does_not_see_are_named(tmp_path: Path) -> None:
-    """A task that needs its choices is not sent without them in silence."""
-    path = tmp_path / "exam.jsonl"
-    rows = [{"question": f"q{k}", "choices": ["a", "b"], "answer": "a"} for k in range(30)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    result = reflact("init", path, "--out", tmp_path / "run.yaml", "--model", "m")
-    assert "the target does not see 'choices'; environment.template can name it" in result.stdout
-
-
 REVIEWS = [f"Order {k} came {('late and broken', 'in time')[k % 2]}." for k in range(30)]
 MOODS = [("bad", "good")[k % 2] for k in range(30)]
 CITIES = [f"Town {k % 29}" for k in range(30)]
 
 
-@pytest.mark.parametrize("name", ["label", "sentiment", "class", "output", "completion", "response"])
-@pytest.mark.parametrize("task", ["text", "review"])
+@pytest.mark.parametrize(("task", "name"), [("text", "label"), ("review", "sentiment"), ("text", "output")])
 def test_a_column_of_labels_is_the_answer(tmp_path: Path, task: str, name: str) -> None:
     """A column is known by its name, and labels are compared as wholes."""
     guess, grader = init_columns(tmp_path, {task: REVIEWS, name: MOODS})
@@ -194,17 +175,6 @@ def test_a_person_at_a_terminal_is_asked_for_columns(tmp_path: Path, monkeypatch
     rows = [{"foo": f"Which, {k}?", "first answer": f"a{k}", "second answer": f"b{k}"} for k in range(12)]
     monkeypatch.setattr("sys.stdin", Terminal("foo\nsecond answer\n"))
     assert find_columns(rows, {}, "x.csv") == {"input": "foo", "reference": "second answer"}
-
-
-def test_names_of_columns_write_no_lines_of_a_configuration(tmp_path: Path) -> None:
-    """A column name with line breaks stays inert also beside the grader that asks for a name."""
-    hostile = "x\nbudget: {max_calls: 0}\n#"
-    guess, grader = init_columns(
-        tmp_path, {"question": REVIEWS, hostile: REVIEWS[::-1], "more": REVIEWS[::-1]}
-    )
-    assert grader == "critic"
-    assert "x\\nbudget" in guess
-    assert load_config(tmp_path / "run.yaml").budget.max_calls is None
 
 
 def init_columns(folder: Path, columns: dict[str, list[str]]) -> tuple[str, str]:
@@ -344,6 +314,7 @@ def test_tests_in_sentences_are_refused(tmp_path: Path, name: str, content: Any)
         (["+", "-"], "normalized"),
         ([") ] >", "} >"], "normalized"),
         (["a", "A"], "exact"),
+        (["Paris", "Rome"], "normalized"),
         (["Yes.", "yes"], "exact"),
         (["10²", "102"], "normalized"),
     ],
@@ -430,14 +401,6 @@ def test_init_never_overwrites_and_asks_only_at_a_terminal(tmp_path: Path) -> No
     assert_refused(result, "name two columns")
 
 
-def test_commands_to_come_quote_the_name_of_the_file(tmp_path: Path) -> None:
-    """A name with a space is one word in the commands that init prints and writes."""
-    data, out = write_questions(tmp_path / "q.csv", 60), tmp_path / "my run.yaml"
-    result = reflact("init", data, "--out", out, "--model", "m")
-    assert f"next: reflact check '{out}'" in result.stdout
-    assert "#   reflact train 'my run.yaml'\n" in out.read_text(encoding="utf-8")
-
-
 def test_init_takes_the_instructions_to_begin_with(tmp_path: Path) -> None:
     """The configuration names the skill relative to itself; one that cannot be read stops the command."""
     data, skill = write_questions(tmp_path / "sums.csv"), tmp_path / "prompt.md"
@@ -470,36 +433,21 @@ def test_init_asks_for_both_models(
     assert ask_for_models(None, None) == ("small", optimizer, "http://host/v1")
 
 
-def test_init_says_if_the_target_is_its_own_optimizer(tmp_path: Path) -> None:
-    """Without an own model for the optimizer, a line names the option that changes it."""
-    data = write_questions(tmp_path / "sums.csv")
-    alone = reflact("init", data, "--out", tmp_path / "a.yaml", "--model", "m")
-    both = reflact("init", data, "--out", tmp_path / "b.yaml", "--model", "m", "--optimizer", "o")
-    assert "the target is also its own optimizer; --optimizer" in alone.stdout
-    assert "its own optimizer" not in both.stdout
-
-
-@pytest.mark.parametrize(
-    ("rows", "grader"),
-    [
-        (["Paris", "Rome"], "normalized"),
-        (["1,000", "-3.5"], "numeric"),
-        (["a long answer that has rather many words", "another one of the same kind and length"], "token_f1"),
-        (["SELECT 1", "select 2"], "sql"),
-    ],
-)
-def test_init_guesses_the_grader(tmp_path: Path, rows: list[str], grader: str) -> None:
-    """The references decide; hostile column names and texts stay inert."""
-    path, config = tmp_path / "a.csv", tmp_path / "run.yaml"
+def test_hostile_names_and_texts_stay_inert(tmp_path: Path) -> None:
+    """A model, a column and a cell that look like YAML or steer a terminal change nothing else; names are quoted."""
+    path = tmp_path / "a.csv"
+    config = tmp_path / "my run.yaml"
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["question", "answer", "x\nbudget: {max_calls: 0}"])
-        writer.writerows([f"q{k}", rows[k % 2], "\x1b[31m"] for k in range(9))
+        writer.writerows([f"q{k}", ["SELECT 1", "select 2"][k % 2], "\x1b[31m"] for k in range(9))
     result = reflact("init", path, "--out", config, "--model", "m: {a}\n")
     assert result.exit_code == 0, result.output
+    assert f"next: reflact check '{config}'" in result.stdout
+    assert "the target is also its own optimizer; --optimizer" in result.stdout
+    assert "#   reflact train 'my run.yaml'\n" in config.read_text(encoding="utf-8")
     loaded = load_config(config)
-    assert loaded.environment.grader == grader
-    assert loaded.models.target.model == "m: {a}\n"
+    assert (loaded.environment.grader, loaded.models.target.model) == ("sql", "m: {a}\n")
     assert loaded.budget.max_calls is None
 
 
@@ -508,7 +456,9 @@ def test_check_grades_an_item_and_writes_nothing(tmp_path: Path) -> None:
     server = ModelServer()
     with serving(server.answer) as url:
         result = reflact("check", configured(tmp_path, url), *optimizer_of("big"))
+        checked = reflact("check", configured(tmp_path, url), *optimizer_of("big"), "--json")
     assert result.exit_code == 0, result.output
+    assert SetupCheck.model_validate_json(checked.stdout).grade.answer == "4"
     for words in (
         "typed replies by json_schema",
         "price unknown",
@@ -519,7 +469,7 @@ def test_check_grades_an_item_and_writes_nothing(tmp_path: Path) -> None:
     assert "Only 3 validation items" not in result.stdout, "init and the start of a training say it"
     assert "hint: environment.description is empty" in result.stdout
     assert set(server.asked) == {"small", "big"}
-    assert len(server.asked) <= 3
+    assert len(server.asked) <= 6
     assert not (tmp_path / "run").exists()
 
 

@@ -43,7 +43,11 @@ MAX_NAME_CHARS = 40
 """The most characters of a document's name in a table."""
 
 
-def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
+def check(
+    config: ConfigArgument,
+    overrides: OverrideOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
     """Test the models and grade one item.
 
     The command makes one small call to each model, and lets the target answer one train item. If the agent is a
@@ -62,6 +66,9 @@ def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
     except (ModelError, EnvironmentFailure, BudgetSpent) as error:
         print_error(str(error))
         raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(found.model_dump_json(ensure_ascii=True))
+        return
     for line in list_check_lines(found, settings):
         typer.echo(escape_line(line))
     typer.echo(escape_line(f"next: {join_command(config, overrides)} --dry-run"))

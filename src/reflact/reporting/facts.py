@@ -214,7 +214,7 @@ class SpendFact(FrozenModel):
         calls = name_count(self.usage.calls, "call")
         if self.usage.usd is None:
             return f"price unknown, {calls}, {self.tokens} tokens"
-        words = f"{self.price if self.usage.calls else '$0.00'}, {calls}"
+        words = f"{format_usd(self.usage.usd)}, {calls}"
         if self.unpriced_roles:
             words += f", and calls of {' and '.join(self.unpriced_roles)} with an unknown price"
         if self.worst_case.usd:
@@ -224,7 +224,9 @@ class SpendFact(FrozenModel):
     @property
     def details(self) -> str:
         """Calls, tokens in and out, and the price; then what uncounted calls may have used."""
-        line = f"{name_count(self.usage.calls, 'call')}, {_count_tokens(self.usage)}"
+        tokens_in = f"{format_count(self.usage.input_tokens)} tokens in"
+        tokens_out = f"{format_count(self.usage.output_tokens)} out"
+        line = f"{name_count(self.usage.calls, 'call')}, {tokens_in}, {tokens_out}"
         if self.usage.usd is not None:
             line += f", {format_usd(self.usage.usd)}"
         uncertain = [name_count(self.n_unsettled, "interrupted call")] if self.n_unsettled else []
@@ -235,10 +237,6 @@ class SpendFact(FrozenModel):
         worst = SpendFact(usage=self.worst_case)
         price = "" if self.worst_case.usd is None else f", {format_usd(self.worst_case.usd)}"
         return f"{line}; at most {worst.tokens} tokens{price} more for {' and '.join(uncertain)}"
-
-
-def _count_tokens(usage: Usage) -> str:
-    return f"{format_count(usage.input_tokens)} tokens in, {format_count(usage.output_tokens)} out"
 
 
 def format_spend(spend: Sequence[Spend]) -> tuple[str, ...]:
@@ -332,26 +330,20 @@ def describe_document(score: SkillScore) -> str:
 def describe_gain(skill: str, other: str, gain: Improvement, noun: str = "item") -> str:
     """Return a line about what a document gains over another one, over so many items of a kind."""
     metric = f" of the {_name_metric(gain)}" if gain.soft_weight else ""
+    points, low, high = _format_points(gain)
     return (
         f"{skill} over {SCORE_NAMES.get(other, other)} on {SPLIT_WORDS[gain.split]}: "
-        f"{_format_points(gain)}{metric} "
-        f"(95% interval {_format_bounds(gain)}, {name_count(gain.n, noun)})"
+        f"{points} points{metric} "
+        f"(95% interval {low} to {high}, {name_count(gain.n, noun)})"
     )
 
 
-def _format_points(gain: Improvement) -> str:
-    return f"{_format_signed(gain, gain.mean)} points"
-
-
-def _format_bounds(gain: Improvement) -> str:
-    return f"{_format_signed(gain, gain.low)} to {_format_signed(gain, gain.high)}"
-
-
-def _format_signed(gain: Improvement, value: float) -> str:
-    """Return points with a sign; with a decimal if a whole number would show a small difference as 0."""
-    is_small = any(0 < abs(100 * each) < 1 for each in (gain.mean, gain.low, gain.high))
-    text = f"{100 * value:+.{1 if is_small else 0}f}"
-    return "0" if float(text) == 0 else text
+def _format_points(gain: Improvement) -> tuple[str, ...]:
+    """Return mean, low and high in points with a sign; with a decimal if a whole number would hide a gain."""
+    values = [100 * value for value in (gain.mean, gain.low, gain.high)]
+    digits = 1 if any(0 < abs(value) < 1 for value in values) else 0
+    texts = [f"{value:+.{digits}f}" for value in values]
+    return tuple("0" if float(text) == 0 else text for text in texts)
 
 
 def _name_metric(measured: SkillScore | Improvement) -> str:
@@ -635,8 +627,8 @@ def _describe_claim(summary: RunSummary, claim: Claim) -> str:
         scores = f"{_describe_score(after)} instead of {before.successes:.0f}{of}"
     else:
         scores = f"{_describe_score(after)} instead of {before.value or 0:.2f}"
-    interval = f"{_format_points(gain)}; 95% interval {_format_bounds(gain)}"
-    words = f"{_judge(claim)}: {scores} ({interval})."
+    points, low, high = _format_points(gain)
+    words = f"{_judge(claim)}: {scores} ({points} points; 95% interval {low} to {high})."
     if not claim.confirmed and gain.low > 0 and claim.chance is not None:
         words += (
             f" So few items differ that chance alone gives such a result in {claim.chance:.1%} of cases; "

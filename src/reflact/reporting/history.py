@@ -214,22 +214,21 @@ async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunLi
 
 
 class RunChoice(FrozenModel):
-    """The run that a path and an id mean, and the ids of the others, oldest first, if neither named one."""
+    """The run that a path means, and the ids of the others, oldest first, if the path named none."""
 
     run_id: str
     others: tuple[str, ...] = ()
 
 
-async def find_run(path: Path | str, run_id: str | None = None) -> RunChoice:
-    """Return which run is meant; arguments and errors are those of ``read_run``."""
+async def find_run(path: Path | str) -> RunChoice:
+    """Return which run a path means; errors are those of ``read_run``."""
     from reflact.store.runs import open_store
 
     database, own = _find_database(Path(path))
     async with open_store(database, read_only=True) as store:
         rows = await store.runs()
-    chosen = choose_run(rows, run_id or own, database).run_id
-    is_named = run_id is not None or own is not None
-    others = () if is_named else tuple(row.run_id for row in rows if row.run_id != chosen)
+    chosen = choose_run(rows, own, database).run_id
+    others = () if own is not None else tuple(row.run_id for row in rows if row.run_id != chosen)
     return RunChoice(run_id=chosen, others=others)
 
 
@@ -281,13 +280,8 @@ async def read_package(
 ) -> SkillPackage:
     """Return a version of a run's skill as a package, with the other files of the folder that the run began with.
 
-    Args:
-        path: The run's ``out_dir``, or its database file.
-        version: A name as in ``read_versions``.
-        run_id: The run, as in ``read_run``.
-        name: The package's name; None: that of its front matter, or else that of the run's folder.
-        description: What the skill does and when to use it; None: that of its front matter, or else
-            ``environment.description`` of the run.
+    ``path`` and ``run_id`` name a run as in ``read_run``, ``version`` one of its versions as in ``read_versions``.
+    Without a name or a description, those of the front matter count, or else those of the run's configuration.
 
     Raises:
         UsageError: There is no such run or version.
@@ -450,7 +444,7 @@ async def compare_runs(
     labels = names or [str(path) for path in paths]
     named = list(zip(labels, paths, ids, strict=True))
     if len(named) == 1:
-        choice = await find_run(paths[0], ids[0])
+        choice = await find_run(paths[0])
         named = [(each, paths[0], each) for each in (*choice.others, choice.run_id)]
     if len(named) < 2:
         raise UsageError("a comparison needs at least two runs; name the out_dir of each")
