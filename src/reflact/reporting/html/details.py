@@ -139,8 +139,10 @@ def _build_change(record: StepRecord | EpochRecord, limit: TextLimit) -> h.Eleme
 
 
 def _build_texts(texts: Iterable[facts.LabelledText], limit: TextLimit) -> h.Element:
-    rows = [h.div[h.dt[name], h.dd[limit.fit(text, 1_000)]] for name, text in list(texts)[:MAX_LINES]]
-    return h.dl(".facts")[rows]
+    entries = list(texts)
+    rows = [_build_text(name, limit.fit(text, 2_000)) for name, text in entries[:MAX_LINES]]
+    left_out = len(entries) - len(rows)
+    return h.dl(".facts")[rows, left_out > 0 and h.div[h.dt["left out"], h.dd[f"{left_out} more lines"]]]
 
 
 def _build_edit(fact: facts.EditFact, limit: TextLimit) -> h.Element:
@@ -167,13 +169,8 @@ def build_memory_section(epochs: Sequence[EpochRecord]) -> PageSection:
     left_out = len(epochs) - len(shown)
     blocks = [
         h.details(id=f"epoch-{end.epoch}", open=end is shown[-1])[
-            h.summary[limit.fit(facts.describe_epoch(end).capitalize(), 600)],
-            h.dl[
-                [
-                    h.div[h.dt[name], h.dd[h.pre[limit.fit(text)]]]
-                    for name, text in facts.list_epoch_details(end)
-                ][:MAX_LINES]
-            ],
+            h.summary[limit.fit(facts.describe_epoch(end), 600)],
+            _build_texts(facts.list_epoch_details(end), limit),
         ]
         for end in shown
     ]
