@@ -6,11 +6,15 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from anyio import to_thread
 
+import pure_server
+from pure_world import PureNetwork, write_world
+from pure_world import settings as pure_settings
 from reflact import Trainer, compare_runs, read_run
 from reflact.errors import UsageError
 from reflact.events import StepCommitted
@@ -29,6 +33,7 @@ from reflact.store.runs import RunRow
 from reflact.testing import ToyEnvironment, toy_optimizer
 from reflact.types import Split
 from served import assert_refused, reflact
+from test_text import STEERING
 from toy_runs import LINES, Actor, build_trainer, hang_at_document
 from toy_runs import settings as build_settings
 
@@ -231,6 +236,25 @@ def test_a_folder_with_several_runs_says_which_one_is_taken(tmp_path: Path) -> N
     ids = [run["run_id"] for run in json.loads(named.stdout)["runs"]]
     assert ids == [run["run_id"] for run in json.loads(whole.stdout)["runs"]] == [first.run_id, second.run_id]
     assert "needs at least two runs" in reflact("compare", out / first.run_id).stderr
+
+
+def test_commands_print_nothing_that_steers(tmp_path: Path) -> None:
+    """A run whose proposals hold terminal codes is shown without them."""
+
+    def answer(body: dict[str, Any], call_id: str) -> str:
+        reply = pure_server.answer(body, call_id)
+        is_report = reply.startswith('{"reasoning": "As seen.", "patterns"')
+        return reply.replace(".", f".{json.dumps(STEERING)[1:-1]}") if is_report else reply
+
+    world = write_world(tmp_path / "world", train=4, val=3, test=2)
+    off = {part: {"enabled": False} for part in ("slow_update", "meta_skill", "appendix", "test")}
+    config = pure_settings(world, tmp_path / "run", train={"num_epochs": 1, "batch_size": 4}, **off)
+    assert anyio.run(Trainer(config, transport=PureNetwork(answer)).train).status == "completed"
+    for command in (["show", tmp_path / "run"], ["diff", tmp_path / "run"], ["show", tmp_path / "run", 1]):
+        result = reflact(*command)
+        assert result.exit_code == 0, result.output
+        assert not {"\x1b", "\x07", "\r", "\u202e", "\u200b"} & set(result.output)
+    assert r"\x1b[2J" in result.output
 
 
 async def _read_created(folder: Path) -> RunRow:

@@ -140,7 +140,7 @@ def _build_change(record: StepRecord | EpochRecord, limit: TextLimit) -> h.Eleme
 
 def _build_texts(texts: Iterable[facts.LabelledText], limit: TextLimit) -> h.Element:
     entries = list(texts)
-    rows = [_build_text(name, limit.fit(text, 2_000)) for name, text in entries[:MAX_LINES]]
+    rows = [_build_text(name, limit.fit(text, 1_000)) for name, text in entries[:MAX_LINES]]
     left_out = len(entries) - len(rows)
     return h.dl(".facts")[rows, left_out > 0 and h.div[h.dt["left out"], h.dd[f"{left_out} more lines"]]]
 
