@@ -439,7 +439,7 @@ class ResultFact(FrozenModel):
             *(f"{counts[action]} {ACTION_WORDS[action]}" for action in unproven if action in counts),
             f"{summary.skips} without a change",
         ]
-        return f"{name_count(summary.steps, 'step')}: {', '.join(parts)}"
+        return f"{name_count(summary.steps, 'step')}, {', '.join(parts)}"
 
     def list_lines(self, folder: Path) -> Iterator[str]:
         """Yield the closing lines of a run, whose files are in a folder."""
