@@ -10,11 +10,12 @@ PYTHON := $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; 
 endif
 BIN := $(VENV)/bin
 
-.PHONY: help demo test chaos attack bench check lint types format docs site wheel-test clean
+.PHONY: help demo test snapshots chaos attack bench check lint types format docs site wheel-test clean
 
 help:
 	@echo 'make demo        two recorded training runs, into $(OUT)'
 	@echo 'make test        the tests but the slow ones; make check runs all'
+	@echo 'make snapshots   write the screens of tests/snapshots anew'
 	@echo 'make chaos       a run against a provider that fails in many ways'
 	@echo 'make attack      kills, damaged files, cancellations and ten trainers in one loop; 20 minutes'
 	@echo 'make bench       the cost of calls and of runs by their size, with plots; eleven minutes'
@@ -32,6 +33,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto --dist loadfile $(PYTEST)
+
+snapshots: $(VENV)/.installed-dev
+	$(BIN)/pytest --snapshots tests/test_facts.py tests/test_live.py tests/test_look.py
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/chaos.py

@@ -266,7 +266,8 @@ def play(folder: Path) -> str:
 ADDRESS = "http://127.0.0.1:8000/v1"
 UNSETTLED = (
     (r" +\d+(\.\d+)? s\b", " 1 s"),
-    (r"they take about .*, or up to .* if", "they take about 2 min, or up to 7 min if"),
+    (r"they take about .* if its server", "they take about 2 min if its server"),
+    (r"and up to .* if not", "and up to 7 min if not"),
     (r"\brun r[0-9a-f]{12}\b", "run r0123456789ab"),
     (r" +$", ""),
     (r"\b20\d\d-\d\d-\d\d \d\d:\d\d\b", "2026-01-01 12:00"),

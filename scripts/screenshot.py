@@ -19,8 +19,8 @@ from rich.terminal_theme import TerminalTheme
 
 from reflact import events
 from reflact.records import SkillVersion, Usage
-from reflact.reporting.lines import EventLines, wrap_line
-from reflact.reporting.live_display import LiveDisplay, LiveState, update_state
+from reflact.reporting.live import EventLines, LiveDisplay, LiveState, update_state
+from reflact.reporting.terminal import wrap_line
 from reflact.types import Edit, EditResult, GateAction, Verdict
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "live-view.svg"
@@ -66,8 +66,8 @@ aria-labelledby="title desc">
   <title id="title">The live view of a run</title>
   <desc id="desc">A terminal of 80 columns and 24 lines. Above: a line for the plan, the outlook of the \
 gate, the baseline and each finished step with its decision and scores. Below, drawn anew as the run goes \
-on: where the run is, its scores, the decisions by step, what it has spent beside its limits, the stages of \
-the step under way with a bar, an endpoint that asked for less, and the edits that a model is writing.</desc>
+on: where the run is, the stages of the step under way, the scores, what is spent, and the reply that a model \
+is writing.</desc>
   <style>
     .{unique_id}-matrix {{ font-family: ui-monospace, SFMono-Regular, Menlo, "DejaVu Sans Mono", monospace; \
 font-size: {char_height}px; line-height: {line_height}px; white-space: pre; }}

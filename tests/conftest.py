@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,6 +20,8 @@ from virtual_time import VirtualLoop
 
 MEMORY = Path("/dev/shm")
 """A file system in memory: databases and exports there are flushed without a disk."""
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
 
 SLOW_FILE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.slow\b", re.MULTILINE)
 SLACK = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -37,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rest", action="store_true", help="leave out what runs in the same way without --thorough"
     )
     parser.addoption("--kills", type=int, default=6, help="random kills of a run (tests/test_kills.py)")
+    parser.addoption("--snapshots", action="store_true", help="write the screens in tests/snapshots anew")
     words = "one in so many hostile replies is played to whole runs (tests/test_hostile_runs.py)"
     parser.addoption("--hostile", type=int, default=3, help=words)
 
@@ -90,6 +93,20 @@ def anyio_backend(request: pytest.FixtureRequest) -> str | tuple[str, dict[str, 
     if request.node.get_closest_marker("virtual_time"):
         return "asyncio", {"loop_factory": VirtualLoop}
     return "asyncio"
+
+
+@pytest.fixture
+def snapshot(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Return a function that compares a text with the one stored under a name, or stores it with --snapshots."""
+
+    def check(name: str, text: str) -> None:
+        path = SNAPSHOTS / f"{name}.txt"
+        if request.config.getoption("--snapshots"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8"), f"if {path.name} is out of date: make snapshots"
+
+    return check
 
 
 @pytest.fixture

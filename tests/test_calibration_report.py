@@ -30,7 +30,7 @@ def test_what_this_start_paid_is_told_apart() -> None:
         print_calibration_spend(Console(file=out, width=200), looks[0] if before else [], looks[-1])
         return [line.strip() for line in out.getvalue().splitlines()]
 
-    total = "1,234 calls, 1,234 tokens in, 0 out; at most 56,789 tokens more for 1,000 interrupted calls"
+    total = "1,234 calls, 1,234 tokens in, 0 out; at most 56.8k tokens more for 1,000 interrupted calls"
     assert print_spend() == [f"paid by this start: {total}"]
     this = "paid by this start: 1,224 calls, 1,224 tokens in, 0 out"
     assert print_spend(10) == [f"paid by all starts: {total}", this]

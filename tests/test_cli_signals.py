@@ -85,7 +85,7 @@ def test_what_is_under_way_is_kept(
     """Calls under way at the signal finish and are kept; nothing is begun, and nothing repeated later."""
     endpoint = Endpoint(hold)
     with world(tmp_path, endpoint, grace=HANGS) as path:
-        with reflact_process("train", path, "--json") as process:
+        with reflact_process("train", path, "--show", "json") as process:
             assert endpoint.held.wait(HANGS)
             process.send_signal(number)
             said = process.stderr.readline()

@@ -32,22 +32,22 @@ from reflact.environments import (
 )
 from reflact.protocols import Session
 from reflact.records import Claim, Improvement, RunSummary, SkillScore, SkillVersion
-from reflact.reporting.lines import EventLines
-from reflact.reporting.summary import print_summary
-from reflact.reporting.verdict import describe_controls, describe_result
+from reflact.reporting.facts import ResultFact
+from reflact.reporting.history import read_run
+from reflact.reporting.live import EventLines
+from reflact.reporting.terminal import print_summary
 from reflact.stages.null_answers import (
     MAX_CHECKED_ITEMS,
     REFUSAL,
     ConstantTarget,
     choose_checked_items,
-    describe_constant,
     describe_high_scores,
     find_frequent_answer,
     list_null_answers,
 )
 from reflact.stages.reply_models import AnalystReply
 from reflact.testing import ToyEnvironment, append_reply, toy_optimizer
-from reflact.training.history import read_run
+from reflact.text import describe_constant
 from reflact.types import Grade, Score, Skill, Split
 from test_run_cost_estimate import PLAIN, measured
 from toy_runs import Actor, build_trainer, playing, run, settings
@@ -208,7 +208,7 @@ def test_a_constant_is_short_in_messages() -> None:
     """It is cut, and line breaks are spaces."""
     assert describe_constant("") == "always answering nothing"
     assert describe_constant("a\n  b") == 'always answering "a b"'
-    assert describe_constant("x" * 100) == f'always answering "{"x" * 60}…"'
+    assert describe_constant("x" * 100) == f'always answering "{"x" * 28}...{"x" * 29}"'
 
 
 async def test_an_interactive_environment_is_driven_by_the_constant(tmp_path: Path) -> None:
@@ -334,21 +334,22 @@ def ended(*scores: SkillScore, best: int = 1) -> RunSummary:
 def test_the_closing_lines_say_what_controls_say_against_the_best_skill() -> None:
     """One plain sentence each: a constant does as well, or a text about something else does."""
     best, frequent = score("best", 0.5), score("null_frequent", 0.5, "no")
-    assert describe_controls(ended(best, score("placebo", 0.4), score("null_empty", 0.2, ""))) == ()
-    constant = 'The best document is not better than always answering "no": 0.50 against 0.50 on test items.'
-    assert describe_controls(ended(best, frequent)) == (constant,)
-    assert describe_controls(ended(best, score("placebo", 0.6))) == (
-        "A text about something else does as well as the best document: 0.60 against 0.50 on test items. So the "
-        "gain may have nothing to do with what the document says.",
+    assert (
+        ResultFact(summary=ended(best, score("placebo", 0.4), score("null_empty", 0.2, ""))).list_doubts()
+        == []
     )
-    assert describe_controls(ended(best, score("placebo", 0.6), best=0)) == ()
-    assert describe_controls(ended(frequent)) == ()
-    assert describe_controls(ended()) == ()
-    assert describe_result(ended(best, frequent, best=0)).endswith(constant)
+    constant = 'The best document is not better than always answering "no": 0.50 against 0.50 on test items.'
+    assert ResultFact(summary=ended(best, frequent)).list_doubts() == [constant]
+    (placebo,) = ResultFact(summary=ended(best, score("placebo", 0.6))).list_doubts()
+    assert "0.60 against 0.50 on test items" in placebo
+    assert ResultFact(summary=ended(best, score("placebo", 0.6), best=0)).list_doubts() == []
+    assert ResultFact(summary=ended(frequent)).list_doubts() == []
+    assert ResultFact(summary=ended()).list_doubts() == []
+    assert ResultFact(summary=ended(best, frequent, best=0)).result.endswith(constant)
     gain = Improvement(name="best", split=Split.test, n=80, mean=0.1, low=0.05, high=0.2)
     claimed = ended(best, frequent).model_copy(update={"claim": Claim(improvement=gain, confirmed=True)})
-    assert describe_result(claimed).startswith("Better: ")
-    assert describe_result(claimed).endswith(constant)
+    assert ResultFact(summary=claimed).result.startswith("Better: ")
+    assert ResultFact(summary=claimed).result.endswith(constant)
 
 
 def test_controls_fit_a_table_of_80_columns(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_data_without_references_names_the_line_that_mends_it(tmp_path: Path) ->
     path = tmp_path / "all.csv"
     path.write_text("question,label,note\n" + "".join(f"q{n},{n},x\n" for n in range(6)), encoding="utf-8")
     config = TrainerConfig(data=DataConfig(path=path))
-    with pytest.raises(DataError, match=r"all.csv: no item has a reference.* data.fields.reference: label"):
+    with pytest.raises(DataError, match=r"all.csv: no item has a reference.* data.fields.reference: COLUMN"):
         build_environment(config)
     mended = DataConfig(path=path, fields=FieldsConfig(reference="label"))
     assert len(build_environment(TrainerConfig(data=mended)).items(Split.val)) == 2

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from reflact import Trainer, read_run
-from reflact.reporting.verdict import describe_next, describe_result
+from reflact.reporting.facts import ResultFact
 from reflact.testing import Fault, FaultyTransport
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
@@ -138,7 +138,7 @@ def test_a_refusal_ends_what_it_is_about(tmp_path: Path, key: tuple[str, str]) -
     """One item, one analyst or one sample; the role only if the first calls or many in a row say so."""
     outcome = check(tmp_path, key, REFUSALS[key])
     if outcome.summary.status == "completed":
-        assert describe_next(outcome.summary, tmp_path).startswith("reflact show ")
+        assert ResultFact(summary=outcome.summary).describe_next(tmp_path).startswith("reflact show ")
         assert not outcome.summary.missing
 
 
@@ -176,10 +176,10 @@ def test_a_refusal_for_ever_is_no_endless_loop(tmp_path: Path, role: str, name: 
     assert (first.status, again.status) == ("completed", "completed")
     assert (first.claim, first.warnings, first.scores) == (again.claim, again.warnings, again.scores)
     assert len(first.warnings) == 1
-    assert "again" not in describe_next(first, tmp_path)
+    assert "again" not in ResultFact(summary=first).describe_next(tmp_path)
     if role == "target":
-        assert describe_result(first).startswith("Better: 8 of 8 test items solved instead of 0 ")
-        assert "Not counted: 2 rollouts without a score." in describe_result(first)
+        assert ResultFact(summary=first).result.startswith("Better: 8 of 8 test items solved instead of 0 ")
+        assert "Not counted: 2 rollouts without a score." in ResultFact(summary=first).result
         assert first.claim.improvement.n == 8
 
 
@@ -198,7 +198,7 @@ def test_an_overflow_has_one_advice(tmp_path: Path) -> None:
     reason = str(outcome.summary.reason)
     assert "To mend it" not in reason
     assert "preset" not in reason
-    assert "--fork" in describe_next(outcome.summary, tmp_path)
+    assert "--fork" in ResultFact(summary=outcome.summary).describe_next(tmp_path)
 
 
 class Killing:

@@ -13,7 +13,8 @@ from pydantic import JsonValue
 from rich.console import Console
 
 from doubles import open_context
-from reflact.reporting.summary import format_step, print_summary
+from reflact.reporting.facts import list_step_details
+from reflact.reporting.terminal import print_summary
 from reflact.skills.document import find_regions, read_notes, replace_notes
 from reflact.stages.execution_notes import (
     CompactReply,
@@ -206,7 +207,7 @@ async def test_a_failed_compaction_leaves_the_notes(tmp_path: Path, reply: Scrip
     (fallback,) = done.records[0].fallbacks
     assert fallback.label == "consolidate"
     assert [e.fallback for e in done.events if e.kind == "fallback_used"] == [fallback]
-    assert any(fallback.reason in line for line in format_step(done.records[0]))
+    assert any(fallback.reason in text for _, text in list_step_details(done.records[0]))
 
 
 lines = st.lists(

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from reflact.errors import ProviderDown
 from reflact.protocols import Session
-from reflact.reporting.summary import print_summary
+from reflact.reporting.terminal import print_summary
 from reflact.stages.evaluate import GateMetric
 from reflact.stages.final_test import score_skill
 from reflact.stages.reply_models import AnalystReply

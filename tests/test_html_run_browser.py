@@ -164,7 +164,7 @@ def test_items_are_filtered_and_sorted(
         one for one in browser.find_elements(By.CSS_SELECTOR, "#item-list summary") if one.is_displayed()
     )
     summary.send_keys(Keys.ENTER)
-    assert "best skill" in summary.find_element(By.XPATH, "..").text
+    assert "best, score" in summary.find_element(By.XPATH, "..").text
 
 
 def test_the_page_is_complete_without_a_script(

@@ -17,7 +17,7 @@ from rich.console import Console
 from reflact import Trainer, read_run
 from reflact.errors import StoreError, UsageError
 from reflact.protocols import Environment, Session
-from reflact.reporting.tables import FittedTable, build_item_table, describe_score
+from reflact.reporting.terminal import print_items
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget
 from reflact.types import Grade, Item, Score, Split
 from served import assert_refused, configured, reflact, say_four_and_append, serving
@@ -156,30 +156,16 @@ def test_the_command_lists_items_in_80_columns(folder: Path) -> None:
 def test_long_texts_of_items_are_whole_in_a_pipe_and_take_two_lines_at_a_terminal(
     folder: Path, *, is_terminal: bool, longest: int
 ) -> None:
-    """A text has one line of up to 400 characters in a pipe; at a terminal it wraps to the width, and is cut after two."""
+    """A text has one line of up to 400 characters in a pipe; at a terminal it wraps, and is cut after two lines."""
     item = anyio.run(lambda: read_run(folder, items=True)).items[0]
-    console = Console(file=(shown := io.StringIO()), width=80, color_system=None)
+    console = Console(file=(shown := io.StringIO()), width=80, color_system=None, force_terminal=is_terminal)
     for length in (longest, longest + 1):
         long = item.model_copy(update={"input": "x" * length})
-        table = build_item_table([long], width=80, is_terminal=is_terminal)
-        console.print(table, soft_wrap=not is_terminal)
-    whole, cut = shown.getvalue().split("  input     ")[1:]
-    lines = whole[: whole.index("  expected")].splitlines()
+        print_items(console, [long], [long])
+    whole, cut = shown.getvalue().split("input       ")[1:]
+    lines = whole[: whole.index("expected")].splitlines()
     assert [line.strip() for line in lines] == (["x" * 68] * 2 if is_terminal else ["x" * 400])
     assert "xxx...xxx" in "".join(cut.split())
-
-
-@pytest.mark.parametrize("width", [80, 60, 20])
-@pytest.mark.parametrize("item_id", ["cd53ed9b7b3b", "x" * 30])
-def test_no_row_of_an_item_is_folded_in_a_pipe(folder: Path, item_id: str, width: int) -> None:
-    """An id can be searched for in a file, and short ones, such as those that reflact makes, have a row for each item."""
-    item = anyio.run(lambda: read_run(folder, items=True)).items[0].model_copy(update={"item_id": item_id})
-    console = Console(file=(shown := io.StringIO()), width=width, color_system=None)
-    console.print(build_item_table([item], width=width, is_terminal=False), soft_wrap=True)
-    lines = [line.split() for line in shown.getvalue().splitlines() if line.strip()]
-    has_row = width == 80 and len(item_id) == 12
-    assert [line[0] for line in lines if item_id in line] == [item_id if has_row else "item"]
-    assert len(lines) == (3 if has_row else 5)
 
 
 def test_the_command_shows_one_item_in_full(folder: Path) -> None:
@@ -259,18 +245,6 @@ def test_further_numbers_are_stored_and_shown(tmp_path: Path) -> None:
     assert "mean letters" in page
     assert "<b>" not in page
     assert f"mean {html.escape(MARKUP)}" in page
-
-
-def test_markup_in_a_heading_is_text() -> None:
-    """A table shows a heading as it is, which may be a metric's name."""
-    console = Console(file=(shown := io.StringIO()), width=80)
-    console.print(FittedTable({"run": ["a"], f"mean {MARKUP}": ["1"]}, optional=()))
-    assert f"mean {MARKUP}" in shown.getvalue()
-
-
-def test_a_metric_named_soft_hides_no_soft_score() -> None:
-    """A score is shown with its soft part, whatever its metrics are called."""
-    assert describe_score(Score(hard=1, soft=0.5, metrics={"soft": 9})) == "1 (soft 0.5, soft 9)"
 
 
 def test_items_steer_no_terminal(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_the_demo_is_interrupted_and_goes_on(tmp_path: Path) -> None:
     assert " resumes " in lines[0]
     assert any(line.startswith("step ") for line in lines)
     assert any(line.startswith("completed: 1 step") for line in lines)
-    assert "+ new best" in written
+    assert "new best" in written
     assert not any(f"\x1b[{color}m" in written for color in range(30, 38))
 
 

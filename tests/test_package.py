@@ -15,7 +15,8 @@ from reflact import export_skill
 from reflact.config.loading import load_config
 from reflact.errors import ConfigError, SkillError, UsageError
 from reflact.events import StepCommitted
-from reflact.reporting.verdict import describe_result, find_doubt
+from reflact.reporting.facts import ResultFact
+from reflact.reporting.history import read_package
 from reflact.skills.document import (
     apply_edits,
     check_document,
@@ -28,7 +29,6 @@ from reflact.skills.document import (
 from reflact.skills.package import MAIN_FILE, build_package, load_skill, read_front_matter, suggest_name
 from reflact.stages.prompt_sections import show_skill
 from reflact.testing import TOY_RULES
-from reflact.training.history import read_package
 from reflact.types import Edit, Skill, Split
 from served import assert_refused, reflact
 from toy_runs import Actor, build_trainer, hang_at_document
@@ -142,18 +142,22 @@ def test_an_export_says_if_the_gain_is_not_confirmed(tmp_path: Path) -> None:
     assert not summary.claim.confirmed
     words = ("--name", "rules", "--description", "Rules.", "--out")
     best = reflact("export", tmp_path / "run", *words, tmp_path / "best")
-    assert best.stdout.splitlines()[0] == f"hint: the run's result: {describe_result(summary)}"
+    assert best.stdout.splitlines()[0] == f"hint: the run's result: {ResultFact(summary=summary).result}"
     named = reflact("export", tmp_path / "run", *words, tmp_path / "named", "--version", "final")
     assert "hint: the run's result: " not in named.stdout
 
     confirmed = summary.claim.model_copy(update={"confirmed": True})
-    assert find_doubt(summary.model_copy(update={"claim": confirmed, "scores": ()})) is None
-    assert find_doubt(summary.model_copy(update={"status": "cancelled"})) is None
+    assert ResultFact(summary=summary.model_copy(update={"claim": confirmed, "scores": ()})).warning is None
+    assert ResultFact(summary=summary.model_copy(update={"status": "cancelled"})).warning is None
     on_val = summary.claim.improvement.model_copy(update={"split": Split.val})
     claim = summary.claim.model_copy(update={"improvement": on_val})
-    assert find_doubt(summary.model_copy(update={"claim": claim})) is None, "it is said to be untested"
+    assert ResultFact(summary=summary.model_copy(update={"claim": claim})).warning is None, (
+        "it is said to be untested"
+    )
     initial = summary.best.model_copy(update={"number": 0})
-    assert find_doubt(summary.model_copy(update={"best": initial})) is None, "it has a hint of its own"
+    assert ResultFact(summary=summary.model_copy(update={"best": initial})).warning is None, (
+        "it has a hint of its own"
+    )
 
 
 async def test_an_export_says_if_the_skill_is_not_tested(plain: Path, tmp_path: Path) -> None:
@@ -174,7 +178,7 @@ async def test_an_export_says_if_the_skill_is_not_tested(plain: Path, tmp_path: 
                 (hint,) = (await read_package(tmp_path, name="a", description="Rules.")).hints
                 break
     assert re.match(
-        r"the run is not complete \(its status is running\); this is v\d from step \d, the best skill so far, which is not tested",
+        r"the run is not complete; this is v\d from step \d, the best so far, which is not tested",
         hint,
     )
 

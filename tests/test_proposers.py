@@ -178,18 +178,6 @@ async def test_a_proposer_may_propose_nothing(tmp_path: Path, reasons: tuple[str
     assert tuple(fallback.reason for fallback in step.merged.fallbacks) == reasons
 
 
-async def test_an_own_proposer_joins_sources_that_are_set(tmp_path: Path) -> None:
-    """Sources that the configuration names are tried first, and the proposer after them."""
-    trainer = build_trainer(
-        configure(tmp_path, "rewrite", train={"batch_size": 4}),
-        environment=ToyEnvironment(train=8, val=8, test=4),
-        script=lambda *_: "",
-        proposer=FailingProposer(),
-    )
-    await trainer.train()
-    assert [step.source for step in (await read_run(tmp_path)).steps] == ["rewrite", "proposer"]
-
-
 def test_two_proposers_are_refused(tmp_path: Path) -> None:
     """A proposer in Python goes with no other one that the configuration names."""
     config = configure(tmp_path, "examples", f"{__name__}:LineProposer")

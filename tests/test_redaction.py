@@ -174,7 +174,7 @@ def test_commands_leave_no_key_anywhere(
         (tmp_path / "skill.md").write_text("- rule alpha.\n", encoding="utf-8")
         folder = tmp_path / "run"
         commands: list[tuple[object, ...]] = [
-            ("train", path, "--json"),
+            ("train", path, "--show", "json"),
             ("eval", path, "--skill", tmp_path / "skill.md"),
             ("show", folder),
             ("show", folder, 1),

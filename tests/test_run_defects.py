@@ -23,11 +23,11 @@ from reflact.cli.common import InterruptHandler
 from reflact.errors import DataError, ModelError, RunConflict, RunFailed
 from reflact.messages import Text
 from reflact.protocols import Session
-from reflact.records import SkillComparison, SkillScore
-from reflact.reporting.tables import build_run_table, build_score_table
+from reflact.records import SkillComparison, SkillScore, Usage
+from reflact.reporting.history import RunListing
+from reflact.reporting.terminal import build_run_table, build_score_table
 from reflact.testing import ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import Script
-from reflact.training.history import RunListing
 from reflact.types import Grade, Item, Skill, Split
 from served import configured, reflact, say_four, serving
 from toy_runs import build_trainer
@@ -76,9 +76,7 @@ def test_a_fork_keeps_the_files_of_the_first_run(tmp_path: Path, shared: bool) -
     assert read_files(out / second.run_id) == own
     assert anyio.run(read_run, out / second.run_id).summary == summary
     if not shared:
-        assert (
-            f"{out / second.run_id / 'best_skill.md'}" in reflact("show", out, "--run", second.run_id).stdout
-        )
+        assert f"{out / second.run_id / 'best_skill.md'}" in reflact("show", out / second.run_id).stdout
 
 
 def test_a_measured_document_is_listed(tmp_path: Path) -> None:
@@ -93,7 +91,7 @@ def test_a_measured_document_is_listed(tmp_path: Path) -> None:
     history = anyio.run(read_run, tmp_path / "run")
     assert history.evaluations == (score,)
     listed = reflact("runs", tmp_path / "run").stdout
-    assert re.search(rf"{history.run_id} measured +0 +{score.hard:.3f} ", listed)
+    assert re.search(rf"{history.run_id} +measured +0 +{score.hard:.3f} ", listed)
     assert "open" not in listed
     shown = reflact("show", tmp_path / "run").stdout
     assert re.search(rf"skill +val +{score.n} .* {Skill(text=skill.read_text()).hash[:8]}", shown)
@@ -128,7 +126,7 @@ def test_a_document_is_compared_with_others_which_are_paid_once(tmp_path: Path) 
         "null_refusal",
     ]
     assert {gain.mean for gain in compared.improvements[:3]} == {0.0}
-    assert f"s.md over {tmp_path / 't.md'} on validation: +0.0 points" in " ".join(lines.split())
+    assert f"s.md over {tmp_path / 't.md'} on validation: 0 points" in " ".join(lines.split())
 
 
 def test_a_document_is_measured_on_items_of_another_file(tmp_path: Path) -> None:
@@ -152,8 +150,8 @@ def test_a_document_is_measured_on_items_of_another_file(tmp_path: Path) -> None
         shown = reflact(*command, "--against", tmp_path / "t.md", "--against", "null")
     assert shown.exit_code == 0, shown.output
     assert f"all 5 items of {tmp_path / 'new.jsonl'}, as the split val" in shown.stdout
-    assert re.search(r"^ \S+/s\.md +val +5 ", shown.stdout, re.M)
-    assert re.search(r"^ \S+/t\.md +val +5 ", shown.stdout, re.M)
+    assert re.search(r"^\S+/s\.md +val +5 ", shown.stdout, re.M)
+    assert re.search(r"^\S+/t\.md +val +5 ", shown.stdout, re.M)
     assert len(anyio.run(read_run, tmp_path / "run" / "eval-new").evaluations) == 1
     assert not (tmp_path / "run" / "run.db").exists()
     assert "leave --split out" in reflact(*command, "--split", "val").stderr
@@ -359,7 +357,7 @@ def test_a_narrow_terminal_loses_no_row_name_and_breaks_no_word(width: int) -> N
     scores = [SkillScore(name=name, hard=0.5625, low=0.45, high=0.67, **shared) for name in names]  # type: ignore[arg-type]
     text = io.StringIO()
     console = Console(file=text, width=width)
-    console.print(build_score_table(scores, with_hash=True))
+    console.print(build_score_table(scores, width, with_hash=True))
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
     assert max(map(len, lines)) <= width
     for name in ("baseline", "placebo", "frequent", "best"):
@@ -375,13 +373,12 @@ def test_a_narrow_terminal_loses_no_row_name_and_breaks_no_word(width: int) -> N
         val=0.575,
         test=0.562,
         baseline=0.125,
-        calls=791,
-        usd=None,
+        usage=Usage(calls=791),
         created=datetime(2026, 1, 1, tzinfo=UTC),
     )
     text.seek(0)
     text.truncate()
-    console.print(build_run_table([listing], Path("/runs")))
+    console.print(build_run_table([listing], Path("/runs"), width))
     assert max(map(len, text.getvalue().splitlines())) <= width
     assert "…" not in text.getvalue()
     assert {"r0123456789ab", "0.575", "0.562"} <= {*text.getvalue().split()}

@@ -6,20 +6,18 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reflact.cli.init import ask_for_models, find_columns
-from reflact.cli.train import describe_item, describe_zero
-from reflact.config.fields import list_telling_columns, unfold_row
+from reflact.cli.init import ask_for_models, find_columns, list_telling_columns
+from reflact.cli.train import list_check_lines
 from reflact.config.loading import load_config
 from reflact.config.training import TrainerConfig
 from reflact.data import load_dataset
-from reflact.errors import DataError
 from reflact.training.check import SetupCheck
 from reflact.types import Grade, Item, Score, Split
 from served import asked_of, assert_refused, completion, configured, reflact, say_four, send, serving
@@ -73,10 +71,7 @@ def test_init_writes_a_configuration_that_works(tmp_path: Path) -> None:
         assert "60 items: 20 train, 20 validation, 20 test" in result.stdout
         checked = reflact("check", config)
         assert checked.exit_code == 0, checked.output
-        assert re.search(
-            r"time: \d+ calls of the target are likely; at .+ and 4 at once they take about .+, or up to .+ if the server is no faster with several; its first call may be slow",
-            checked.stdout,
-        )
+        assert re.search(r"time: \d+ calls of the target are likely; at .+ each .+ 4 at once", checked.stdout)
     loaded = load_config(config)
     assert loaded.data.fields.input == "prompt"
     assert loaded.data.fields.reference == "gold"
@@ -112,78 +107,12 @@ def test_columns_are_found_by_telling_names(columns: list[str], tasks: list[str]
     assert list_telling_columns("reference", columns) == answers
 
 
-@pytest.mark.parametrize(
-    ("column", "values", "is_taken"),
-    [
-        *((name, range(1, 21), True) for name in ("id", "nr", "No.", "number", "key", "uid", "Ticket Nr")),
-        ("nr", [1, *range(1, 20)], False),
-        ("nr", [None, *range(1, 20)], False),
-        ("nr", [index + 0.5 for index in range(20)], False),
-        ("amount", range(1, 21), False),
-    ],
-)
-def test_init_takes_a_column_of_unique_numbers_as_ids(
-    tmp_path: Path, column: str, values: Sequence[float | None], is_taken: bool
-) -> None:
-    """A column is the id if its name says so and its values are words or whole numbers without a repeat."""
-    data, config = tmp_path / "sums.jsonl", tmp_path / "run.yaml"
-    rows = [
-        {"question": f"{index} + 1?", "answer": str(index + 1)} | ({} if value is None else {column: value})
-        for index, value in enumerate(values)
-    ]
-    data.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    result = reflact("init", data, "--model", "small", "--out", config)
-    assert result.exit_code == 0, result.output
-    assert (f"id from {column!r}" in result.stdout) is is_taken
-    assert (f"does not see {column!r}" in result.stdout) is (not is_taken and values[0] is not None)
-
-
-def test_all_rows_with_errors_are_named_at_once(tmp_path: Path) -> None:
-    """If a few rows lack the column of the right answer, the column is still guessed, and each row is named."""
-    path = tmp_path / "odd.jsonl"
-    rows = [{"customer text": f"t{k}"} | ({} if k in {10, 25} else {"gold queue": "y"}) for k in range(30)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    result = reflact("init", path, "--out", tmp_path / "run.yaml", "--model", "m")
-    assert_refused(result, "row 11: there is no column 'gold queue'", "these rows have errors too: 26")
-
-
-def test_a_chat_is_read_as_a_task_and_its_answer(tmp_path: Path) -> None:
-    """A file for fine-tuning needs no change; its right answers are not sent to the target."""
-    path, config = tmp_path / "chat.jsonl", tmp_path / "run.yaml"
-    roles = ("system", "user", "assistant")
-    rows = [
-        {"messages": [{"role": r, "content": f"{r} {k}"} for r in (*roles, *roles[1:])[: 3 + 2 * (k % 2)]]}
-        for k in range(30)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    result = reflact("init", path, "--out", config, "--model", "m")
-    assert result.exit_code == 0, result.output
-    assert "columns: input from 'input', reference from 'reference', out of 'messages'" in result.stdout
-    assert "the target does not see 'system'" in result.stdout
-    items = [item for split in Split for item in load_dataset(path, None, 42).items(split)]
-    found = {item.input: item.reference for item in items}
-    assert found["user 2"] == "assistant 2"
-    assert found["user: user 3\n\nassistant: assistant 3\n\nuser: user 3"] == "assistant 3"
-    for row in ({"messages": "x"}, {"messages": rows[0]["messages"], "answer": "a"}, {"messages": [{}, {}]}):
-        assert unfold_row(row, "row 1") == row
-
-
-def test_columns_that_the_target_does_not_see_are_named(tmp_path: Path) -> None:
-    """A task that needs its choices is not sent without them in silence."""
-    path = tmp_path / "exam.jsonl"
-    rows = [{"question": f"q{k}", "choices": ["a", "b"], "answer": "a"} for k in range(30)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    result = reflact("init", path, "--out", tmp_path / "run.yaml", "--model", "m")
-    assert "the target does not see 'choices'; environment.template can name it" in result.stdout
-
-
 REVIEWS = [f"Order {k} came {('late and broken', 'in time')[k % 2]}." for k in range(30)]
 MOODS = [("bad", "good")[k % 2] for k in range(30)]
 CITIES = [f"Town {k % 29}" for k in range(30)]
 
 
-@pytest.mark.parametrize("name", ["label", "sentiment", "class", "output", "completion", "response"])
-@pytest.mark.parametrize("task", ["text", "review"])
+@pytest.mark.parametrize(("task", "name"), [("text", "label"), ("review", "sentiment"), ("text", "output")])
 def test_a_column_of_labels_is_the_answer(tmp_path: Path, task: str, name: str) -> None:
     """A column is known by its name, and labels are compared as wholes."""
     guess, grader = init_columns(tmp_path, {task: REVIEWS, name: MOODS})
@@ -192,21 +121,15 @@ def test_a_column_of_labels_is_the_answer(tmp_path: Path, task: str, name: str) 
     assert grader == "normalized"
 
 
-def test_labels_in_capitals_are_compared_to_the_letter(tmp_path: Path) -> None:
-    """A program that reads them may tell capitals from small letters; the column may be called decision."""
-    labels = [("REFUND", "HUMAN")[k % 2] for k in range(30)]
-    said, grader = init_columns(tmp_path, {"message": REVIEWS, "channel": MOODS, "decision": labels})
-    assert "reference from 'decision'" in said
-    assert grader == "exact"
-
-
-def test_answers_in_capitals_are_compared_to_the_letter(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "answers",
+    [[("REFUND", "HUMAN")[k % 2] for k in range(30)], [f"{k} x BLUE LAMPS" for k in range(30)]],
+)
+def test_answers_in_capitals_are_compared_to_the_letter(tmp_path: Path, answers: list[str]) -> None:
     """Capitals are a part of the form, so an answer in small letters is not right."""
-    orders = [f"{k} x BLUE LAMPS" for k in range(30)]
-    asked = [f"Please send {k} blue lamps to my address before the end of next week." for k in range(30)]
-    guess, grader = init_columns(tmp_path, {"message": asked, "output": orders})
+    guess, grader = init_columns(tmp_path, {"message": REVIEWS, "channel": MOODS, "decision": answers})
+    assert "reference from 'decision'" in guess
     assert grader == "exact"
-    assert "The letters of the references are capitals" in guess
 
 
 @pytest.mark.parametrize(("n_items", "batch"), [(6, 2), (15, 5), (60, 5), (75, 7), (300, 15)])
@@ -229,13 +152,8 @@ def test_a_small_train_split_gives_several_steps_per_epoch(tmp_path: Path, n_ite
             {"text": REVIEWS, "label": MOODS, "sentiment": MOODS},
             "several columns may be the right answer; name",
         ),
-        ({"text": MOODS, "message": REVIEWS, "label": MOODS}, "input from 'message', reference from 'label'"),
         ({"foo": REVIEWS, "question": REVIEWS[::-1], "bar": MOODS}, "--reference (foo, bar)"),
-        ({"question": REVIEWS, "category": MOODS, "answer": CITIES}, "task_type from 'category'"),
-        (
-            {"question": REVIEWS, "solution": MOODS, "answer": CITIES},
-            "'solution' may be meant too; data.fields in",
-        ),
+        ({"question": REVIEWS, "solution": MOODS, "answer": CITIES}, "the target does not see 'solution'"),
         ({"question": REVIEWS, "label": [""] * 30, "output": MOODS}, "reference from 'output'"),
         ({"question": REVIEWS, "answer": [""] * 30, "output": MOODS}, "reference from 'output'"),
         (
@@ -259,17 +177,6 @@ def test_a_person_at_a_terminal_is_asked_for_columns(tmp_path: Path, monkeypatch
     assert find_columns(rows, {}, "x.csv") == {"input": "foo", "reference": "second answer"}
 
 
-def test_names_of_columns_write_no_lines_of_a_configuration(tmp_path: Path) -> None:
-    """A column name with line breaks stays inert also beside the grader that asks for a name."""
-    hostile = "x\nbudget: {max_calls: 0}\n#"
-    guess, grader = init_columns(
-        tmp_path, {"question": REVIEWS, hostile: REVIEWS[::-1], "more": REVIEWS[::-1]}
-    )
-    assert grader == "critic"
-    assert "x\\nbudget" in guess
-    assert load_config(tmp_path / "run.yaml").budget.max_calls is None
-
-
 def init_columns(folder: Path, columns: dict[str, list[str]]) -> tuple[str, str]:
     """Return what `init` says of a CSV file with these columns, and the grader that it writes."""
     data, config = folder / "data.csv", folder / "run.yaml"
@@ -277,27 +184,6 @@ def init_columns(folder: Path, columns: dict[str, list[str]]) -> tuple[str, str]
         csv.writer(file).writerows([columns, *zip(*columns.values(), strict=True)])
     result = reflact("init", data, "--out", config, "--model", "m")
     return result.output, load_config(config).environment.grader if config.exists() else ""
-
-
-@pytest.mark.parametrize(
-    ("models", "is_small"),
-    [
-        (("qwen2.5-coder-1.5b",), True),
-        (("tiny-360m",), True),
-        (("llama-3.1-8b",), False),
-        (("my-model",), False),
-        (("qwen2.5-coder-1.5b", "--optimizer", "large"), False),
-        (("large", "--optimizer", "llama3.2:1b"), True),
-        (("mixtral-8x7b",), False),
-        (("claude-sonnet-4[1m]",), False),
-    ],
-)
-def test_a_small_optimizer_is_told(tmp_path: Path, models: tuple[str, ...], is_small: bool) -> None:
-    """The name of a model may have its number of parameters, and below three billion there is a note."""
-    path, data = tmp_path / "run.yaml", write_questions(tmp_path / "q.csv", 60)
-    result = reflact("init", data, "--out", path, "--base-url", "http://127.0.0.1:1/v1", "--model", *models)
-    assert load_config(path).preset == "default"
-    assert ("is small for an optimizer" in result.stdout) is is_small
 
 
 @pytest.mark.parametrize(
@@ -339,11 +225,6 @@ def test_a_file_without_a_header_is_refused(tmp_path: Path) -> None:
     assert_refused(result, "'bad' is an answer and no name of a column; if the first row is an item")
 
 
-def part(role: str, text: str) -> dict[str, Any]:
-    """Return a message whose content is in two parts."""
-    return {"role": role, "content": [{"type": "text", "text": text}, {"type": "text", "text": "Up."}]}
-
-
 SQUAD = [
     {"id": f"s{k}", "title": "T", "context": f"The well {k} is deep.", "question": f"Which well is it, {k}?"}
     for k in range(12)
@@ -378,21 +259,10 @@ def test_files_of_reading_comprehension_are_read_as_they_are(tmp_path: Path, for
     ("row", "task", "answer", "grader"),
     [
         ({"instruction": "Count {}.", "input": "", "output": "n{}"}, "Count {}.", "n{}", "normalized"),
-        (
-            {"instruction": "Count {}.", "input": "Up.", "output": "n{}"},
-            "Count {}.\n\nUp.",
-            "n{}",
-            "normalized",
-        ),
+        ({"instruction": "Do {}.", "input": "Up.", "output": "n{}"}, "Do {}.\n\nUp.", "n{}", "normalized"),
         ({"question": "Add {}.", "answer": "It is so.\n#### {}"}, "Add {}.", "{}", "numeric"),
-        ({"problem": "Add {}.", "solution": "#### {}\n"}, "Add {}.", "{}", "numeric"),
         ({"Task text": "Add {}.", "gold": "So.\n#### {}"}, "Add {}.", "{}", "numeric"),
-        (
-            {"document": "A long text about {}.", "summary": "{} it is"},
-            "A long text about {}.",
-            "{} it is",
-            "normalized",
-        ),
+        ({"document": "A text {}.", "summary": "{} it is"}, "A text {}.", "{} it is", "normalized"),
     ],
 )
 def test_rows_of_well_known_sets_are_read_as_they_are(
@@ -409,111 +279,6 @@ def test_rows_of_well_known_sets_are_read_as_they_are(
     dataset = load_dataset(path, None, 42, fields=loaded.data.fields)
     found = {str(item.input): item.reference for split in Split for item in dataset.items(split)}
     assert found[task.replace("{}", "7")] == answer.replace("{}", "7")
-
-
-PROGRAM = {"tests": "import math\nassert add{}(1) == 2\nassert add{}(2) == 3"}
-TRUE_ANSWERS = ["It is {}.", "{}", "{} it is"]
-
-
-@pytest.mark.parametrize(
-    ("row", "task", "answer", "grader"),
-    [
-        (
-            {
-                "task_id": "{}",
-                "text": "Write add{}.",
-                "code": "def add{}(x): ...",
-                "test_list": ["assert add{}(1) == 2", "assert add{}(2) == 3"],
-                "test_setup_code": "import math",
-                "challenge_test_list": [],
-            },
-            "Write add{}.\n\nassert add{}(1) == 2\nassert add{}(2) == 3",
-            PROGRAM,
-            "python",
-        ),
-        (
-            {
-                "prompt": "Write add{}.",
-                "code": "def add{}(x): ...",
-                "test_imports": ["import math"],
-                "test_list": ["assert add{}(1) == 2", "assert add{}(2) == 3"],
-            },
-            "Write add{}.\n\nassert add{}(1) == 2\nassert add{}(2) == 3",
-            PROGRAM,
-            "python",
-        ),
-        (
-            {
-                "task_id": "HumanEval/{}",
-                "prompt": "def add{}(x):",
-                "canonical_solution": "    return x + 1",
-                "test": "def check(f):\n    assert f(1) == 2",
-                "entry_point": "add{}",
-            },
-            "def add{}(x):",
-            {"tests": "def check(f):\n    assert f(1) == 2\ncheck(add{})"},
-            "python",
-        ),
-        (
-            {
-                "type": "Adversarial",
-                "category": "Law",
-                "question": "What is {}?",
-                "best_answer": TRUE_ANSWERS[0],
-                "correct_answers": TRUE_ANSWERS[1:] + TRUE_ANSWERS[:1],
-                "incorrect_answers": ["no"],
-                "source": "https://example.org",
-            },
-            "What is {}?",
-            TRUE_ANSWERS,
-            "normalized",
-        ),
-        (
-            {"question": "Who is {}?", "answer": {"value": "Ann {}", "aliases": ["Ann", "Ann {}"]}},
-            "Who is {}?",
-            ["Ann {}", "Ann"],
-            "normalized",
-        ),
-        (
-            {"messages": [part("user", "Count {}."), part("assistant", "n{}")]},
-            "Count {}.\nUp.",
-            "n{}\nUp.",
-            "normalized",
-        ),
-    ],
-)
-def test_rows_of_several_columns_become_a_task_and_its_answer(
-    tmp_path: Path, row: dict[str, Any], task: str, answer: Any, grader: str
-) -> None:
-    """The tests of MBPP and HumanEval, the true answers of two sets, and chats in parts need no change."""
-    path, config = tmp_path / "rows.jsonl", tmp_path / "run.yaml"
-    path.write_text("\n".join(json.dumps(row).replace("{}", str(k)) for k in range(12)), encoding="utf-8")
-    result = reflact("init", path, "--out", config, "--model", "m")
-    assert result.exit_code == 0, result.output
-    loaded = load_config(config)
-    assert loaded.environment.grader == grader
-    dataset = load_dataset(path, None, 42, fields=loaded.data.fields)
-    found = {str(item.input): item.reference for split in Split for item in dataset.items(split)}
-    assert found[task.replace("{}", "7")] == json.loads(json.dumps(answer).replace("{}", "7"))
-
-
-@pytest.mark.parametrize(
-    ("message", "words"),
-    [
-        ({"content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "content of type image_url"),
-        ({"content": None, "tool_calls": [{"id": "1"}]}, "calls a tool"),
-        ({"content": None}, "content of type NoneType"),
-    ],
-)
-def test_chats_of_more_than_text_are_named(tmp_path: Path, message: dict[str, Any], words: str) -> None:
-    """An image or a call of a tool is told with its row, at `init` and when the data is read."""
-    path = tmp_path / "chat.jsonl"
-    good = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
-    bad = {"messages": [{"role": "user", **message}, {"role": "assistant", "content": "y"}]}
-    path.write_text("\n".join(map(json.dumps, [good, bad])), encoding="utf-8")
-    assert_refused(reflact("init", path, "--out", tmp_path / "run.yaml", "--model", "m"), "row 2", words)
-    with pytest.raises(DataError, match=words):
-        load_dataset(path, None, 42)
 
 
 @pytest.mark.parametrize(
@@ -549,6 +314,7 @@ def test_tests_in_sentences_are_refused(tmp_path: Path, name: str, content: Any)
         (["+", "-"], "normalized"),
         ([") ] >", "} >"], "normalized"),
         (["a", "A"], "exact"),
+        (["Paris", "Rome"], "normalized"),
         (["Yes.", "yes"], "exact"),
         (["10²", "102"], "normalized"),
     ],
@@ -635,14 +401,6 @@ def test_init_never_overwrites_and_asks_only_at_a_terminal(tmp_path: Path) -> No
     assert_refused(result, "name two columns")
 
 
-def test_commands_to_come_quote_the_name_of_the_file(tmp_path: Path) -> None:
-    """A name with a space is one word in the commands that init prints and writes."""
-    data, out = write_questions(tmp_path / "q.csv", 60), tmp_path / "my run.yaml"
-    result = reflact("init", data, "--out", out, "--model", "m")
-    assert f"next: reflact check '{out}'" in result.stdout
-    assert "#   reflact train 'my run.yaml'\n" in out.read_text(encoding="utf-8")
-
-
 def test_init_takes_the_instructions_to_begin_with(tmp_path: Path) -> None:
     """The configuration names the skill relative to itself; one that cannot be read stops the command."""
     data, skill = write_questions(tmp_path / "sums.csv"), tmp_path / "prompt.md"
@@ -675,36 +433,21 @@ def test_init_asks_for_both_models(
     assert ask_for_models(None, None) == ("small", optimizer, "http://host/v1")
 
 
-def test_init_says_if_the_target_is_its_own_optimizer(tmp_path: Path) -> None:
-    """Without an own model for the optimizer, a line names the option that changes it."""
-    data = write_questions(tmp_path / "sums.csv")
-    alone = reflact("init", data, "--out", tmp_path / "a.yaml", "--model", "m")
-    both = reflact("init", data, "--out", tmp_path / "b.yaml", "--model", "m", "--optimizer", "o")
-    assert "the target is also its own optimizer; --optimizer" in alone.stdout
-    assert "its own optimizer" not in both.stdout
-
-
-@pytest.mark.parametrize(
-    ("rows", "grader"),
-    [
-        (["Paris", "Rome"], "normalized"),
-        (["1,000", "-3.5"], "numeric"),
-        (["a long answer that has rather many words", "another one of the same kind and length"], "token_f1"),
-        (["SELECT 1", "select 2"], "sql"),
-    ],
-)
-def test_init_guesses_the_grader(tmp_path: Path, rows: list[str], grader: str) -> None:
-    """The references decide; hostile column names and texts stay inert."""
-    path, config = tmp_path / "a.csv", tmp_path / "run.yaml"
+def test_hostile_names_and_texts_stay_inert(tmp_path: Path) -> None:
+    """A model, a column and a cell that look like YAML or steer a terminal change nothing else; names are quoted."""
+    path = tmp_path / "a.csv"
+    config = tmp_path / "my run.yaml"
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["question", "answer", "x\nbudget: {max_calls: 0}"])
-        writer.writerows([f"q{k}", rows[k % 2], "\x1b[31m"] for k in range(9))
+        writer.writerows([f"q{k}", ["SELECT 1", "select 2"][k % 2], "\x1b[31m"] for k in range(9))
     result = reflact("init", path, "--out", config, "--model", "m: {a}\n")
     assert result.exit_code == 0, result.output
+    assert f"next: reflact check '{config}'" in result.stdout
+    assert "the target is also its own optimizer; --optimizer" in result.stdout
+    assert "#   reflact train 'my run.yaml'\n" in config.read_text(encoding="utf-8")
     loaded = load_config(config)
-    assert loaded.environment.grader == grader
-    assert loaded.models.target.model == "m: {a}\n"
+    assert (loaded.environment.grader, loaded.models.target.model) == ("sql", "m: {a}\n")
     assert loaded.budget.max_calls is None
 
 
@@ -713,7 +456,9 @@ def test_check_grades_an_item_and_writes_nothing(tmp_path: Path) -> None:
     server = ModelServer()
     with serving(server.answer) as url:
         result = reflact("check", configured(tmp_path, url), *optimizer_of("big"))
+        checked = reflact("check", configured(tmp_path, url), *optimizer_of("big"), "--json")
     assert result.exit_code == 0, result.output
+    assert SetupCheck.model_validate_json(checked.stdout).grade.answer == "4"
     for words in (
         "typed replies by json_schema",
         "price unknown",
@@ -724,7 +469,7 @@ def test_check_grades_an_item_and_writes_nothing(tmp_path: Path) -> None:
     assert "Only 3 validation items" not in result.stdout, "init and the start of a training say it"
     assert "hint: environment.description is empty" in result.stdout
     assert set(server.asked) == {"small", "big"}
-    assert len(server.asked) <= 3
+    assert len(server.asked) <= 6
     assert not (tmp_path / "run").exists()
 
 
@@ -732,31 +477,23 @@ def test_check_grades_an_item_and_writes_nothing(tmp_path: Path) -> None:
     ("answer", "score", "words"),
     [
         ("Q2, I think.", 0, "token_f1 gives 0.50"),
-        ("Hello.", 0, "critic asks a model"),
-        ("I think that the answer may be Q2.", 0, "may fit: critic asks a model"),
+        ("Hello.", 0, "may fit: critic asks a model"),
         ("Q2", 1, None),
     ],
 )
-def test_a_score_of_zero_names_other_graders(answer: str, score: int, words: str | None) -> None:
-    """The check says which other grader gives the answer a score, and nothing if the answer is right."""
-    grade = Grade(score=Score.of(score), answer=answer)
-    lines = describe_zero(Item(id="a", input="x", reference="Q2"), grade, "normalized")
-    assert [words in line for line in lines] == ([] if words is None else [True])
-    assert describe_zero(Item(id="a", input="x"), grade, "critic") == []
-
-
-def test_an_item_of_the_check_shows_what_its_grader_said() -> None:
-    """The check names the item and its grader; below a full score, it has the grader's words."""
-    grade = Grade(score=Score.of(0), answer="Hello.", feedback="It is rude.")
+def test_a_graded_item_names_what_is_wrong(answer: str, score: int, words: str | None) -> None:
+    """Below a full score, the check has the grader's words, and other graders that give the answer a score."""
+    grade = Grade(score=Score.of(score), answer=answer, feedback="It is rude.")
     item = Item(id="a", input="x", reference="Q2")
     found = SetupCheck(n_train=4, n_val=3, n_test=3, roles=(), item=item, grade=grade, target_calls=1)
-    heading, *lines = describe_item(found, TrainerConfig(environment={"grader": "exact"}))
-    assert heading == "item a, one of 4 train items, graded by exact: score 0"
-    assert lines[:-1] == ["  input: x", "  answer: Hello.", "  expected: Q2", "  grader: It is rude."]
-    own = describe_item(found, TrainerConfig(environment={"name": "shop:Shop"}))
-    assert (own[0].endswith("graded by shop:Shop: score 0"), own[1:]) == (True, lines[:-1])
-    right = found.model_copy(update={"grade": grade.model_copy(update={"score": Score.of(1)})})
-    assert describe_item(right, TrainerConfig())[1:] == lines[:3]
+    lines = list(list_check_lines(found, TrainerConfig(environment={"grader": "exact", "description": "Q."})))
+    assert lines[1] == f"item a, one of 4 train items, graded by exact: score {score}"
+    assert lines[2:5] == ["  input: x", f"  answer: {answer}", "  expected: Q2"]
+    assert ("  grader: It is rude." in lines) is (score < 1)
+    hints = [line for line in lines if line.startswith("hint: if the answer is right")]
+    assert [words in line for line in hints if words is not None] == ([] if words is None else [True])
+    own = list(list_check_lines(found, TrainerConfig(environment={"name": "shop:Shop"})))
+    assert own[1].endswith(f"graded by shop:Shop: score {score}")
 
 
 def refuse_key(handler: BaseHTTPRequestHandler) -> None:

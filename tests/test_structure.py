@@ -17,13 +17,14 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "reflact"
 
 RANKS = (
-    {"errors", "types", "jsonutil", "lazy", "records", "messages"},
+    {"errors", "text", "types", "jsonutil", "lazy", "records", "messages"},
     {"config", "events", "columns", "data", "prompts", "skills", "gate", "concurrency", "processes"},
     {"protocols", "adapters"},
     {"stages", "llm", "store", "environments", "targets"},
     {"search", "memory", "proposers"},
     {"calibration"},
-    {"reporting", "integrations", "training", "executors"},
+    {"integrations", "training", "executors"},
+    {"reporting"},
     {"trainer"},
     {"cli", "testing"},
 )

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from reflact.events import Event
     from reflact.memory.store import MemoryStore
     from reflact.protocols import LLM, Environment, Session, Target
-    from reflact.records import CandidateReview, RunSummary
+    from reflact.records import CandidateReview, ItemResult, RunSummary
+    from reflact.reporting.history import RunComparison, RunHistory, compare_runs, export_skill, read_run
     from reflact.trainer import Trainer
-    from reflact.training.history import RunComparison, RunHistory, compare_runs, export_skill, read_run
-    from reflact.training.items import ItemResult
     from reflact.types import Grade, Item, Rollout, Score, Skill, Split
 
     __version__: str
@@ -72,10 +71,9 @@ _load = load_exports(
         "events": ("Event",),
         "memory.store": ("MemoryStore",),
         "protocols": ("LLM", "Environment", "Session", "Target"),
-        "records": ("CandidateReview", "RunSummary"),
+        "records": ("CandidateReview", "ItemResult", "RunSummary"),
+        "reporting.history": ("RunComparison", "RunHistory", "compare_runs", "export_skill", "read_run"),
         "trainer": ("Trainer",),
-        "training.history": ("RunComparison", "RunHistory", "compare_runs", "export_skill", "read_run"),
-        "training.items": ("ItemResult",),
         "types": ("Grade", "Item", "Rollout", "Score", "Skill", "Split"),
     },
 )

@@ -28,7 +28,6 @@ from reflact.config.fields import (
     DEFAULT_COLUMNS,
     FIELD_NAMES,
     FieldsConfig,
-    list_telling_columns,
     read_result,
     unfold_articles,
     unfold_columns,
@@ -328,7 +327,7 @@ def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
     A field of the item is the column that ``fields`` names, or else the column of its own name. Without ``input``,
     a column ``question`` and, if there is one, its ``context`` are the input. Without ``reference``, a column
     ``answers`` or ``answer`` is the reference; of an answer that ends in a line ``#### 42``, only the result.
-    ``unfold_row`` says how chats and rows of well-known sets are read. A row without an id gets a digest of its input
+    ``unfold_row`` says how rows of well-known sets are read. A row without an id gets a digest of its input
     and reference. All other columns are metadata.
 
     Raises:
@@ -340,7 +339,7 @@ def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
             '{"input": ..., "reference": ...}'
         )
     if fields.input is None:
-        row = unfold_row(row, where)
+        row = unfold_row(row)
     row = unfold_columns(row, [name for name in fields.model_dump().values() if name is not None])
     if _has_lone_surrogate(row):
         raise DataError(f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is not text; remove it")
@@ -534,7 +533,7 @@ def _find_columns(row: Mapping[str, Any], fields: FieldsConfig, where: str) -> d
         near = next(iter(difflib.get_close_matches(name, free, n=1, cutoff=0.8)), None)
         if name in columns or (near is None and name != "input"):
             continue
-        mend = f"data.fields.{name}: {near or next(iter(list_telling_columns(name, free)), 'COLUMN')}"
+        mend = f"data.fields.{name}: {near or 'COLUMN'}"
         question = "" if near is None else f" did you mean {near!r}? Rename it, or"
         raise DataError(
             f"{where}: there is no column {name!r};{question} write {mend} ({_list_columns(row)})"

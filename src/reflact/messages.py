@@ -109,6 +109,9 @@ class Reply(FrozenModel, Generic[R_co]):
 NO_VALID_REPLY = "gave no valid reply in"
 """Is a part of the message of a ``ReplyError``; other messages of missing replies name their own remedy."""
 
+NO_REPORTS = "no analyst gave a valid reply"
+"""Begins the reason of a run whose steps are all decided without a single report, so that it cannot be resumed."""
+
 CUT_OFF = "cut off at the token limit"
 """In the reason of a reply that reached ``max_tokens``."""
 

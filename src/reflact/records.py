@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pydantic import Field, JsonValue
 
+from reflact.text import list_items
 from reflact.types import (
     AggregateResult,
     AnalystReport,
@@ -21,6 +24,7 @@ from reflact.types import (
     RaceEntry,
     Ranking,
     Rewrite,
+    Rollout,
     Score,
     SelectResult,
     ShortReprModel,
@@ -52,6 +56,13 @@ class SkillVersion(FrozenModel):
     n: int | None = Field(default=None, exclude_if=lambda value: value is None)
     trials: int | None = Field(default=None, exclude_if=lambda value: value is None)
     examples: tuple[WorkedExample, ...] = Field(default=(), exclude_if=lambda value: not value)
+
+    @property
+    def examples_note(self) -> str:
+        """Whose text the document holds in its worked examples, as the end of a sentence."""
+        if not self.examples:
+            return ""
+        return f", and holds the text of {list_items((e.item_id for e in self.examples), 'train item')}"
 
 
 class StepBufferEntry(FrozenModel):
@@ -589,6 +600,59 @@ class CriticAccuracy(FrozenModel):
     transitions: int
     error: IntervalEstimate
     accuracy: IntervalEstimate | None = None
+
+
+class DocumentResult(FrozenModel):
+    """What the target answered to an item under one document.
+
+    Args:
+        rollouts: The measured trials that the document's reported score covers, in order.
+        usage: The consumption of their calls; None if the calls were not seen, as with a target of your own.
+        error: The reason if a trial could not be measured.
+    """
+
+    rollouts: tuple[Rollout, ...] = ()
+    usage: Usage | None = None
+    error: str | None = None
+
+    @property
+    def answer(self) -> str | None:
+        """The answer of the first trial; None if the item is not measured."""
+        return self.rollouts[0].answer if self.rollouts else None
+
+    @property
+    def hard(self) -> float | None:
+        """The mean hard score of the trials; None if the item is not measured."""
+        scores = [rollout.score.hard for rollout in self.rollouts if rollout.score is not None]
+        return math.fsum(scores) / len(scores) if scores else None
+
+
+class ItemResult(FrozenModel):
+    """An item of a run with the answers under the initial document (``baseline``) and under the best one.
+
+    ``expected`` is the item's reference. ``wrong``: the best document's hard score is below 1, or below
+    ``train.success_threshold`` if that is set. ``category`` compares the hard scores of both documents; it is None
+    unless both are measured.
+    """
+
+    item_id: str
+    split: Split
+    task_type: str | None = None
+    input: JsonValue
+    expected: JsonValue = None
+    baseline: DocumentResult
+    best: DocumentResult
+    category: ComparisonCategory | None = None
+    wrong: bool = False
+
+
+def average_metrics(rollouts: Iterable[Rollout]) -> dict[str, float]:
+    """Return the mean of each further number of the rollouts, by name, over those that have it."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        for name, value in () if rollout.score is None else rollout.score.metrics.items():
+            values[name].append(value)
+    return {name: math.fsum(values[name]) / len(values[name]) for name in sorted(values)}
 
 
 class CodeFailure(FrozenModel):

@@ -264,6 +264,7 @@ class Trainer:
         opening = open_run(plan, on_event, approve=self._approve, graceful_stop=self._graceful_stop)
         try:
             async with opening as run:
+                run.describe = _describe_verdict
                 with run.tracing.run():
                     summary = await train(run)
                     run.tracing.record_outcome(summary)
@@ -273,6 +274,12 @@ class Trainer:
             self._graceful_stop = GracefulStop(self._config.train.grace_seconds)
         await on_event(events.RunFinished(run_id=plan.run_id, step=summary.steps, summary=summary))
         return summary
+
+
+def _describe_verdict(summary: RunSummary) -> str:
+    from reflact.reporting.facts import ResultFact
+
+    return ResultFact(summary=summary).verdict
 
 
 async def _write_report(run: Run, database: Path) -> None:

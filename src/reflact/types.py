@@ -15,6 +15,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from reflact.text import name_count
+
 __all__ = [
     "AggregateResult",
     "AnalystReport",
@@ -406,6 +408,17 @@ class RaceEntry(FrozenModel):
     current_score: float | None = None
     p_better: float | None = None
     judged: bool = False
+
+    @property
+    def words(self) -> str:
+        """What was measured, in words."""
+        if self.score is None or self.current_score is None or self.p_better is None:
+            return f"nothing could be measured of {self.label}"
+        end = "; it went to the gate" if self.judged else ""
+        return (
+            f"{self.label}: {self.score:.3f} on {name_count(self.n, 'validation item')}, and the current document "
+            f"{self.current_score:.3f} on the same; better with probability {self.p_better:.2f}{end}"
+        )
 
 
 GateAction = Literal[

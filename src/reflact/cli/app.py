@@ -33,31 +33,32 @@ class CommandGroup(TyperGroup):
             return super().invoke(ctx)
         except (UsageError, CassetteError, StoreError) as error:
             print_error(str(error), getattr(error, "difference", ()))
-            raise typer.Exit(2) from None
+            code = 2
         except ReflactError as error:
             print_error(str(error))
-            raise typer.Exit(1) from None
+            code = 1
         except OSError as error:
-            if error.filename is None and error.errno in FULL:
-                discard_output()
-                print_error(
-                    f"the output cannot be written: {error.strerror}; what the command stored is safe"
-                )
-                raise typer.Exit(1) from None
-            if error.filename is None:
-                raise
-            print_error(
-                f"{error.filename}: {error.strerror}; correct the path, or the permissions of the file or folder"
-            )
-            raise typer.Exit(2) from None
+            code = _report_os_error(error)
         except RecursionError:
-            print_error(
-                "a folder or a value is nested too deeply, hundreds of levels; name another, or flatten it"
-            )
-            raise typer.Exit(2) from None
+            print_error("a folder or a value is nested too deeply; name another, or flatten it")
+            code = 2
         except KeyboardInterrupt:
             typer.echo("interrupted; run the same command again to resume", err=True)
-            raise typer.Exit(130) from None
+            code = 130
+        raise typer.Exit(code)
+
+
+def _report_os_error(error: OSError) -> int:
+    """Print what cannot be read or written, and return the exit code; any other error is raised again."""
+    if error.filename is not None:
+        path = f"{error.filename}: {error.strerror}"
+        print_error(f"{path}; correct the path, or the permissions of the file or folder")
+        return 2
+    if error.errno not in FULL:
+        raise error
+    discard_output()
+    print_error(f"the output cannot be written: {error.strerror}; what the command stored is safe")
+    return 1
 
 
 app = typer.Typer(

@@ -29,8 +29,9 @@ from reflact.events import RateLimited
 from reflact.llm.rate_limit import LimitChange
 from reflact.memory.models import PromotionEvidence
 from reflact.records import IntervalEstimate, Spend, Usage
-from reflact.reporting.lines import EventLines, escape_controls, name_count
-from reflact.reporting.summary import format_spend
+from reflact.reporting.facts import format_spend
+from reflact.reporting.live import EventLines
+from reflact.text import escape_controls, name_count
 
 MAX_PAIR_LINES = 20
 """The approximate number of lines on the pairs of one round."""

@@ -150,16 +150,6 @@ ShowOption = Annotated[
 ]
 
 TimesOption = Annotated[bool, typer.Option("--times", help="Begin each line with the date and the time.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="The same as --show json.")]
-
-
-def resolve_show_mode(show: ShowMode, *, as_json: bool) -> ShowMode:
-    """Return what to show, given ``--show`` and ``--json``, unless the two contradict each other."""
-    from reflact.errors import UsageError
-
-    if as_json and show not in {ShowMode.live, ShowMode.json}:
-        raise UsageError(f"--json and --show {show} contradict each other; leave one of them out")
-    return ShowMode.json if as_json else show
 
 
 def build_view(
@@ -230,7 +220,7 @@ def train_and_show(
     from rich.console import Console
 
     from reflact.errors import RunFailed
-    from reflact.reporting.summary import print_summary
+    from reflact.reporting.terminal import print_summary
     from reflact.store.artifacts import find_exports
     from reflact.trainer import Trainer
 
@@ -291,7 +281,7 @@ async def _follow_run(
 
 def print_error(text: str, details: Sequence[str] = ()) -> None:
     """Print an error, and its details below it, to standard error."""
-    from reflact.reporting.lines import escape_line
+    from reflact.text import escape_line
 
     for line in (f"error: {text}", *details):
         typer.echo(escape_line(line), err=True)

@@ -10,28 +10,42 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from reflact.cli.common import load_trainer_config
 
+if TYPE_CHECKING:
+    from reflact.config.fields import FieldsConfig
+    from reflact.data import DataSet
+
 OPENAI_URL = "https://api.openai.com/v1"
 
-SMALL_MODEL = "{model} is small for an optimizer; a larger one writes better rules"
-SAME_MODEL = (
-    "the target is also its own optimizer; --optimizer, or models.optimizer.model, names another model"
-)
+FIELD_WORDS = {
+    "input": re.compile("input|question|prompt|problem|instruction|query|message|request|task|text|ticket"),
+    "reference": re.compile(
+        "references?|answers?|correct|expected|gold|label|solution|truth|output|completion|response"
+    ),
+}
+"""Words that tell a field, alone or in a longer name, such as "right answer" or "customer_message"."""
 
-RATIO_LINES = """\
-  # To choose another split (train:val:test; the last may be 0):
-  # ratio: [1, 1, 1]
-"""
-TEST_LINES = """
-# The folder has no test split, so the claim at the end rests on the validation items.
-test:
-  enabled: false
-"""
+FIELD_NAMES = {
+    "input": re.compile(
+        "sentence|content|document|article|passage|review|email|tweet|comment|utterance|body|q"
+    ),
+    "reference": re.compile(
+        "target|result|class|sentiment|intent|decision|verdict|outcome|queue|department|summary|translation|a"
+    ),
+}
+"""Names that tell a field only if they are the whole name."""
+
+OTHER_WORDS = re.compile("id|is|nr|no|number|count|length|type|date|url|incorrect|wrong|rejected")
+"""Words of a name that is no task and no answer, whatever its other words are."""
+
+MAX_NAME_WORDS = 4
+"""A name of more words is probably a text, because the file has no header."""
+
 SENTENCES = frozenset(
     ["assertions", "criteria", "expectations", "expected_behavior", "expected_behaviors", "rubric", "rubrics"]
 )
@@ -42,9 +56,20 @@ ASSERTION = re.compile(r"(not-)?[a-z][a-z-]*(\([^)]*\))?:\s*\S")
 
 HEADER = "if the first row is an item, write a header above it, such as input,reference"
 
-STEPS_PER_EPOCH, MIN_BATCH, MAX_BATCH = 4, 4, 16
+STEPS_PER_EPOCH = 4
+MIN_BATCH = 4
+MAX_BATCH = 16
 """A small train split gives so many steps per epoch at least, if a batch then has so many items."""
 
+RATIO_LINES = """\
+  # To choose another split (train:val:test; the last may be 0):
+  # ratio: [1, 1, 1]
+"""
+TEST_LINES = """
+# The folder has no test split, so the claim at the end rests on the validation items.
+test:
+  enabled: false
+"""
 LOCAL_LINES = """\
     # The calls in flight; 1 for a server that answers one call at a time.
     concurrency: 4
@@ -154,47 +179,36 @@ def init(  # noqa: PLR0917 - one for each option of the command
     The command knows columns by their names, and chooses the grader. At a terminal it asks for what it does not know:
     a column, the two models and their address. Edit the file as you like.
     """
-    from reflact.config.models import is_small_model
     from reflact.errors import ConfigError
-    from reflact.reporting.lines import escape_line
     from reflact.skills.package import load_skill
     from reflact.store.artifacts import write_atomically
-    from reflact.training.gating import FEW_ITEMS, describe_few_items
+    from reflact.text import escape_line
 
     if out.exists() or out.suffix not in {".yaml", ".yml"}:
         problem = "exists already; remove it, or" if out.exists() else "does not end in .yaml;"
         raise ConfigError(f"{out} {problem} choose another file with --out")
     if input_column is not None and input_column == reference:
         raise ConfigError(f"--input and --reference both name {reference!r}; name two columns")
-    columns = {"input": input_column, "reference": reference}
-    draft = describe_data(data, out, {name: column for name, column in columns.items() if column is not None})
     if skill is not None:
         load_skill(skill)  # says why if it cannot be read
-    draft["skill"] = "null" if skill is None else write_path(skill, out)
+    options = {"input": input_column, "reference": reference}
+    values, notes = describe_data(
+        data, out, {name: each for name, each in options.items() if each is not None}
+    )
     if model is None:
         model, optimizer, base_url = ask_for_models(optimizer, base_url)
-    write_atomically(out, fill_template(draft, model, optimizer, base_url or OPENAI_URL, api_key_env))
+    values["skill"] = "null" if skill is None else write_path(skill, out)
+    values |= describe_models(values["grader"], model, optimizer, base_url or OPENAI_URL, api_key_env)
+    write_atomically(out, TEMPLATE.format(**values))
     try:
         load_trainer_config(out, None)
     except ConfigError:
         out.unlink()
         raise
-    n_val = int(draft["n_val"])
-    for line in (
-        draft["sizes"],
-        f"columns: {draft['used']}",
-        *([f"{draft['rivals']} may be meant too; data.fields in {out} decides"] if draft["rivals"] else []),
-        *(
-            [f"the target does not see {draft['unseen']}; environment.template can name it"]
-            if draft["unseen"]
-            else []
-        ),
-        f"grader {draft['grader']}: {draft['why']}",
-        *([SAME_MODEL] if optimizer is None else []),
-        *([SMALL_MODEL.format(model=optimizer or model)] if is_small_model(optimizer or model) else []),
-        *([f"warning: {describe_few_items(n_val)}"] if n_val < FEW_ITEMS else []),
-        f"wrote {out}; next: reflact check {shlex.quote(str(out))}",
-    ):
+    if optimizer is None:
+        option = "--optimizer, or models.optimizer.model, names another model"
+        notes.append(f"the target is also its own optimizer; {option}")
+    for line in (*notes, f"wrote {out}; next: reflact check {shlex.quote(str(out))}"):
         typer.echo(escape_line(line))
 
 
@@ -214,25 +228,24 @@ def ask_for_models(optimizer: str | None, base_url: str | None) -> tuple[str, st
     return model, optimizer, base_url or str(typer.prompt("Address of the API", default=OPENAI_URL))
 
 
-def fill_template(
-    draft: Mapping[str, str], model: str, optimizer: str | None, base_url: str, api_key_env: str | None
-) -> str:
-    """Return a configuration; a local address needs no key unless one is named."""
+def describe_models(
+    grader: str, model: str, optimizer: str | None, base_url: str, api_key_env: str | None
+) -> dict[str, str]:
+    """Return the values of the template for models; a local address needs no key unless one is named."""
     from reflact.config.models import is_local_address
 
     is_local = is_local_address(base_url)
     key = api_key_env or ("null" if is_local else "OPENAI_API_KEY")
     critic = f"  # The model that grades.\n  critic:\n    model: {quote_yaml(optimizer or model)}\n"
     own = "" if optimizer is None else f"model: {quote_yaml(optimizer)}\n    "
-    return TEMPLATE.format(
-        **draft,
-        critic=critic if draft["grader"] == "critic" else "",
-        model=quote_yaml(model),
-        base_url=quote_yaml(base_url),
-        key="null" if key == "null" else quote_yaml(key),
-        pace=LOCAL_LINES if is_local else "",
-        optimizer=own + (LOCAL_OPTIMIZER if is_local else "max_tokens: 4096"),
-    )
+    return {
+        "critic": critic if grader == "critic" else "",
+        "model": quote_yaml(model),
+        "base_url": quote_yaml(base_url),
+        "key": "null" if key == "null" else quote_yaml(key),
+        "pace": LOCAL_LINES if is_local else "",
+        "optimizer": own + (LOCAL_OPTIMIZER if is_local else "max_tokens: 4096"),
+    }
 
 
 def write_path(path: Path, out: Path) -> str:
@@ -240,8 +253,8 @@ def write_path(path: Path, out: Path) -> str:
     return quote_yaml(os.path.relpath(path.resolve(), out.resolve().parent))
 
 
-def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str, str]:
-    """Return what a data file says about its configuration, as values of the template.
+def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the values of the template for a data file, and what a person should know about them.
 
     Args:
         data: The file or folder.
@@ -251,34 +264,24 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     Raises:
         DataError: The data cannot be read, is not fit for a run, or has no column that could be the input.
     """
-    from reflact.config.fields import DEFAULT_COLUMNS, FieldsConfig, list_telling_columns, unfold_row
-    from reflact.data import check_dataset, load_dataset, read_rows
+    from reflact.config.fields import DEFAULT_COLUMNS, FieldsConfig
     from reflact.environments.dataset import PLAIN_GRADERS, DatasetEnvironment, guess_grader
-    from reflact.reporting.lines import escape_line
+    from reflact.text import escape_line
+    from reflact.training.gating import FEW_ITEMS, describe_few_items
     from reflact.types import Split
 
-    sample = data
-    if data.is_dir():
-        files = (p for p in sorted(data.rglob("*")) if p.suffix in {".json", ".jsonl", ".csv"})
-        sample = next((p for p in files if "train" in p.relative_to(data).parts[0]), data)
-    found = [row for row in read_rows(sample) if isinstance(row.value, dict)] if sample.is_file() else []
-    rows = [row.value for row in found]
-    unfolded = rows if "input" in columns else [unfold_row(row.value, row.where) for row in found]
-    used = find_columns(unfolded, columns, str(sample))
-    first = unfolded[0] if unfolded else {}
-    default = {
-        field: next(filter(first.__contains__, names), None) for field, names in DEFAULT_COLUMNS.items()
-    }
-    named = {field: used[field] for field in default if field in used and used[field] != default[field]}
-    fields = FieldsConfig.model_validate(named)
-    has_test = not data.is_dir() or any(
-        (data / f"test{end}").exists() for end in ("", ".json", ".jsonl", ".csv")
-    )
-    dataset = load_dataset(data, None, 42, fields=fields, needs_test=has_test)
-    check_dataset(dataset)
+    rows = read_sample(data, is_named="input" in columns)
+    used = find_columns(rows, columns, str(data))
+    first = rows[0] if rows else {}
+    named = {}
+    for field, column in used.items():
+        usual = next((name for name in DEFAULT_COLUMNS[field] if name in first), None)
+        if column != usual:
+            named[field] = column
+    dataset = load_data(data, FieldsConfig.model_validate(named))
     items = [item for split in Split for item in dataset.items(split)]
+    n_train, n_val, n_test = (len(dataset.items(split)) for split in Split)
     rest = list(items[0].metadata)
-    telling = [name for field in ("input", "reference") for name in list_telling_columns(field, rest)]
     grader, why = guess_grader([item.reference for item in items]) or (
         "critic",
         "No column is plainly the right answer, so a critic grades."
@@ -286,29 +289,56 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> dict[str
     )
     if grader in PLAIN_GRADERS:
         DatasetEnvironment(dataset, grade=PLAIN_GRADERS[grader]())  # says which rows it cannot grade
-    n_train, n_val, n_test = (len(dataset.items(split)) for split in Split)
-    lines = [f"    {field}: {quote_yaml(column)}\n" for field, column in named.items()]
-    origins = sorted(rows[0].keys() - first.keys()) if rows else []
-    words = [f"{field} from {column!r}" for field, column in sorted(used.items())]
-    return {
+    fields = [f"    {field}: {quote_yaml(column)}\n" for field, column in named.items()]
+    sizes = f"{len(items)} items: {n_train} train, {n_val} validation, {n_test} test"
+    values = {
         "data": escape_line(str(data)),
         "name": escape_line(shlex.quote(out.name)),
         "out_dir": quote_yaml("runs/" + re.sub(r"[^\w.-]+", "-", data.resolve().stem)),
         "path": write_path(data, out),
-        "fields": "  fields:\n" + "".join(lines) if lines else "",
+        "fields": "  fields:\n" + "".join(fields) if fields else "",
         "ratio": "" if data.is_dir() else RATIO_LINES,
         "test": "" if n_test else TEST_LINES,
-        "sizes": f"{len(items)} items: {n_train} train, {n_val} validation, {n_test} test",
-        "n_val": str(n_val),
+        "sizes": sizes,
         "grader": grader,
         "why": escape_line(why),
         "extra": "  tables: tables  # folder of .csv tables\n" if grader == "sql" else "",
         "columns": escape_line(", ".join(f"{{{name}}}" for name in rest) or "there are none"),
-        "unseen": ", ".join(map(repr, rest)),
-        "used": ", ".join(words) + (f", out of {', '.join(map(repr, origins))}" if origins else ""),
-        "rivals": ", ".join(map(repr, telling)),
         "batch": str(choose_batch_size(n_train)),
     }
+    notes = [sizes, f"columns: {', '.join(f'{field} from {column!r}' for field, column in used.items())}"]
+    if rest:
+        names = ", ".join(map(repr, rest))
+        notes.append(f"the target does not see {names}; environment.template can name it")
+    notes.append(f"grader {grader}: {why}")
+    if n_val < FEW_ITEMS:
+        notes.append(f"warning: {describe_few_items(n_val)}")
+    return values, notes
+
+
+def read_sample(data: Path, *, is_named: bool) -> list[Mapping[str, Any]]:
+    """Return the rows of a data file, or of the train split of a folder, as they are read for items."""
+    from reflact.config.fields import unfold_row
+    from reflact.data import read_rows
+
+    if data.is_dir():
+        files = [path for path in sorted(data.rglob("*")) if path.suffix in {".json", ".jsonl", ".csv"}]
+        data = next((path for path in files if "train" in path.relative_to(data).parts[0]), data)
+    if not data.is_file():
+        return []
+    rows = [row.value for row in read_rows(data) if isinstance(row.value, dict)]
+    return [row if is_named else unfold_row(row) for row in rows]
+
+
+def load_data(data: Path, fields: FieldsConfig) -> DataSet:
+    """Return the data set, which is fit for a run; a folder needs no test split."""
+    from reflact.data import check_dataset, load_dataset
+
+    names = [f"test{end}" for end in ("", ".json", ".jsonl", ".csv")]
+    needs_test = not data.is_dir() or any((data / name).exists() for name in names)
+    dataset = load_dataset(data, None, 42, fields=fields, needs_test=needs_test)
+    check_dataset(dataset)
+    return dataset
 
 
 def choose_batch_size(n_train: int) -> int:
@@ -318,14 +348,14 @@ def choose_batch_size(n_train: int) -> int:
 
 
 def find_columns(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], where: str) -> dict[str, str]:
-    """Return the columns of the fields of items by their names; at a terminal, a person is asked if they do not tell.
+    """Return the columns of the task and the right answer by their names; a person at a terminal is asked.
 
     Empty columns count as absent.
 
     Raises:
         DataError: No column or several could be the task, several could be the right answer, or there are tests instead.
     """
-    from reflact.config.fields import DEFAULT_COLUMNS, FIELD_NAMES, are_ids, is_labels, list_telling_columns
+    from reflact.config.fields import DEFAULT_COLUMNS
     from reflact.errors import DataError
     from reflact.jsonutil import flatten_fields
 
@@ -333,19 +363,15 @@ def find_columns(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], w
         rows = [dict(flatten_fields(dict(row))) for row in rows]
     filled = list_filled_columns(rows)
     columns = dict(chosen)
-    for field in FIELD_NAMES:
+    for field in ("input", "reference"):
         if field in columns:
             continue
         free = [name for name in filled if name not in columns.values()]
         telling = list_telling_columns(field, free)
-        if field == "id":
-            telling = [name for name in telling if are_ids([row.get(name) for row in rows])]
-        if field == "input":
-            telling = [name for name in telling if not is_labels(list(map(str, filled[name])))]
         is_default = bool(telling) and telling[0] in DEFAULT_COLUMNS[field]
         if field == "reference" and not is_default:
             refuse_tests(filled, where)
-        if len(telling) == 1 or is_default or (telling and field in {"id", "task_type"}):
+        if len(telling) == 1 or is_default:
             columns[field] = telling[0]
         elif telling or (field == "input" and rows):
             columns[field] = choose_column(field, telling, free, where)
@@ -353,6 +379,27 @@ def find_columns(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], w
     if answer in filled.get(str(answer), ()):
         raise DataError(f"{where}: {answer!r} is an answer and no name of a column; {HEADER}")
     return columns
+
+
+def list_telling_columns(field: str, columns: Sequence[str]) -> list[str]:
+    """Return the columns whose names tell a field of an item; the default one comes first."""
+    from reflact.config.fields import DEFAULT_COLUMNS
+
+    default = [name for name in DEFAULT_COLUMNS[field] if name in columns]
+    return [*default, *(name for name in columns if name not in default and _is_telling(field, name))]
+
+
+def _is_telling(field: str, column: str) -> bool:
+    inner = re.split(r"\.(?=\S)", column)[-1]
+    words = re.findall(r"[^\W_]+", inner.lower())
+    if not 0 < len(words) <= MAX_NAME_WORDS:
+        return False
+    if len(words) == 1 and FIELD_NAMES[field].fullmatch(words[0]):
+        return True
+    other_field = FIELD_WORDS["reference" if field == "input" else "input"]
+    others = [word for word in words if OTHER_WORDS.fullmatch(word) or other_field.fullmatch(word)]
+    is_told = any(FIELD_WORDS[field].fullmatch(word) for word in words)
+    return is_told and not [word for word in others if word != "text"]
 
 
 def list_filled_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

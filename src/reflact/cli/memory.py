@@ -156,7 +156,7 @@ def label(
     person or a program stay unless you pass --replace.
     """
     from reflact.memory.models import Label
-    from reflact.reporting.lines import escape_line
+    from reflact.text import escape_line
 
     human = Label(progress_before=before, progress_after=after, source="human", reasoning=reason)
 
@@ -211,7 +211,7 @@ def forget(
 
 
 def _describe_removal(result: ForgetResult, store: Path, calls: bool) -> list[str]:
-    from reflact.reporting.lines import escape_line
+    from reflact.text import escape_line
 
     lines = [
         f"forgot trace {escape_line(result.trace_id)}: {result.n_events} events, "

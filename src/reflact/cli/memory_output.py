@@ -47,7 +47,7 @@ def format_table(
 
     from rich.cells import cell_len, set_cell_size
 
-    from reflact.reporting.lines import escape_line
+    from reflact.text import escape_line
 
     table = [[escape_line(text) for text in row] for row in (names, *rows)]
     widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
@@ -114,7 +114,7 @@ def _describe_status(stored: StoredPair) -> str:
 def render_pair(stored: StoredPair) -> Iterator[str]:
     """Yield the lines of a pair: its facts, its transition, and both evaluations in words."""
     from reflact.memory.cards import build_cards
-    from reflact.reporting.lines import escape_controls, escape_line
+    from reflact.text import escape_controls, escape_line
 
     pair = stored.pair
     origin = pair.provenance
@@ -143,7 +143,7 @@ def render_pair(stored: StoredPair) -> Iterator[str]:
 def render_trace(trace: StoredTrace, summary: TraceSummary) -> Iterator[str]:
     """Yield the lines of a trace, step by step."""
     from reflact.calibration.transition_view import truncate_to_tokens
-    from reflact.reporting.lines import escape_line
+    from reflact.text import escape_line
 
     yield f"trace {escape_line(trace.id)}"
     yield f"  purpose: {escape_line(truncate_to_tokens(trace.purpose, MAX_CHANGE_TOKENS))}"
@@ -185,7 +185,7 @@ def print_incomplete_files(
     traces: Iterable[Trace], *, folders: Iterable[Path | None] = (), err: bool = False
 ) -> None:
     """Print which files of traces are incomplete, and which files of the folders are no traces."""
-    from reflact.reporting.lines import escape_line
+    from reflact.text import escape_line
 
     for folder in folders:
         others = [] if folder is None else sorted(map(str, folder.rglob("*.json")))

@@ -1,11 +1,11 @@
-"""The commands ``check``, ``train``, ``eval``, ``record``, ``replay`` and ``demo``."""
+"""The commands that work with models: ``check``, ``train``, ``eval`` and ``demo``."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
@@ -14,7 +14,6 @@ import typer
 
 from reflact.cli.common import (
     ConfigArgument,
-    JsonOption,
     OverrideOption,
     ShowMode,
     ShowOption,
@@ -22,20 +21,17 @@ from reflact.cli.common import (
     build_view,
     load_trainer_config,
     print_error,
-    resolve_show_mode,
     train_and_show,
 )
 
 if TYPE_CHECKING:
-    from reflact.config.models import ModelConfig
     from reflact.config.training import TrainerConfig
     from reflact.errors import RunConflict
     from reflact.events import Event
     from reflact.protocols import Approver
     from reflact.records import CandidateReview, Spend
-    from reflact.training.check import RoleCheck, SetupCheck
+    from reflact.training.check import SetupCheck
     from reflact.training.plan import RunPlan
-    from reflact.types import Grade, Item
 
 MAX_SHOWN_CHARS = 300
 
@@ -46,7 +42,11 @@ MAX_NAME_CHARS = 40
 """The most characters of a document's name in a table."""
 
 
-def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
+def check(
+    config: ConfigArgument,
+    overrides: OverrideOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
     """Test the models and grade one item.
 
     The command makes one small call to each model, and lets the target answer one train item. If the agent is a
@@ -56,7 +56,7 @@ def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
     import anyio
 
     from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError
-    from reflact.reporting.lines import escape_line
+    from reflact.text import escape_line
     from reflact.training.check import check_setup
 
     settings = load_trainer_config(config, overrides)
@@ -65,21 +65,12 @@ def check(config: ConfigArgument, overrides: OverrideOption = None) -> None:
     except (ModelError, EnvironmentFailure, BudgetSpent) as error:
         print_error(str(error))
         raise typer.Exit(2) from None
-    lines = [
-        f"data: {found.n_train} train, {found.n_val} validation, {found.n_test} test items",
-        *([] if found.skill is None else [f"skill: {found.skill}"]),
-        *(describe_role(role) for role in found.roles),
-        *describe_item(found, settings),
-        *describe_time(found, settings.models.target),
-        *(f"warning: {warning}" for warning in found.warnings),
-    ]
-    if not settings.environment.description.strip():
-        lines.append(
-            "hint: environment.description is empty; the optimizer reads it, so say what the tasks are and what a good "
-            "answer is"
-        )
-    for line in (*lines, f"next: {join_command(config, overrides)} --dry-run"):
+    if as_json:
+        typer.echo(found.model_dump_json(ensure_ascii=True))
+        return
+    for line in list_check_lines(found, settings):
         typer.echo(escape_line(line))
+    typer.echo(escape_line(f"next: {join_command(config, overrides)} --dry-run"))
 
 
 def join_command(config: Path, overrides: Sequence[str] | None, *options: str) -> str:
@@ -88,74 +79,58 @@ def join_command(config: Path, overrides: Sequence[str] | None, *options: str) -
     return shlex.join(["reflact", "train", str(config), *settings, *options])
 
 
-def describe_role(role: RoleCheck) -> str:
-    """Return what one role answered, as a line."""
-    usage = role.usage
-    price = "price unknown" if usage.usd is None else f"${usage.usd:.6f}"
-    mode = "" if role.mode is None else f", typed replies by {role.mode}"
-    tokens = f"{usage.input_tokens:,} tokens in and {usage.output_tokens:,} out"
-    return f"{role.role}: {role.title}: {role.seconds:.1f} s{mode}, {tokens}, {price}"
+def list_check_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
+    """Yield what a check found: data, models, the graded item, the likely time, and warnings."""
+    from reflact.reporting.facts import SpendFact
+    from reflact.text import format_count, format_duration
 
-
-def describe_time(found: SetupCheck, target: ModelConfig) -> list[str]:
-    """Return how long the target's calls will probably take, as at most one line.
-
-    A machine may answer several calls at once no faster than one after another, so a local address has a second time.
-    """
-    from reflact.config.models import is_local_address
-    from reflact.reporting.lines import format_count, format_duration
-
-    at_once = target.concurrency
-    is_uncertain = at_once > 1 and is_local_address(target.base_url)
-    lines = []
-    for each in (role.seconds for role in found.roles if role.role == "target"):
-        whole = found.target_calls * each
-        most = (
-            f", or up to {format_duration(whole)} if the server is no faster with several; its first call may be slow"
-            if is_uncertain
-            else ""
+    yield f"data: {found.n_train} train, {found.n_val} validation, {found.n_test} test items"
+    if found.skill is not None:
+        yield f"skill: {found.skill}"
+    for role in found.roles:
+        mode = "" if role.mode is None else f", typed replies by {role.mode}"
+        spent = SpendFact(usage=role.usage)
+        price = f", price {spent.price}" if role.usage.usd is None else ""
+        yield f"{role.role}: {role.title}: {role.seconds:.1f} s{mode}, {spent.details}{price}"
+    yield from _list_item_lines(found, config)
+    at_once = config.models.target.concurrency
+    for seconds in [role.seconds for role in found.roles if role.role == "target"]:
+        whole = found.target_calls * seconds
+        yield (
+            f"time: {format_count(round(found.target_calls))} calls of the target are likely; at "
+            f"{format_duration(seconds)} each they take about {format_duration(whole / at_once)} if its server "
+            f"answers {at_once} at once, and up to {format_duration(whole)} if not"
         )
-        lines.append(
-            f"time: {format_count(round(found.target_calls))} calls of the target are likely; at {format_duration(each)} "
-            f"each and {at_once} at once they take about {format_duration(whole / at_once)}{most}"
-        )
-    return lines
+    yield from (f"warning: {warning}" for warning in found.warnings)
+    if not config.environment.description.strip():
+        yield "hint: environment.description is empty; the optimizer reads it, so say what a good answer is"
 
 
-def describe_item(found: SetupCheck, config: TrainerConfig) -> list[str]:
-    """Return the graded item, as lines; below a full score also what the grader said."""
-    item, grade, settings = found.item, found.grade, config.environment
-    grader = settings.grader if settings.name == "dataset" else settings.name
-    said = grade.feedback if grade.score.hard < 1 else None
-    shown = {"input": item.input, "answer": grade.answer, "expected": item.reference, "grader": said}
-    shown = {name: value for name, value in shown.items() if value is not None}
-    texts = {
-        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in shown.items()
-    }
-    lines = [
-        f"  {name}: {text[:MAX_SHOWN_CHARS]}{'...' if len(text) > MAX_SHOWN_CHARS else ''}"
-        for name, text in texts.items()
-    ]
-    heading = (
-        f"item {item.id}, one of {found.n_train} train items, graded by {grader}: score {grade.score.hard:g}"
-    )
-    return [heading, *lines, *(describe_zero(item, grade, grader) if settings.name == "dataset" else [])]
-
-
-def describe_zero(item: Item, grade: Grade, grader: str) -> list[str]:
-    """Return what to do if the graded answer is right and its score is 0, as a line."""
+def _list_item_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
+    """Yield the graded item; below a full score also what the grader said, and other graders that may fit."""
     from reflact.environments.dataset import score_with_others
+    from reflact.reporting.facts import format_value
+    from reflact.text import shorten
 
-    if grade.score.hard > 0 or grader == "critic":
-        return []
-    scores = score_with_others(item, grade.answer).items()
-    fitting = [f"{name} gives {score:.2f}" for name, score in scores if score >= FITTING_SCORE]
-    others = ", ".join(fitting) or "critic asks a model"
-    return [
-        f"hint: if the answer is right, another environment.grader may fit: {others}. "
-        "If only its form is wrong, training can teach it."
-    ]
+    item = found.item
+    grade = found.grade
+    is_dataset = config.environment.name == "dataset"
+    grader = config.environment.grader if is_dataset else config.environment.name
+    yield f"item {item.id}, one of {found.n_train} train items, graded by {grader}: score {grade.score.hard:g}"
+    texts = {"input": item.input, "answer": grade.answer, "expected": item.reference}
+    if grade.score.hard < 1:
+        texts["grader"] = grade.feedback
+    for name, text in texts.items():
+        if text is not None:
+            yield f"  {name}: {shorten(format_value(text), MAX_SHOWN_CHARS)}"
+    if is_dataset and grader != "critic" and grade.score.hard <= 0:
+        scores = score_with_others(item, grade.answer).items()
+        fitting = [f"{name} gives {score:.2f}" for name, score in scores if score >= FITTING_SCORE]
+        others = ", ".join(fitting) or "critic asks a model"
+        yield (
+            f"hint: if the answer is right, another environment.grader may fit: {others}. "
+            "If only its form is wrong, training can teach it."
+        )
 
 
 def evaluate(  # noqa: PLR0917 - one for each option of the command
@@ -185,7 +160,6 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     ] = None,
     overrides: OverrideOption = None,
     show: ShowOption = ShowMode.live,
-    times: TimesOption = False,
 ) -> None:
     """Measure one skill document, alone or against others.
 
@@ -196,11 +170,10 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     from rich.console import Console
 
     from reflact.errors import UsageError
-    from reflact.events import BudgetUpdated
-    from reflact.reporting.lines import escape_line, shorten_middle
-    from reflact.reporting.tables import build_score_table
-    from reflact.reporting.verdict import describe_gain
+    from reflact.reporting.facts import describe_gain
+    from reflact.reporting.terminal import build_score_table
     from reflact.skills.package import load_skill
+    from reflact.text import escape_line, shorten
     from reflact.trainer import Trainer
     from reflact.types import Control, Split
 
@@ -209,19 +182,16 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
         if split is not None:
             raise UsageError("--data measures on all items of the file; leave --split out")
         settings = use_all_items(settings, data)
-    document, named = load_skill(skill, settings.skill_files if skill.is_dir() else ()), against or []
+    named = against or []
+    document = load_skill(skill, settings.skill_files if skill.is_dir() else ())
     if document.text.startswith("---"):
         typer.echo("note: the document begins with front matter, which is measured with it", err=True)
     controls: dict[str, Control] = {name: name for name in get_args(Control)}
     others = [controls.get(name) or load_skill(Path(name)) for name in named]
-    console, has_begun = Console(), False
-    with build_view(show, console, name=settings.out_dir.name, times=times) as view:
+    console = Console()
+    with build_view(show, console, name=settings.out_dir.name) as view:
 
         async def emit(event: Event) -> None:
-            nonlocal has_begun
-            if isinstance(event, BudgetUpdated) and not has_begun:
-                has_begun = True
-                view.leave_out(event.usage)
             view.show_event(event)
 
         measure = partial(Trainer(settings).compare, document, others, Split(split or "val"), on_event=emit)
@@ -230,17 +200,14 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
         typer.echo((compared if named else compared.skill).model_dump_json(ensure_ascii=True))
         return
     files = {"skill": str(skill), **{f"other_{number}": name for number, name in enumerate(named, 1)}}
-    scores = [
-        score.model_copy(update={"name": shorten_middle(files.get(score.name, score.name), MAX_NAME_CHARS)})
-        for score in (compared.skill, *compared.others)
-    ]
+    scores = []
+    for score in (compared.skill, *compared.others):
+        name = shorten(files.get(score.name, score.name), MAX_NAME_CHARS)
+        scores.append(score.model_copy(update={"name": name}))
     if data is not None:
-        typer.echo(
-            escape_line(
-                f"all {compared.skill.n + compared.skill.unmeasured} items of {data}, as the split val"
-            )
-        )
-    console.print(build_score_table(scores))
+        n_items = compared.skill.n + compared.skill.unmeasured
+        typer.echo(escape_line(f"all {n_items} items of {data}, as the split val"))
+    console.print(build_score_table(scores, console.width))
     for gain in compared.improvements:
         typer.echo(escape_line(describe_gain(str(skill), files.get(gain.name, gain.name), gain)))
 
@@ -252,12 +219,9 @@ def use_all_items(config: TrainerConfig, data: Path) -> TrainerConfig:
     if not data.is_file():
         raise UsageError(f"--data needs one data file, and {data} is none")
     changes = {"path": data.absolute(), "ratio": "0:1:0"}
-    return config.model_copy(
-        update={
-            "data": config.data.model_copy(update=changes),
-            "out_dir": config.out_dir / f"eval-{data.stem}",
-        }
-    )
+    source = config.data.model_copy(update=changes)
+    out_dir = config.out_dir / f"eval-{data.stem}"
+    return config.model_copy(update={"data": source, "out_dir": out_dir})
 
 
 def create_approver() -> Approver:
@@ -269,7 +233,7 @@ def create_approver() -> Approver:
         UsageError: Standard input is no terminal.
     """
     from reflact.errors import UsageError
-    from reflact.reporting.lines import escape_controls
+    from reflact.text import escape_controls
 
     if not sys.stdin.isatty():
         raise UsageError(
@@ -291,7 +255,7 @@ def create_approver() -> Approver:
     return approve
 
 
-def print_cost_estimate(config: TrainerConfig, command: str) -> None:
+def print_cost_estimate(config: TrainerConfig, command: str, *, as_json: bool) -> None:
     """Print the estimated cost of the rest of a run, and the command that trains; call nothing and write nothing.
 
     Raises:
@@ -300,22 +264,24 @@ def print_cost_estimate(config: TrainerConfig, command: str) -> None:
     import anyio
     from rich.console import Console
 
-    from reflact.reporting.lines import escape_line
-    from reflact.reporting.tables import build_estimate_table
+    from reflact.reporting.terminal import build_estimate_table
+    from reflact.text import escape_line
     from reflact.training.cost_estimate import estimate_run
     from reflact.training.gating import estimate_gate_power
     from reflact.training.plan import Overrides, prepare_run
 
     plan = prepare_run(config, Overrides())
     path = config.store or config.out_dir / "run.db"
-    done, text, spent = anyio.run(_read_progress, path, plan.run_id) if path.is_file() else (0, None, ())
-    estimate = estimate_run(plan, done=done, skill=text, spent=spent)
+    n_done, text, spent = anyio.run(_read_progress, path, plan.run_id) if path.is_file() else (0, None, ())
+    estimate = estimate_run(plan, done=n_done, skill=text, spent=spent)
+    if as_json:
+        typer.echo(estimate.model_dump_json(ensure_ascii=True))
+        return
     console = Console()
-    console.print(f"run {plan.run_id}: {estimate.steps} steps to take, {done} taken", highlight=False)
     data = plan.data
-    sizes = f"{len(data.train)} train, {len(data.val)} validation, {len(data.test)} test"
-    console.print(f"items: {sizes}", highlight=False)
-    console.print(build_estimate_table(estimate))
+    typer.echo(f"run {plan.run_id}: {estimate.steps} steps to take, {n_done} taken")
+    typer.echo(f"items: {len(data.train)} train, {len(data.val)} validation, {len(data.test)} test")
+    console.print(build_estimate_table(estimate, console.width))
     for line in estimate.assumptions:
         typer.echo(line)
     limits = config.budget.model_dump(exclude_none=True)
@@ -323,12 +289,12 @@ def print_cost_estimate(config: TrainerConfig, command: str) -> None:
     typer.echo(f"the run stops before it exceeds {named}" if named else "no limit: set budget.max_usd")
     typer.echo(estimate_gate_power(plan).description)
     is_own = config.store is None and not config.fork and path.is_file()
-    if is_own and (conflict := anyio.run(_find_conflict, path, plan)) is not None:
-        typer.echo(
-            f"warning: without a change, reflact train will refuse to start: {escape_line(str(conflict))}"
-        )
-    else:
+    conflict = anyio.run(_find_conflict, path, plan) if is_own else None
+    if conflict is None:
         typer.echo(f"next: {escape_line(command)}")
+    else:
+        reason = escape_line(str(conflict))
+        typer.echo(f"warning: without a change, reflact train will refuse to start: {reason}")
 
 
 async def _find_conflict(path: Path, plan: RunPlan) -> RunConflict | None:
@@ -351,7 +317,6 @@ def train(  # noqa: PLR0917 - one for each option of the command
     config: ConfigArgument,
     overrides: OverrideOption = None,
     show: ShowOption = ShowMode.live,
-    as_json: JsonOption = False,
     times: TimesOption = False,
     review: Annotated[
         bool, typer.Option("--review", help="Ask you before each candidate is accepted.")
@@ -383,7 +348,9 @@ def train(  # noqa: PLR0917 - one for each option of the command
     """
     from reflact.errors import UsageError
 
-    changes = [*(overrides or ()), *(["fork=true"] if fork else [])]
+    changes = [*(overrides or ())]
+    if fork:
+        changes.append("fork=true")
     if record is not None and replay is not None:
         raise UsageError("--record and --replay exclude each other; leave one of them out")
     if record is not None:
@@ -392,10 +359,10 @@ def train(  # noqa: PLR0917 - one for each option of the command
         changes += _name_cassette(replay, "replay")
     settings = load_trainer_config(config, changes)
     if dry_run:
-        print_cost_estimate(settings, join_command(config, overrides, *(["--fork"] if fork else [])))
+        command = join_command(config, overrides, *(["--fork"] if fork else []))
+        print_cost_estimate(settings, command, as_json=show is ShowMode.json)
         return
-    mode = resolve_show_mode(show, as_json=as_json)
-    train_and_show(settings, show=mode, times=times, approve=create_approver() if review else None)
+    train_and_show(settings, show=show, times=times, approve=create_approver() if review else None)
 
 
 def _name_cassette(cassette: Path, mode: str) -> list[str]:
@@ -407,7 +374,6 @@ def _name_cassette(cassette: Path, mode: str) -> list[str]:
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder for the run.")] = Path("demo-run"),
     show: ShowOption = ShowMode.live,
-    times: TimesOption = False,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Replay a recorded round of calibration instead.")
     ] = False,
@@ -434,19 +400,18 @@ def demo(
         calibrate_and_show(config, show=mode, html=out / "calibration.html")
         return
     folder = find_data_folder("demo")
-    _replay_demo(folder, out, show=show, times=times)
+    _replay_demo(folder, out, show=show)
     if show is not ShowMode.json:
         typer.echo("\nThe second task is sums:\n")
-    _replay_demo(folder / "arithmetic", out / "arithmetic", show=show, times=times)
+    _replay_demo(folder / "arithmetic", out / "arithmetic", show=show)
 
 
-def _replay_demo(folder: Path, out: Path, *, show: ShowMode, times: bool) -> None:
-    from reflact.reporting.lines import escape_controls
+def _replay_demo(folder: Path, out: Path, *, show: ShowMode) -> None:
+    from reflact.text import escape_controls
 
-    place = [f"out_dir={json.dumps(str(out))}"]
     cassette = _name_cassette(folder / "cassette.jsonl", "replay")
-    settings = load_trainer_config(folder / "demo.yaml", [*place, *cassette])
-    train_and_show(settings, show=show, times=times)
+    settings = load_trainer_config(folder / "demo.yaml", [f"out_dir={json.dumps(str(out))}", *cassette])
+    train_and_show(settings, show=show)
     if show is not ShowMode.json:
         best = out / "best_skill.md"
         typer.echo(f"\n{best}:\n\n{escape_controls(best.read_text(encoding='utf-8').strip())}")

@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import JsonValue
 
 from reflact.adapters import describe_not_async, find_critic
-from reflact.config.fields import is_labels, list_telling_columns
 from reflact.config.training import TrainerConfig
 from reflact.data import (
     MAX_SHOWN_ROWS,
@@ -65,6 +64,10 @@ PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
     )
 }
 """The graders that need nothing but a reference."""
+
+MAX_LABELS = 20
+LABEL_USES = 5
+"""Answers are labels if there are at most so many, each used so often on average."""
 
 
 class DatasetEnvironment:
@@ -194,10 +197,15 @@ def _check_references(grade: CheckedGrader[Any], data: DataSet) -> None:
         )
 
 
+def _is_labels(texts: Sequence[str]) -> bool:
+    """Whether the texts are a few ones that repeat, such as the names of classes."""
+    return 2 <= len(set(texts)) <= min(MAX_LABELS, len(texts) / LABEL_USES)
+
+
 def _find_joined_labels(grade: CheckedGrader[Any], references: Sequence[JsonValue]) -> tuple[str, str] | None:
     """Return two labels that a grader of texts takes for one, although only one of them is an item's right answer."""
     texts = [text.strip() for text in _list_answers(references) if isinstance(text, str)]
-    if not isinstance(grade, NormalizedGrader | TokenF1Grader) or not is_labels(texts):
+    if not isinstance(grade, NormalizedGrader | TokenF1Grader) or not _is_labels(texts):
         return None
     for one, other in combinations(sorted(set(texts)), 2):
         if grade(Item(id="-", input="-", reference=one), other).score.soft == 1:
@@ -225,7 +233,7 @@ def _require_references(dataset: DataSet, path: Path) -> None:
     listed = f"; the other columns are {', '.join(columns)}" if columns else ""
     raise DataError(
         f"{path}: no item has a reference, so no answer can be graded; name the column of right answers: "
-        f"data.fields.reference: {next(iter(list_telling_columns('reference', columns)), 'COLUMN')}{listed}"
+        f"data.fields.reference: COLUMN{listed}"
     )
 
 
@@ -307,7 +315,7 @@ def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
         guess = _choose_for_numbers(answers, numbers)
     elif all(text.lstrip().lower().startswith(("select ", "with ")) for text in texts):
         guess = "sql", "The references are queries: an answer must return the same rows."
-    elif is_labels(texts):
+    elif _is_labels(texts):
         guess = _choose_for_labels(texts)
     elif sum(len(text.split()) for text in texts) > LONG_ANSWER_WORDS * len(texts):
         guess = "token_f1", "The references are long: the score is the overlap of words."

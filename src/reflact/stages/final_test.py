@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from reflact.gate.intervals import (
     CLAIM_LEVEL,
@@ -13,7 +12,7 @@ from reflact.gate.intervals import (
     mean_interval,
     within_item_interval,
 )
-from reflact.records import Claim, Improvement, SkillScore, TaskTypeScore
+from reflact.records import Claim, Improvement, SkillScore, TaskTypeScore, average_metrics
 from reflact.stages.evaluate import GateMetric, build_measurement
 from reflact.types import Item, Rollout, Skill, Split
 
@@ -61,15 +60,6 @@ def score_skill(
         metrics=average_metrics(rollouts),
         soft_weight=metric.soft_weight,
     )
-
-
-def average_metrics(rollouts: Iterable[Rollout]) -> dict[str, float]:
-    """Return the mean of each further number of the rollouts, by name, over those that have it."""
-    values: defaultdict[str, list[float]] = defaultdict(list)
-    for rollout in rollouts:
-        for name, value in () if rollout.score is None else rollout.score.metrics.items():
-            values[name].append(value)
-    return {name: math.fsum(values[name]) / len(values[name]) for name in sorted(values)}
 
 
 def measure_improvement(

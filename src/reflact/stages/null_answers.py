@@ -16,6 +16,7 @@ from reflact.adapters import adapt_environment
 from reflact.errors import ContextOverflow
 from reflact.protocols import Environment
 from reflact.records import SkillScore
+from reflact.text import describe_constant
 from reflact.types import Item, Skill, Turn, canonical_json
 
 REFUSAL = "I cannot help with that"
@@ -28,9 +29,6 @@ WARNING_SHARE = 0.5
 
 MAX_REPLIES = 200
 """The most replies of a constant in one conversation."""
-
-MAX_SHOWN_CHARS = 60
-"""Constants are cut to this length in messages."""
 
 
 class NullAnswer(NamedTuple):
@@ -82,15 +80,6 @@ def describe_high_scores(scores: Sequence[SkillScore]) -> str | None:
         f"{describe_constant(best.answer or '')} scores {best.hard:.3f} on {best.n} train items: a skill can gain "
         "by making the target answer so, without learning the task"
     )
-
-
-def describe_constant(text: str) -> str:
-    """Return a constant in words, such as ``always answering "42"``."""
-    if not text:
-        return "always answering nothing"
-    shown = " ".join(text.split())
-    shown = shown if len(shown) <= MAX_SHOWN_CHARS else f"{shown[:MAX_SHOWN_CHARS]}…"
-    return f'always answering "{shown}"'
 
 
 class ConstantTarget:

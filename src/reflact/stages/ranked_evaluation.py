@@ -16,6 +16,7 @@ from reflact.gate.ranked_decision import (
     choose_version,
 )
 from reflact.stages.evaluate import EvaluationResult, GateMetric, PassRunner, build_measurement
+from reflact.text import name_times
 from reflact.types import (
     FrozenModel,
     GateAction,
@@ -209,8 +210,3 @@ def _describe_score(measured: MeasuredScore | None) -> str:
     if measured is None:
         return "a score that was not measured"
     return f"{measured.score:.3f} measured {name_times(measured.trials)}"
-
-
-def name_times(count: int) -> str:
-    """Return how often something was measured: ``once``, ``twice``, ``3 times``."""
-    return {1: "once", 2: "twice"}.get(count, f"{count} times")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -11,57 +10,13 @@ from pydantic import JsonValue
 from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
 from reflact.jsonutil import parse_stored
-from reflact.records import ComparisonCategory, SkillVersion, Usage
+from reflact.records import ComparisonCategory, DocumentResult, ItemResult, SkillVersion, Usage
 from reflact.stages.rollout import build_rollout_key
 from reflact.training.rollouts import FIRST_REPORT_TRIAL
-from reflact.types import FrozenModel, Item, Rollout, Split
+from reflact.types import Item, Rollout, Split
 
 if TYPE_CHECKING:
     from reflact.store.runs import RunRow, SQLiteRunStore
-
-
-class DocumentResult(FrozenModel):
-    """What the target answered to an item under one document.
-
-    Args:
-        rollouts: The measured trials that the document's reported score covers, in order.
-        usage: The consumption of their calls; None if the calls were not seen, as with a target of your own.
-        error: The reason if a trial could not be measured.
-    """
-
-    rollouts: tuple[Rollout, ...] = ()
-    usage: Usage | None = None
-    error: str | None = None
-
-    @property
-    def answer(self) -> str | None:
-        """The answer of the first trial; None if the item is not measured."""
-        return self.rollouts[0].answer if self.rollouts else None
-
-    @property
-    def hard(self) -> float | None:
-        """The mean hard score of the trials; None if the item is not measured."""
-        scores = [rollout.score.hard for rollout in self.rollouts if rollout.score is not None]
-        return math.fsum(scores) / len(scores) if scores else None
-
-
-class ItemResult(FrozenModel):
-    """An item of a run with the answers under the initial document (``baseline``) and under the best one.
-
-    ``expected`` is the item's reference. ``wrong``: the best document's hard score is below 1, or below
-    ``train.success_threshold`` if that is set. ``category`` compares the hard scores of both documents; it is None
-    unless both are measured.
-    """
-
-    item_id: str
-    split: Split
-    task_type: str | None = None
-    input: JsonValue
-    expected: JsonValue = None
-    baseline: DocumentResult
-    best: DocumentResult
-    category: ComparisonCategory | None = None
-    wrong: bool = False
 
 
 async def read_items(

@@ -25,7 +25,7 @@ from reflact.errors import (
     Unmeasured,
 )
 from reflact.llm.pricing import BYTES_PER_TOKEN
-from reflact.messages import NO_VALID_REPLY
+from reflact.messages import NO_REPORTS, NO_VALID_REPLY
 from reflact.records import (
     CommitRecord,
     CriticDescription,
@@ -35,11 +35,10 @@ from reflact.records import (
     StepRecord,
     sum_step_costs,
 )
-from reflact.reporting.lines import name_count
-from reflact.reporting.verdict import NO_REPORTS, describe_verdict
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.evaluate import build_measurement
 from reflact.store import artifacts
+from reflact.text import name_count
 from reflact.training.epoch_end import finish_epoch, is_epoch_end_due
 from reflact.training.final_test import final_test, find_promotion_rival, judge_promotion
 from reflact.training.gating import estimate_gate_power, rank_baseline
@@ -363,7 +362,8 @@ async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunS
     )
     summary = summarize_history(summary, records, await run.store.epochs(run.id), run.state)
     summary = summary.model_copy(update={"added_tokens": await _count_added_tokens(run, summary)})
-    summary = summary.model_copy(update={"verdict": describe_verdict(summary)})
+    if run.describe is not None:
+        summary = summary.model_copy(update={"verdict": run.describe(summary)})
     await run.store.finish(run.id, status, reason, summary.model_dump_json())
     artifacts.export_summary(run.folder, summary)
     return summary

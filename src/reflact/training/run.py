@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,15 @@ from reflact.protocols import (
     DecisionLog,
     EventCallback,
 )
-from reflact.records import Claim, CriticDescription, Improvement, RunState, SkillScore, StepRecord
+from reflact.records import (
+    Claim,
+    CriticDescription,
+    Improvement,
+    RunState,
+    RunSummary,
+    SkillScore,
+    StepRecord,
+)
 from reflact.skills.rejected_edits import RejectedEdit
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_task
@@ -66,7 +74,7 @@ class Run:
     """One start of a run.
 
     ``on_event`` receives all events. ``documents`` are those that the next commit stores. ``records`` are the committed steps.
-    ``pinned_edits`` are rejected edits of other runs, ``rejected_edits`` those of the epochs before ``edits_until``.
+    ``describe`` words the result for the summary. ``pinned_edits`` are rejected edits of other runs, ``rejected_edits`` those of the epochs before ``edits_until``.
     """
 
     plan: RunPlan
@@ -87,6 +95,7 @@ class Run:
     rejected_edits: tuple[RejectedEdit, ...] = ()
     edits_until: int = 0
     results: Results = field(default_factory=Results)
+    describe: Callable[[RunSummary], str] | None = None
 
     def __post_init__(self) -> None:
         self.id: str = self.plan.run_id

@@ -10,7 +10,6 @@ from reflact import events
 from reflact.data import plan_epoch
 from reflact.gate.ranked_decision import REJECT_BELOW
 from reflact.records import RunState, StepRecord, Usage
-from reflact.reporting.verdict import describe_entry
 from reflact.search.bandit import (
     choose_source,
     count_new_rollouts,
@@ -263,7 +262,7 @@ def build_race_verdict(entries: Sequence[RaceEntry]) -> tuple[Verdict, int]:
     subject = "The candidate does not look"
     if len(entries) > 1:
         subject = f"None of the {len(entries)} candidates looks"
-    reason = f"{subject} better than the current document. Best in the race: {describe_entry(entries[best])}."
+    reason = f"{subject} better than the current document. Best in the race: {entries[best].words}."
     is_refuted = all(e.p_better is not None and e.p_better < REJECT_BELOW for e in entries)
     return Verdict(action="reject" if is_refuted else "set_aside", reason=reason), best
 

@@ -23,8 +23,8 @@ from reflact.jsonutil import replace_surrogates
 from reflact.messages import CUT_OFF, NO_VALID_REPLY, CallReservation
 from reflact.protocols import EventCallback
 from reflact.records import CodeFailure, FaultKind, Usage
-from reflact.reporting.lines import escape_controls, list_items, shorten_reason
 from reflact.stages.rollout import RolloutJob
+from reflact.text import escape_controls, list_items, shorten_reason
 from reflact.types import AnalystReport
 
 if TYPE_CHECKING:

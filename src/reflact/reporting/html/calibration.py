@@ -30,7 +30,7 @@ from reflact.reporting.html.page import (
     draw_rounds,
     format_estimate,
 )
-from reflact.reporting.lines import escape_controls, name_count
+from reflact.text import escape_controls, name_count
 
 DROP_MEANINGS = {
     "bad_reply": "The model gave no valid reply, although it was asked again if that is allowed.",

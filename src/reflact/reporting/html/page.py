@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files
 from itertools import pairwise
-from math import ceil, floor, log10, sqrt
+from math import ceil, floor, sqrt
 from typing import Literal, NamedTuple
 
 import htpy as h
@@ -22,8 +22,7 @@ from markupsafe import Markup, escape
 from reflact.calibration.metrics import ReliabilityBin
 from reflact.calibration.report import format_interval, format_number
 from reflact.records import IntervalEstimate
-from reflact.reporting.lines import escape_controls
-from reflact.reporting.lines import format_count as abbreviate_count
+from reflact.text import escape_controls, format_count, name_count, shorten
 
 MIN_SHOWN_CHARS = 60
 """How much of a text is shown when the room for texts is used up."""
@@ -43,22 +42,19 @@ class TextLimit:
     def fit(self, text: str, length: int = 4_000) -> str:
         """Return a text without control characters, of about ``length`` characters at most."""
         text = escape_controls(text)
-        shown = cut_middle(text, length)
+        shown = shorten(text, length)
         size = len(escape(shown).encode())
         if size > self._left:
-            shown = cut_middle(text, MIN_SHOWN_CHARS)
+            shown = shorten(text, MIN_SHOWN_CHARS)
             size = len(escape(shown).encode())
         self._left -= min(size, self._left)
         self.shortened += shown != text
         return shown
 
-
-def cut_middle(text: str, length: int) -> str:
-    """Return a text; if it is longer than ``length``, its middle is replaced by the number of its characters."""
-    if len(text) <= length:
-        return text
-    half = length // 2
-    return f"{text[:half]} [{len(text) - 2 * half:,} characters left out] {text[len(text) - half :]}"
+    def build_note(self) -> h.Node:
+        """Return how many texts are not whole; nothing if all are."""
+        texts = name_count(self.shortened, "long text")
+        return self.shortened > 0 and h.p(".note")[f"{texts} lost the middle; reflact show has all of it."]
 
 
 class PageSection(NamedTuple):
@@ -216,6 +212,10 @@ MarkStyle = Literal["before", "after"]
 """How a mark looks: a hollow circle, or a filled diamond."""
 
 CHART_WIDTH = 340
+SCORES_WIDTH = 640
+"""The scores by step have a wider chart, which a narrow page shrinks."""
+
+MAX_STEP_LABELS = 16
 MAX_DESCRIBED = 60
 """A description in words names at most this many points that were not accepted."""
 
@@ -273,7 +273,7 @@ def draw_reliability(name: str, title: str, bins: Sequence[ReliabilityBin], *, l
                 draw_text(
                     across((one.low + one.high) / 2),
                     364,
-                    abbreviate_count(one.n_transitions),
+                    format_count(one.n_transitions),
                     "middle",
                     "value",
                 ),
@@ -336,39 +336,34 @@ class ScorePoint(NamedTuple):
     label: str
     value: float
     interval: tuple[float, float] | None
-    accepted: bool
+    look: MarkStyle
 
 
 def draw_scores(
-    name: str,
-    title: str,
-    points: Sequence[ScorePoint],
-    current: Sequence[tuple[float, float | None]],
-    *,
-    width: int = CHART_WIDTH,
+    name: str, title: str, points: Sequence[ScorePoint], current: Sequence[tuple[float, float | None]]
 ) -> h.Element:
     """Return scores by step with their intervals: accepted documents are filled, and a line is the current one.
 
     ``current`` is the score of the current document after each step; None interrupts the line.
     """
     shown = [end for point in points for end in (point.value, *(point.interval or ()))]
-    low, high = floor(5 * min(shown, default=0)) / 5, ceil(5 * max(shown, default=1)) / 5
+    low = floor(5 * min(shown, default=0)) / 5
+    high = max(ceil(5 * max(shown, default=1)) / 5, low + 0.2)
     last = max([1.0, *(point.at for point in points), *(at for at, _ in current)])
-    across, up = AxisScale(0, last, 46, width - 12), AxisScale(low, max(high, low + 0.2), 202, 28)
-    gap = (width - 58) / last
-    size = 5.0 if gap > 14 else 3.5 if gap > 5 else 2.5
-    parts = round((5 if up.high - low > 0.5 else 10) * (up.high - low))
-    ticks = [low + n * (up.high - low) / parts for n in range(parts + 1)]
-    every = ceil(34 * last / width)
-    scale = 10 ** floor(log10(every))
-    steps = range(0, int(last) + 1, next(n * scale for n in (1, 2, 5, 10) if n * scale >= every))
+    across = AxisScale(0, last, 46, SCORES_WIDTH - 12)
+    up = AxisScale(low, high, 202, 28)
+    gap = (SCORES_WIDTH - 58) / last
+    size = 5.0 if gap > 14 else 2.5
+    n_parts = round((5 if high - low > 0.5 else 10) * (high - low))
+    ticks = [low + n * (high - low) / n_parts for n in range(n_parts + 1)]
+    described = [p.label for p in points if p.look == "after" or len(points) <= MAX_DESCRIBED]
     return build_svg(
         name,
         title,
-        "; ".join(point.label for point in points if point.accepted or len(points) <= MAX_DESCRIBED),
+        "; ".join(described),
         246,
         draw_text(46, 12, title, class_="name"),
-        [draw_line(46, up(at), width - 12, up(at), "grid") for at in ticks],
+        [draw_line(46, up(at), SCORES_WIDTH - 12, up(at), "grid") for at in ticks],
         [draw_text(36, up(at) + 4, format_number(at, 1), "end") for at in ticks],
         [
             draw_line(across(x), up(y), across(next_x), up(next_y), "link")
@@ -379,20 +374,17 @@ def draw_scores(
             h.g(class_="dense" if gap <= 5 else None)[
                 h.title[point.label],
                 point.interval is not None
-                and _draw_whisker(
-                    across(point.at),
-                    up,
-                    point.interval,
-                    _get_look(accepted=point.accepted),
-                    size if gap > 5 else 0,
-                ),
-                _draw_mark(across(point.at), up(point.value), size, _get_look(accepted=point.accepted)),
+                and _draw_whisker(across(point.at), up, point.interval, point.look, size if gap > 5 else 0),
+                _draw_mark(across(point.at), up(point.value), size, point.look),
             ]
-            for point in sorted(points, key=lambda point: point.accepted)
+            for point in sorted(points, key=lambda point: point.look)[::-1]
         ],
-        [draw_text(across(at), 220, str(at), anchor="middle") for at in steps],
-        draw_text((34 + width) / 2, 238, "step", anchor="middle"),
-        width=width,
+        [
+            draw_text(across(at), 220, str(at), anchor="middle")
+            for at in range(0, int(last) + 1, ceil(last / MAX_STEP_LABELS))
+        ],
+        draw_text(SCORES_WIDTH / 2, 238, "step", anchor="middle"),
+        width=SCORES_WIDTH,
     )
 
 
@@ -428,10 +420,6 @@ def draw_estimates(
             for y, (row, look, one) in ((30 * n + 37, row) for n, row in enumerate(rows))
         ],
     )
-
-
-def _get_look(*, accepted: bool) -> MarkStyle:
-    return "after" if accepted else "before"
 
 
 def _draw_whisker(

@@ -1,7 +1,8 @@
-"""Reads a run from its store, during or after the run."""
+"""Reads runs from their stores, during or after the run, and compares them."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -15,12 +16,13 @@ from reflact.config.loading import list_idle_keys
 from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
 from reflact.events import Event
-from reflact.gate.intervals import improvement_interval
+from reflact.gate.intervals import improvement_interval, mean_interval
 from reflact.jsonutil import flatten_fields, parse_stored
 from reflact.records import (
     CodeFailure,
     EpochRecord,
     Improvement,
+    ItemResult,
     RunSummary,
     SkillScore,
     SkillVersion,
@@ -29,12 +31,9 @@ from reflact.records import (
     StoredStatus,
     Usage,
 )
-from reflact.reporting.verdict import describe_examples
 from reflact.skills.document import diff_texts, remove_markers
 from reflact.skills.package import SkillPackage, build_package, suggest_name
-from reflact.stages.evaluate import GateMetric
-from reflact.stages.final_test import score_skill
-from reflact.training.items import ItemResult, read_items
+from reflact.training.items import read_items
 from reflact.types import FrozenModel, ShortReprModel, Skill, Split, canonical_json
 
 if TYPE_CHECKING:
@@ -43,10 +42,10 @@ if TYPE_CHECKING:
 LOCATIONS = {"out_dir", "store", "fork"}
 """Settings that say where a run is, and nothing of what it does."""
 
-INITIAL_HINT = "the run has no better document; this is its initial skill"
-
 LOCK_NAME = re.compile(r"(.+)-r[0-9a-f]{12}\.lock")
 """The name of the lock file of a run beside its store."""
+
+NOT_MEASURED = "has not measured its initial document yet; start or resume it with reflact train"
 
 
 class RunHistory(ShortReprModel):
@@ -157,7 +156,7 @@ class RunListing(FrozenModel):
     """A run in a list of runs. Scores are mean hard scores over all items; None if they are not measured.
 
     ``val`` and ``test`` are those of the best skill. ``baseline`` is that of the initial skill on the test split, or on
-    the validation split if the test split was not measured. ``usd`` is None if no price is known. ``measured`` is the
+    the validation split if the test split was not measured. ``measured`` is the
     number of documents that were measured outside the training; without any training, ``val`` and ``test`` are the
     scores of the latest of them.
     """
@@ -170,8 +169,7 @@ class RunListing(FrozenModel):
     test: float | None
     baseline: float | None
     measured: int = 0
-    calls: int
-    usd: float | None
+    usage: Usage
     created: datetime
 
 
@@ -210,29 +208,27 @@ async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunLi
         test=test,
         baseline=baseline,
         measured=len(evaluations),
-        calls=used.calls,
-        usd=used.usd,
+        usage=used,
         created=row.created,
     )
 
 
 class RunChoice(FrozenModel):
-    """The run that a path and an id mean, and the ids of the others, oldest first, if neither named one."""
+    """The run that a path means, and the ids of the others, oldest first, if the path named none."""
 
     run_id: str
     others: tuple[str, ...] = ()
 
 
-async def find_run(path: Path | str, run_id: str | None = None) -> RunChoice:
-    """Return which run is meant; arguments and errors are those of ``read_run``."""
+async def find_run(path: Path | str) -> RunChoice:
+    """Return which run a path means; errors are those of ``read_run``."""
     from reflact.store.runs import open_store
 
     database, own = _find_database(Path(path))
     async with open_store(database, read_only=True) as store:
         rows = await store.runs()
-    chosen = choose_run(rows, run_id or own, database).run_id
-    is_named = run_id is not None or own is not None
-    others = () if is_named else tuple(row.run_id for row in rows if row.run_id != chosen)
+    chosen = choose_run(rows, own, database).run_id
+    others = () if own is not None else tuple(row.run_id for row in rows if row.run_id != chosen)
     return RunChoice(run_id=chosen, others=others)
 
 
@@ -260,9 +256,7 @@ async def read_versions(
     async with open_run(path, run_id) as (store, row):
         last = await store.last_commit(row.run_id)
         if last is None:
-            raise UsageError(
-                f"run {row.run_id} has no version yet: its initial document is not measured; start or resume it with reflact train"
-            )
+            raise UsageError(f"run {row.run_id} {NOT_MEASURED}")
         versions = {str(version.number): version for version in await store.versions(row.run_id)}
         named = {"baseline": versions["0"], "best": last.best, "final": last.current}
         known = {**{f"v{number}": version for number, version in versions.items()}, **versions, **named}
@@ -286,13 +280,8 @@ async def read_package(
 ) -> SkillPackage:
     """Return a version of a run's skill as a package, with the other files of the folder that the run began with.
 
-    Args:
-        path: The run's ``out_dir``, or its database file.
-        version: A name as in ``read_versions``.
-        run_id: The run, as in ``read_run``.
-        name: The package's name; None: that of its front matter, or else that of the run's folder.
-        description: What the skill does and when to use it; None: that of its front matter, or else
-            ``environment.description`` of the run.
+    ``path`` and ``run_id`` name a run as in ``read_run``, ``version`` one of its versions as in ``read_versions``.
+    Without a name or a description, those of the front matter count, or else those of the run's configuration.
 
     Raises:
         UsageError: There is no such run or version.
@@ -315,24 +304,22 @@ async def read_package(
     doubt = _describe_doubt(row, summary, found.version) if version == "best" else None
     hints = [] if doubt is None else [doubt]
     if found.version.examples:
-        hints.append(f"the document is v{found.version.number}{describe_examples(found.version)}")
+        hints.append(f"the document is v{found.version.number}{found.version.examples_note}")
     return package.model_copy(update={"hints": (*hints, *package.hints)})
 
 
 def _describe_doubt(row: RunRow, summary: RunSummary | None, best: SkillVersion) -> str | None:
-    """Return why the best skill of a run may not be what its reader expects, in words; None if it is tested."""
-    if row.status == "completed" and not best.number:
-        return INITIAL_HINT
+    """Return why the best skill of a run may not be what its reader expects; None if it is tested."""
+    document = f"v{best.number} from {best.origin}" if best.number else "the initial skill"
     if row.status != "completed":
-        status = "" if row.status is None else f" (its status is {row.status})"
-        which = (
-            f"v{best.number} from {best.origin}, the best skill"
-            if best.number
-            else "the initial skill, the best"
+        return (
+            f"the run is not complete; this is {document}, the best so far, which is not tested; "
+            "reflact train resumes the run"
         )
-        return f"the run is not complete{status}; this is {which} so far, which is not tested; reflact train resumes the run"
+    if not best.number:
+        return "the run has no better document; this is its initial skill"
     if summary is None or summary.score("best", Split.test) is None:
-        return f"this is v{best.number} from {best.origin}, which the validation items selected; it is not tested on others"
+        return f"this is {document}, which the validation items selected; it is not tested on others"
     return None
 
 
@@ -440,23 +427,24 @@ async def compare_runs(
     paths: Sequence[Path | str],
     *,
     run_ids: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
 ) -> RunComparison:
     """Compare runs with the first of them; a single path that names no run means all runs of its store.
 
     Args:
         paths: The ``out_dir`` or the database of each run, or a path that names the run too; see ``read_run``.
         run_ids: The run of each path; by default the one that it names, or else the newest.
+        names: What the runs are called; by default their paths.
 
     Raises:
         UsageError: There are less than two runs, or one of them has not measured its initial document.
         StoreError: A store cannot be read.
     """
     ids: Sequence[str | None] = run_ids or [None] * len(paths)
-    named: list[tuple[str, Path | str, str | None]] = [
-        (str(path), path, run_id) for path, run_id in zip(paths, ids, strict=True)
-    ]
+    labels = names or [str(path) for path in paths]
+    named = list(zip(labels, paths, ids, strict=True))
     if len(named) == 1:
-        choice = await find_run(paths[0], ids[0])
+        choice = await find_run(paths[0])
         named = [(each, paths[0], each) for each in (*choice.others, choice.run_id)]
     if len(named) < 2:
         raise UsageError("a comparison needs at least two runs; name the out_dir of each")
@@ -480,9 +468,7 @@ async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) 
     async with open_run(path, run_id) as (store, row):
         summary, last = await store.summary(row.run_id), await store.last_commit(row.run_id)
         if last is None:
-            raise UsageError(
-                f"run {row.run_id} has not measured its initial document yet; start or resume it with reflact train"
-            )
+            raise UsageError(f"run {row.run_id} {NOT_MEASURED}")
         items: dict[Split, tuple[ItemResult, ...]] = {Split.val: (), Split.test: ()}
         for split in items:
             with suppress(UsageError):  # the split is not measured
@@ -517,12 +503,22 @@ async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) 
 
 def _score_best(skill: Skill, split: Split, items: Sequence[ItemResult]) -> SkillScore | None:
     """Return the best skill's score on the items that are measured so far; None if none is."""
-    measured = [item.best.rollouts for item in items if item.best.hard is not None]
-    if not measured:
+    means = [item.best.hard for item in items if item.best.hard is not None]
+    if not means:
         return None
-    rollouts = [rollout for each in measured for rollout in each]
-    score = score_skill("best", skill, split, rollouts, (), metric=GateMetric(metric="hard"))
-    return score.model_copy(update={"unmeasured": len(items) - len(measured)})
+    low, high = mean_interval(means)
+    return SkillScore(
+        name="best",
+        skill_hash=skill.hash,
+        split=split,
+        n=sum(len(item.best.rollouts) for item in items),
+        trials=max(len(item.best.rollouts) for item in items),
+        unmeasured=len(items) - len(means),
+        successes=math.fsum(means),
+        hard=math.fsum(means) / len(means),
+        low=low,
+        high=high,
+    )
 
 
 def _list_differences(runs: Sequence[_ReadRun]) -> Iterator[SettingDifference]:

@@ -1,0 +1,355 @@
+"""Runs, steps, items and comparisons on a terminal, in a file or in a pipe."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from reflact.llm.pricing import CostEstimate
+from reflact.records import CodeFailure, ItemResult, RunSummary, SkillScore, StageCost, sum_step_costs
+from reflact.reporting import facts
+from reflact.reporting.history import RunComparison, RunHistory, RunListing, StepDetails
+from reflact.text import (
+    escape_controls,
+    escape_line,
+    format_count,
+    format_duration,
+    format_usd,
+    name_count,
+    shorten,
+)
+
+INDENT = 10
+"""Cells of the label at the beginning of a line; the rest of a long line is indented by as many."""
+
+GAP = 2
+"""Cells between two columns of a table."""
+
+MAX_WRAPPED_CELLS = 20
+"""A column whose cells may wrap keeps this width as long as other columns can be left out."""
+
+TEXT_LINES = 2
+"""The most lines of a text of an item at a terminal."""
+
+MAX_PIPED_CHARS = 400
+"""The most characters of a text of an item in a file or a pipe."""
+
+MAX_SETTING_CHARS = 80
+"""The most characters of a setting's value in a comparison."""
+
+MAX_SHOWN_STEPS = 500
+"""The most steps in the table of a run; a table of 10,000 takes ten seconds."""
+
+LEFT_COLUMNS = {"step", "epoch", "decision", "document", "split", "sha-256", "folder", "run", "status"}
+LEFT_COLUMNS |= {
+    "role",
+    "calls for",
+    "setting",
+    "item",
+    "input",
+    "expected",
+    "baseline answer",
+    "best answer",
+}
+"""Columns of words, and those that lead a row."""
+
+RUN_FILES = (
+    ("best_skill.md", "the best skill"),
+    ("skills", "every version"),
+    ("summary.json", "this summary"),
+    ("report.html", "a page on the run"),
+    ("run.db", "everything"),
+)
+
+POSITIONS = re.compile(r"^@@ .*\n", re.MULTILINE)
+"""The line of a unified diff that says where a part of it stands."""
+
+
+def build_table(
+    columns: facts.Columns,
+    width: int,
+    *,
+    optional: Sequence[str] = (),
+    wrapped: Sequence[str] = (),
+) -> Table:
+    """Return a table of columns of plain text.
+
+    Args:
+        columns: The cells by their headings.
+        width: The cells of a line of the console.
+        optional: Columns that are left out if the table is too wide, the first one first.
+        wrapped: Columns whose cells may take several lines; all others stay whole.
+    """
+    widths = {name: max(cell_len(name), *map(cell_len, cells), 0) for name, cells in columns.items()}
+    for name in wrapped:
+        widths[name] = min(widths[name], MAX_WRAPPED_CELLS)
+    shown = list(columns)
+    for name in optional:
+        if sum(widths[each] + GAP for each in shown) <= width + GAP:
+            break
+        if name in shown:
+            shown.remove(name)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+    for name in shown:
+        justify: Literal["left", "right"] = "left" if name in LEFT_COLUMNS or name in wrapped else "right"
+        table.add_column(Text(name), justify=justify, no_wrap=name not in wrapped, overflow="fold")
+    for row in zip(*(columns[name] for name in shown), strict=True):
+        table.add_row(*map(Text, row))
+    return table
+
+
+def print_line(console: Console, line: str) -> None:
+    """Print a line of text that may come from a model; at a terminal it is wrapped and indented."""
+    line = escape_controls(line)
+    if console.is_terminal:
+        console.print(wrap_line(line, console))
+    else:
+        console.print(Text(line), soft_wrap=True)
+
+
+def wrap_line(line: str, console: Console) -> Text:
+    """Return a line that is wrapped at words if it is wider than the console, with the rest indented."""
+    width = console.width
+    if cell_len(line) <= width or width < 3 * INDENT:
+        return Text(line)
+    first = Text(line).wrap(console, width)[0]
+    rest = Text(line[len(first.plain) :].lstrip()).wrap(console, width - INDENT)
+    return Text("\n").join([first, *(Text(" " * INDENT) + part for part in rest)])
+
+
+# ------------------------------------------------------------------------------------------- a run
+
+
+def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
+    """Print how a run ended: result, scores, notes, spend and files."""
+    fact = facts.ResultFact(summary=summary)
+    for line in fact.list_lines(folder):
+        print_line(console, line)
+    if fact.is_complete or summary.steps:
+        print_line(console, f"{summary.status}: {fact.decisions}")
+    if fact.is_complete and summary.reason is not None:
+        print_line(console, f"ended early: {summary.reason}")
+    for line in fact.list_versions():
+        print_line(console, line)
+    if summary.scores:
+        console.print(build_score_table(summary.scores, console.width))
+    for line in (*fact.list_notes(), *facts.format_spend(summary.spend)):
+        print_line(console, line)
+    for name, what in RUN_FILES:
+        is_initial = name == "best_skill.md" and not facts.has_better_skill(summary)
+        if (folder / name).exists() and (fact.is_complete or name != "best_skill.md"):
+            print_line(console, f"{folder / name}  {'the initial skill' if is_initial else what}")
+
+
+def print_run(console: Console, history: RunHistory, folder: Path) -> None:
+    """Print a run: its steps, its epochs, measurements outside of its training, and how it ended."""
+    print_line(console, f"run {history.run_id}, started {history.created:%Y-%m-%d %H:%M}")
+    hidden = len(history.steps[:-MAX_SHOWN_STEPS])
+    if hidden:
+        print_line(console, f"{name_count(hidden, 'earlier step')} left out; --json lists all")
+    if history.steps:
+        shown = [facts.StepFact.of(record) for record in history.steps[-MAX_SHOWN_STEPS:]]
+        _print_steps(console, shown)
+    for end in history.epochs[-MAX_SHOWN_STEPS:]:
+        print_line(console, facts.describe_epoch(end))
+    if history.evaluations:
+        print_line(console, "documents that were measured with `reflact eval`:")
+        console.print(build_score_table(history.evaluations, console.width, with_hash=True))
+    if history.summary is None and not history.versions and history.evaluations:
+        print_line(console, "no training was started")
+    elif history.summary is None or history.is_open:
+        steps = name_count(len(history.steps), "committed step")
+        print_line(console, f"{history.status or 'open'}: {steps}, not ended")
+    else:
+        print_summary(console, history.summary, folder)
+    if history.failures:
+        count = name_count(len(history.failures), "exception")
+        print_line(console, f"{count} in your own code; the last one:")
+        print_failure(console, history.failures[-1])
+
+
+def print_failure(console: Console, failure: CodeFailure) -> None:
+    """Print an exception of the caller's own code with its traceback."""
+    item = "" if failure.item_id is None else f", item {failure.item_id}"
+    _print_block(console, f"exception in step {failure.step}{item}", failure.traceback)
+
+
+def _print_block(console: Console, heading: str, text: str) -> None:
+    """Print a text as it is, indented below its heading."""
+    lines = [f"    {line}" for line in escape_controls(text).split("\n")]
+    console.print(Text("\n".join((f"{escape_line(heading)}:", *lines))), soft_wrap=True)
+
+
+def print_step(console: Console, details: StepDetails) -> None:
+    """Print a step in full, with the memory that its prompts showed, and the end of its epoch."""
+    _print_steps(console, [facts.StepFact.of(details.record)])
+    lines = [f"{label}: {text}" for label, text in facts.list_step_details(details.record)]
+    edits = facts.list_edit_facts(details.record)
+    lines += [f"edit {number} {fact.words}" for number, fact in enumerate(edits, start=1)]
+    if details.memory:
+        lines.append(f"memory of the optimizer: {details.memory}")
+    if details.epoch_end is not None:
+        lines.append(facts.describe_epoch(details.epoch_end))
+        lines += [f"{label}: {text}" for label, text in facts.list_epoch_details(details.epoch_end)]
+    for line in (*lines, *facts.format_stage_costs(details.costs)):
+        console.print(Text(escape_controls(line)), soft_wrap=True)
+    if details.diff:
+        print_diff(console, details.diff)
+
+
+def print_diff(console: Console, diff: str) -> None:
+    """Print a unified diff; a terminal gets colours, and dots in place of the positions of lines."""
+    if console.is_terminal:
+        text = escape_controls(hide_positions(diff))
+        console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
+    else:
+        console.print(Text(escape_controls(diff)), soft_wrap=True)
+
+
+def hide_positions(diff: str) -> str:
+    """Return a unified diff with three dots between its parts, instead of the positions of their lines."""
+    first, *others = POSITIONS.split(diff)
+    return first + "...\n".join(others)
+
+
+# ------------------------------------------------------------------------------------------- tables
+
+
+def build_score_table(scores: Sequence[SkillScore], width: int, *, with_hash: bool = False) -> Table:
+    """Return the scores of documents as a table."""
+    metrics = [f"mean {escape_line(metric)}" for metric in facts.list_metrics(scores)]
+    optional = ("soft score", *metrics, "sha-256", "solved", "95% interval", "unmeasured")
+    return build_table(facts.list_score_columns(scores, with_hash=with_hash), width, optional=optional)
+
+
+def _print_steps(console: Console, steps: Sequence[facts.StepFact]) -> None:
+    optional = ("epoch", "edits", "solved", "skill")
+    console.print(build_table(facts.list_step_columns(steps), console.width, optional=optional))
+    print_line(console, facts.STEP_LEGEND)
+
+
+def build_run_table(runs: Sequence[RunListing], root: Path, width: int) -> Table:
+    """Return a list of runs as a table; their folders are shown as below ``root``."""
+    optional = ("date", "cost", "steps", "status", "baseline")
+    return build_table(facts.list_run_columns(runs, root), width, optional=optional, wrapped=("folder",))
+
+
+def build_cost_table(costs: Sequence[StageCost], width: int) -> Table:
+    """Return the calls, tokens, price and time of each step, one line each; step 0 is the baseline."""
+    steps = sum_step_costs(costs)
+    columns = {
+        "step": [str(cost.step) if cost.step else "baseline" for cost in steps],
+        "calls": [format_count(cost.usage.calls) for cost in steps],
+        "tokens in": [format_count(cost.usage.input_tokens) for cost in steps],
+        "tokens out": [format_count(cost.usage.output_tokens) for cost in steps],
+        "interrupted": [format_count(cost.unsettled) for cost in steps],
+        "cost": [facts.SpendFact(usage=cost.usage).price for cost in steps],
+        "time": [format_duration(cost.seconds) for cost in steps],
+    }
+    if not any(cost.unsettled for cost in steps):
+        del columns["interrupted"]
+    return build_table(columns, width)
+
+
+def build_estimate_table(estimate: CostEstimate, width: int) -> Table:
+    """Return a table of the likely calls, tokens and price."""
+    rows = [
+        (row.role, row.purpose.replace("_", " "), row.calls, row.input_tokens + row.output_tokens, row.usd)
+        for row in estimate.rows
+    ]
+    calls = math.fsum(row[2] for row in rows)
+    tokens = math.fsum(row[3] for row in rows)
+    rows.append(("all", "", calls, tokens, estimate.usd))
+    columns = {
+        "role": [row[0] for row in rows],
+        "calls for": [row[1] for row in rows],
+        "calls": [format_count(round(row[2])) for row in rows],
+        "tokens": [format_count(round(row[3])) for row in rows],
+        "cost": ["unknown" if row[4] is None else format_usd(row[4]) for row in rows],
+    }
+    return build_table(columns, width)
+
+
+def print_comparison(console: Console, comparison: RunComparison) -> None:
+    """Print the runs of a comparison, their gains, the settings that differ, and their skills."""
+    scores = [score for run in comparison.runs for score in (run.val, run.test)]
+    is_partial = any(score is not None and score.unmeasured for score in scores)
+    table = build_table(
+        facts.list_comparison_columns(comparison),
+        console.width,
+        optional=("characters", "calls", "steps"),
+        wrapped=("run",),
+    )
+    console.print(table)
+    if is_partial:
+        print_line(console, facts.UNMEASURED_NOTE)
+    for line in facts.list_gain_lines(comparison):
+        print_line(console, line)
+    rows = facts.list_setting_rows(comparison)
+    if rows:
+        names = [escape_line(run.name) for run in comparison.runs]
+        columns = {"setting": [escape_line(key) for key, _ in rows]}
+        for number, name in enumerate(names):
+            values = [shorten(escape_line(row[number]), MAX_SETTING_CHARS) for _, row in rows]
+            columns[name] = values
+        console.print()
+        console.print(build_table(columns, console.width, wrapped=names))
+    first, *others = comparison.runs
+    for run, diff in zip(others, comparison.diffs, strict=True):
+        if diff:
+            console.print()
+            print_line(console, f"best skill of {first.name} (---) and of {run.name} (+++):")
+            print_diff(console, diff)
+        else:
+            print_line(console, f"{run.name} has the same best skill")
+
+
+# -------------------------------------------------------------------------------------------- items
+
+
+def print_items(console: Console, items: Sequence[ItemResult], chosen: Sequence[ItemResult]) -> None:
+    """Print the chosen ones of the items of a split, each with its texts, and how many there are.
+
+    At a terminal, a text that needs more than ``TEXT_LINES`` lines loses its middle. In a file or a
+    pipe, each text has one line of at most ``MAX_PIPED_CHARS`` characters, however wide that is.
+    """
+    label_cells = INDENT + GAP
+    longest = MAX_PIPED_CHARS
+    if console.is_terminal:
+        longest = TEXT_LINES * max(console.width - label_cells, INDENT)
+    for item in chosen:
+        fact = facts.ItemFact(item=item)
+        console.print(Text(f"{fact.title}, {fact.cost}", style="bold"), soft_wrap=True)
+        texts = fact.texts
+        if fact.metrics:
+            texts["metrics"] = fact.metrics.replace("\n", ", ")
+        grid = Table.grid(padding=(0, GAP, 0, 0))
+        grid.add_column(no_wrap=True, width=label_cells - GAP)
+        grid.add_column(overflow="fold")
+        for name, text in texts.items():
+            shown = shorten(escape_line(text), longest)
+            if console.is_terminal:
+                grid.add_row(Text(name), Text(shown))
+            else:
+                console.print(Text(f"{name:<{label_cells}}{shown}"), soft_wrap=True)
+        if console.is_terminal:
+            console.print(grid)
+    console.print(Text(facts.summarize_items(items)), soft_wrap=True)
+
+
+def print_item(console: Console, item: ItemResult) -> None:
+    """Print an item in full."""
+    fact = facts.ItemFact(item=item)
+    console.print(Text(fact.title), soft_wrap=True)
+    for name, text in fact.list_parts():
+        _print_block(console, name, text)
