@@ -49,7 +49,12 @@ class EnvironmentConfig(ConfigSection):
         description="How an answer is compared with the item's reference; `critic` asks a model instead, which the "
         "section `critic` describes.",
     )
-    tolerance: float = option(0.0, ge=0, description="Tolerance of the `numeric` grader.")
+    tolerance: float = option(0.0, ge=0, description="Absolute tolerance of the `numeric` grader.")
+    relative_tolerance: float | None = option(
+        None,
+        ge=0,
+        description="Relative tolerance of the `numeric` grader; null: whole numbers must be equal, others within 1e-06.",
+    )
     threshold: float = option(1.0, gt=0, le=1, description="Minimum F1 of a solved item with `token_f1`.")
     tables: Path | None = changeable_field(None, description="Folder of .csv tables for the `sql` grader.")
     description: str = option(

@@ -258,7 +258,7 @@ class NumericGrader(ReferenceGrader[float]):
     @classmethod
     def from_config(cls, config: EnvironmentConfig) -> Self:
         """Return the grader with the configured tolerances."""
-        return cls(tolerance=config.tolerance)
+        return cls(tolerance=config.tolerance, relative_tolerance=config.relative_tolerance)
 
     def list_right_answers(self, item: Item) -> tuple[str, ...]:
         """Return the references as decimal numbers."""
