@@ -85,7 +85,7 @@ def test_items_keep_all_their_fields(tmp_path: Path) -> None:
         ("a.json", "[3]", r"row 1: expected an object with an input, found a number"),
         ("a.json", "[]", "a.json has no items"),
         ("a.json", '[{"input": 1, "refrence": 2}]', "did you mean 'refrence'\\? .*reference: refrence"),
-        ("a.json", '[{"prompt": 2, "x": 3}]', r"write data.fields.input: prompt \(its columns are prompt, x"),
+        ("a.json", '[{"prompt": 2, "x": 3}]', r"write data.fields.input: COLUMN \(its columns are prompt, x"),
         ("a.json", '[{"id": "a", "input": null}]', "row 1: the column 'input', which is the input, is empty"),
         ("a.json", '[{"id": true, "input": 1}]', "row 1: the field 'id' is wrong: .*valid string"),
         ("a.json", '[{"id": "a", "input": NaN}]', "NaN is not a JSON number"),

@@ -29,7 +29,6 @@ OWN_SETTINGS = {
     "train.batch_size": 4,
     "reflect.minibatch_size": 4,
     "reflect.failure_only": True,
-    "reflect.step_buffer": False,
     "select.max_edits": 1,
     "update.operations": ["append"],
     "target.deterministic": True,

@@ -245,7 +245,6 @@ def build_step(text: str = "") -> StepRecord:
     return StepRecord(
         step=2,
         epoch=1,
-        step_in_epoch=2,
         skill_before="a" * 64,
         item_ids=("a",),
         rollout=Measurement(skill_hash="a" * 64, split=Split.train, n=4, hard=0.5),

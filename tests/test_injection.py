@@ -149,7 +149,6 @@ def material_of(says: Says) -> Material:
         changed=_rollouts(says, later, 1, "after"),
         rewrite=rewrite,
         rules=[edit("append", says(f"proposal {n}"), source) for n, source in enumerate(sources)],
-        drafts=[edit("rewrite", says(f"draft {n}"), source) for n, source in enumerate(sources)],
         choices=[edit("replace", says(f"edit {n}"), "failure", target=says(f"anchor {n}")) for n in range(3)],
         suggestions=[edit("suggest", says(f"suggestion {n}"), "failure") for n in range(2)],
         notes=notes_of(says),

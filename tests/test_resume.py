@@ -31,6 +31,7 @@ from reflact.records import CandidateReview, CommitRecord, RunState, StepRecord
 from reflact.store.database import Database
 from reflact.store.runs import RECORD_TYPES, SQLiteDecisionLog, SQLiteRunStore
 from reflact.store.schema import SCHEMA
+from reflact.trainer import describe_verdict
 from reflact.training.loop import start, store_summary, train_to_end
 from reflact.training.open_run import connect_run
 from reflact.training.plan import Overrides, prepare_run
@@ -115,6 +116,7 @@ async def watched(config: Mapping[str, Any], wrote: Wrote) -> list[str]:
     async with Database(plan.config.out_dir / "run.db", SCHEMA) as database:
         store = Watched(database, wrote)
         async with connect_run(plan, store, approve=Approver()) as run:
+            run.describe = describe_verdict
             await start(run)
             await train_to_end(run)
             await store_summary(run, "completed", None)

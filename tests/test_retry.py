@@ -29,13 +29,7 @@ from reflact.errors import (
 from reflact.llm.budget import Account, Budget
 from reflact.llm.client import Client
 from reflact.llm.completions import AnswerFault, read_completion
-from reflact.llm.errors import (
-    classify_failure,
-    classify_status,
-    is_quota_spent,
-    is_unknown_model,
-    read_retry_after,
-)
+from reflact.llm.errors import is_quota_spent, is_unknown_model, read_retry_after
 from reflact.llm.rate_limit import PATIENCE_SECONDS, LimitChange, endpoint_for
 from reflact.messages import ReplyModel, Text
 from reflact.records import FaultCount, FaultKind
@@ -83,8 +77,8 @@ class Calls(httpx.AsyncBaseTransport):
         return await self._router.async_handler(request)
 
     async def __aenter__(self) -> Calls:
-        store = await opened()
-        account = Account(RUN, store, store.decision_log(RUN))
+        self.store = await opened()
+        account = Account(RUN, self.store, self.store.decision_log(RUN))
         client = Client(self.settings, "optimizer", account, transport=self, on_limit=self.changes.append)
         endpoint_for(self.settings).endpoint.draw = lambda: self._draw
         self._client = await self._stack.enter_async_context(client)
@@ -423,32 +417,25 @@ CUT = httpx.Response(200, headers={"content-type": JSON}, text=GOOD.text[:40])
 
 
 @pytest.mark.parametrize(
-    ("failure", "kind"),
+    ("attempt", "kind"),
     [
-        (httpx.ReadTimeout("x"), "timeout"),
         (httpx.ConnectTimeout("x"), "timeout"),
         (httpx.ConnectError("x"), "unreachable"),
-        (httpx.ReadError("x"), "reset"),
         (httpx.RemoteProtocolError("x"), "reset"),
-        (AnswerFault("x", "truncated"), "truncated"),
-        (AnswerFault("x", "broken stream"), "broken stream"),
         (httpx.UnsupportedProtocol("x"), None),
         (LookupError("x"), None),
+        *((httpx.Response(status), str(status)) for status in (408, 409, 429)),
+        *((httpx.Response(status), "5xx") for status in (424, 503, 529)),
+        *((httpx.Response(status), None) for status in (400, 404, 422, 501)),
     ],
 )
-def test_failures_have_kinds(failure: Exception, kind: FaultKind | None) -> None:
-    """What happens on the way has a kind; a mistake of the caller's has none."""
-    assert classify_failure(failure) == kind
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [(408, "408"), (409, "409"), (424, "5xx"), (429, "429"), (500, "5xx"), (503, "5xx"), (529, "5xx")]
-    + [(status, None) for status in (200, 400, 401, 404, 422, 501)],
-)
-def test_statuses_have_kinds(status: int, kind: FaultKind | None) -> None:
-    """Passing statuses are faults; what says something about the request is an answer."""
-    assert classify_status(status) == kind
+async def test_failed_attempts_have_kinds(
+    attempt: httpx.Response | Exception, kind: FaultKind | None
+) -> None:
+    """What may pass is a fault; a mistake of the caller, or a status about the request, is none."""
+    async with Calls(attempt, retries=0) as calls:
+        await calls.make()
+        assert await calls.store.faults(RUN) == (() if kind is None else (FaultCount(kind=kind, count=1),))
 
 
 @pytest.mark.parametrize(

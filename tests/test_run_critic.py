@@ -388,6 +388,6 @@ def test_the_calls_of_the_critic_are_foreseen(world: Path, part: tuple[dict[str,
         assert shown.exit_code == 0, shown.output
         assert not (world.parent / "run").exists()
         assert reflact("train", path).exit_code == 0
-    (row,) = (line.split() for line in shown.stdout.splitlines() if " critic " in line)
+    (row,) = (line.split() for line in shown.stdout.splitlines() if line.split()[:1] == ["critic"])
     assert row[1] == "score"
     assert 0 < len(model.scored) <= 1.5 * int(row[2].replace(",", ""))

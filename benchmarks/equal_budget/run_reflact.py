@@ -24,7 +24,6 @@ def build_keys(job: Job) -> dict[str, Any]:
             "base_url": f"{job.url}/{role}/v1",
             "api_key_env": None,
             "mode": "json_schema",
-            "stream": False,
             "concurrency": CONCURRENCY,
             "timeout": 3600,
         }.items()

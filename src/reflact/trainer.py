@@ -264,7 +264,7 @@ class Trainer:
         opening = open_run(plan, on_event, approve=self._approve, graceful_stop=self._graceful_stop)
         try:
             async with opening as run:
-                run.describe = _describe_verdict
+                run.describe = describe_verdict
                 with run.tracing.run():
                     summary = await train(run)
                     run.tracing.record_outcome(summary)
@@ -276,7 +276,8 @@ class Trainer:
         return summary
 
 
-def _describe_verdict(summary: RunSummary) -> str:
+def describe_verdict(summary: RunSummary) -> str:
+    """Return how a run ended, in a sentence for its summary."""
     from reflact.reporting.facts import ResultFact
 
     return ResultFact(summary=summary).verdict

@@ -61,6 +61,9 @@ ANSWERER = "reflact_answerer"
 
 Answerer = Callable[[bytes], Awaitable[AgentAnswer]]
 
+Completion = dict[str, Any]
+"""The JSON of a chat completion with one choice, as ``write_completion`` writes it."""
+
 
 class AnswerFault(httpx.RemoteProtocolError):
     """An answer began and cannot be used; the message is a part of it, or says why."""
@@ -222,7 +225,11 @@ class _Chunk(BaseModel):
     usage: Any = None
 
 
+<<<<<<< HEAD
 def read_completion(content_type: str, text: str) -> dict[str, JsonValue]:
+=======
+def read_completion(content_type: str, text: str) -> Completion:
+>>>>>>> llm
     """Return the body of a successful answer as a chat completion with one choice.
 
     Raises:
@@ -256,7 +263,11 @@ def read_completion(content_type: str, text: str) -> dict[str, JsonValue]:
 
 def write_completion(
     message: Mapping[str, Any], usage: Usage, *, finish: str = "stop", model: str = ""
+<<<<<<< HEAD
 ) -> dict[str, JsonValue]:
+=======
+) -> Completion:
+>>>>>>> llm
     """Return a chat completion; one whose tokens were not counted has no usage."""
     body: dict[str, JsonValue] = {
         "id": "",

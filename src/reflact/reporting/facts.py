@@ -1095,7 +1095,7 @@ def list_gain_lines(comparison: RunComparison) -> Iterator[str]:
         if name not in measured:
             yield (
                 f"{name} and {first} have no measured items in common; the usual reason is other data, another "
-                "split (data.split_seed, data.ratio) or other ids (data.fields.id)"
+                "split (data.ratio) or other ids (data.fields.id)"
             )
         elif grader != graders[0]:
             noun = "environments" if grader in identities or graders[0] in identities else "graders"
