@@ -225,11 +225,7 @@ class _Chunk(BaseModel):
     usage: Any = None
 
 
-<<<<<<< HEAD
-def read_completion(content_type: str, text: str) -> dict[str, JsonValue]:
-=======
 def read_completion(content_type: str, text: str) -> Completion:
->>>>>>> llm
     """Return the body of a successful answer as a chat completion with one choice.
 
     Raises:
@@ -263,22 +259,16 @@ def read_completion(content_type: str, text: str) -> Completion:
 
 def write_completion(
     message: Mapping[str, Any], usage: Usage, *, finish: str = "stop", model: str = ""
-<<<<<<< HEAD
-) -> dict[str, JsonValue]:
-=======
 ) -> Completion:
->>>>>>> llm
     """Return a chat completion; one whose tokens were not counted has no usage."""
-    body: dict[str, JsonValue] = {
+    body = {
         "id": "",
         "object": "chat.completion",
         "created": 0,
         "model": model,
         "choices": [{"index": 0, "finish_reason": finish, "message": {"role": "assistant", **message}}],
     }
-    if not usage.uncounted:
-        body["usage"] = write_counts(usage)
-    return body
+    return body if usage.uncounted else {**body, "usage": write_counts(usage)}
 
 
 def _is_stream(content_type: str, text: str) -> bool:
