@@ -218,7 +218,8 @@ class Proxy:
         host, _, port = self.upstream.removeprefix("http://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         try:
-            writer.write(re.sub(rb"(?i)\r\nconnection: [^\r]*", b"\r\nConnection: close", request, count=1))
+            request = re.sub(rb"(?i)\r\nconnection: [^\r]*", b"", request, count=1)
+            writer.write(request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
             return await reader.read(-1)
         finally:
             writer.close()

@@ -130,13 +130,13 @@ async def train(policy: str, test: int, noise: float, slots: tuple[int, int]) ->
             target=SlowTarget(rollouts, noise),
             optimizer=ScriptedLLM(answer),
         )
-        plan, store, start = prepare_run(config, overrides), InMemoryRunStore(), anyio.current_time()
+        plan, store, began = prepare_run(config, overrides), InMemoryRunStore(), anyio.current_time()
         async with connect_run(plan, store) as run:
             await start(run)
             await train_to_end(run)
             summary = await store_summary(run, "completed", None)
         records = [r.model_dump_json() for r in await store.records(run.id)]
-        return Outcome(anyio.current_time() - start, summary, rollouts, calls, digest_json([*records]))
+        return Outcome(anyio.current_time() - began, summary, rollouts, calls, digest_json([*records]))
 
 
 def describe(name: str, outcome: Outcome) -> Sequence[str]:

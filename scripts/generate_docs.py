@@ -1,6 +1,6 @@
 """Write the generated pages of docs/ from the code: keys, commands, errors, dependencies.
 
-It also writes the tables of events into events.md, and the definitions that README.md includes.
+It also writes the tables of events into events.md.
 
 Usage: python scripts/generate_docs.py [--check]
 
@@ -29,6 +29,21 @@ from reflact.types import GateAction
 ROOT = Path(__file__).resolve().parent.parent
 REASONS = ROOT / "docs" / "dependencies.toml"
 NOTE = "<!-- Written by scripts/generate_docs.py; do not edit. -->"
+TABLE = ("| key | type | default | change | meaning |", "|---|---|---|---|---|")
+FIRST_KEYS = (
+    "out_dir",
+    "skill",
+    "data.path",
+    "data.ratio",
+    "environment.grader",
+    "environment.description",
+    "models.target.model",
+    "models.target.base_url",
+    "models.target.api_key_env",
+    "models.optimizer.model",
+    "train.num_epochs",
+    "budget.max_usd",
+)
 EVENT_TABLES = re.compile(r"(<!-- events: [^\n]* -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -51,38 +66,27 @@ def configuration() -> str:
         "limits, and for the same model its prices. `models.critic` does the same, but must set its `model`. The",
         "keys of `models.critic` and `critic` are used only if a critic grades or annotates.",
     ]
-    table = list(list_config_keys())
+    table = {row[0]: row for row in list_config_keys()}
+    lines += ["", "## The keys that people set first", "", *TABLE, *(_row(*table[key]) for key in FIRST_KEYS)]
+    rows = [row for key, row in table.items() if not key.startswith(("models.optimizer.", "models.critic."))]
+    rows = [(key.replace("models.target.", "models.ROLE."), *others) for key, *others in rows]
+    lines += ["", "## Top level", "", *TABLE, *(_row(*row) for row in rows if "." not in row[0])]
     for name, field in TrainerConfig.model_fields.items():
-        rows = [row for row in table if row[0] == name or row[0].startswith(f"{name}.")]
-        if rows[0][0] != name:
+        own = [row for row in rows if row[0].startswith(f"{name}.")]
+        if own:
             lines += ["", f"## {name}", "", str(field.description)]
-        elif "## Top level" not in lines:
-            rows = [row for row in table if "." not in row[0]]
-            lines += ["", "## Top level"]
-        else:
-            continue
-        lines += ["", "| key | type | default | change | meaning |", "|---|---|---|---|---|"]
-        lines += [_row(*row) for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def calibration_keys() -> str:
-    """Return the reference of all keys of `reflact calibrate`."""
-    lines = [
-        "# Keys of `reflact calibrate`",
-        NOTE,
+            lines += ["ROLE is `target`, `optimizer` or `critic`."] * (name == "models")
+            lines += ["", *TABLE, *(_row(*row) for row in own)]
+    lines += ["", "## Calibration", ""]
+    lines += [
+        "The configuration of `reflact calibrate` ([guide](calibration.md)) has these keys, and `models.critic`,",
+        "`critic`, `budget`, `prompts` and `replay` as above. `memory` and `store` are relative to the folder in",
+        "which the command starts. You may change any value between starts.",
         "",
-        "The configuration is a YAML or TOML file. [Calibrate a critic](calibration.md) explains the keys. Paths",
-        "of inputs are relative to the file. `memory` and `store` are relative to the folder in which the command",
-        "starts. You may change any value between starts. Stored replies are reused if the request is the same.",
-        "",
-        "| key | type | default | meaning |",
-        "|---|---|---|---|",
+        *TABLE,
     ]
-    for key, kind, default, _, description in list_config_keys(CalibrateConfig):
-        shown = default or '""'
-        cells = (f"`{key}`", kind, f"`{shown}`", description)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    shared = tuple(f"{name}." for name in ("models", "critic", "budget", "prompts", "replay"))
+    lines += [_row(*row) for row in list_config_keys(CalibrateConfig) if not row[0].startswith(shared)]
     return "\n".join(lines) + "\n"
 
 
@@ -236,7 +240,6 @@ def pages() -> Iterator[tuple[Path, str]]:
     """Yield each generated page with its text."""
     yield ROOT / "docs" / "events.md", event_page()
     yield ROOT / "docs" / "configuration.md", configuration()
-    yield ROOT / "docs" / "calibration-keys.md", calibration_keys()
     yield ROOT / "docs" / "cli.md", commands()
     yield ROOT / "docs" / "errors.md", error_tree()
     yield ROOT / "docs" / "dependencies.md", dependencies()

@@ -337,6 +337,9 @@ async def finish(run: Run, error: BaseException | None) -> RunSummary:
 
 async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunSummary:
     """Store and return the summary of this start of the run."""
+    if status == "failed":
+        # An invalid reply of a critic left an item unmeasured; the next start asks again.
+        await run.store.forget_responses(run.rejected)
     seconds = await run.store.add_seconds(run.id, *run.timer.read_and_reset())
     records = await run.store.records(run.id)
     summary = RunSummary(

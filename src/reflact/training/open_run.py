@@ -178,6 +178,7 @@ async def connect_run(
             approve=approve,
             graceful_stop=stop,
             critic=critic,
+            rejected=account.rejected,
         )
 
 

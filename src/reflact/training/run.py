@@ -74,7 +74,7 @@ class Run:
     """One start of a run.
 
     ``on_event`` receives all events. ``documents`` are those that the next commit stores. ``records`` are the committed steps.
-    ``describe`` words the result for the summary. ``pinned_edits`` are rejected edits of other runs, ``rejected_edits`` those of the epochs before ``edits_until``.
+    ``describe`` words the result for the summary. ``rejected`` are the keys of a critic's invalid replies. ``pinned_edits`` are rejected edits of other runs, ``rejected_edits`` those of the epochs before ``edits_until``.
     """
 
     plan: RunPlan
@@ -96,6 +96,7 @@ class Run:
     edits_until: int = 0
     results: Results = field(default_factory=Results)
     describe: Callable[[RunSummary], str] | None = None
+    rejected: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.id: str = self.plan.run_id
