@@ -127,7 +127,8 @@ class Demo:
         train = [
             "train",
             str(ROOT / "fixtures" / "demo" / "demo.yaml"),
-            "--json",
+            "--show",
+            "json",
             "--set",
             f"out_dir={folder}",
         ]
