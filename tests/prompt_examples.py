@@ -99,7 +99,6 @@ WRONG = (
 TASK = "Each task is a question about a table of airports; the answer is one SQLite query."
 ITEMS = tuple(Item(id=str(n), input=task, reference=RIGHT[n]) for n, task in enumerate(TASKS))
 
-QUERIES = (RIGHT[0], RIGHT[1], "SELECT MAX(temp_max) FROM weather WHERE date LIKE '2014-06%'")
 RULES = (
     "Write a state as two capital letters, such as 'OH' for Ohio.",
     "The column state holds two letters: write 'IA', not 'Iowa'.",

@@ -59,17 +59,6 @@ def mute(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) 
     return "" if issubclass(reply_type, Text) else "no reply of any use"
 
 
-def without_analysts(script: Script) -> Script:
-    """Return a script of which only the source of rewrites gets valid replies."""
-
-    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        if call_id.purpose == PURPOSE:
-            return script(prompt, reply_type, call_id)  # type: ignore[return-value]
-        return mute(prompt, reply_type, call_id)
-
-    return answer
-
-
 def luck(seed: int, *parts: str) -> float:
     """Return a number in 0..1 that depends on the texts."""
     return int(digest_json([seed, *parts])[:13], 16) / 16**13
@@ -226,17 +215,6 @@ async def test_an_example_of_several_turns_is_a_transcript_of_its_decisive_turns
 
 
 # ------------------------------------------------------------------------------------- repeated rules
-
-
-def repeat_rules(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-    """Play an optimizer that says again what the document says."""
-    lines = (LINES["double"], LINES["square"])
-    if issubclass(reply_type, Text):
-        star = "\n".join(f"*  {line[2:]}" for line in (*lines, *lines))
-        return f"```markdown\n{star}\n\n{lines[0]}\n```"
-    if issubclass(reply_type, AnalystReply):
-        return append_reply(reply_type, f"{lines[0]}\n{lines[1]}")
-    return toy_optimizer()(prompt, reply_type, call_id)  # type: ignore[return-value]
 
 
 def list_repeats(text: str) -> list[str]:

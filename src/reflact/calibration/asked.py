@@ -66,7 +66,7 @@ HARDER_HINT = "It must be hard to notice: the judge sounds careful and names rea
 """What the writer is told from the second round on."""
 
 DropReason = Literal["bad_reply", "too_long", "judged_wrong", "known"]
-"""Why a candidate became no pair; ``docs/contrast.md`` explains each."""
+"""Why a candidate became no pair; ``docs/calibration.md`` explains each."""
 
 
 class DroppedCandidate(FrozenModel):

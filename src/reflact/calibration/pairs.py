@@ -1,6 +1,6 @@
 """Contrast pairs by construction: evaluations of a step, or of a changed input, that are known to be wrong. Pure.
 
-``docs/contrast.md`` says how each one is known to be wrong. Source of the idea: T. Wang et al.,
+``docs/calibration.md`` says how each one is known to be wrong. Source of the idea: T. Wang et al.,
 Self-Taught Evaluators (arXiv 2408.02666), section 3: the worse answer is a good answer to a modified
 instruction.
 """

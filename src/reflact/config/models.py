@@ -34,21 +34,8 @@ SECRET_NAME = re.compile(
 """Pattern of the names of secrets, in lower case without dashes and underscores."""
 
 
-MODEL_SIZE = re.compile(r"(?<![\d.a-z])(?:(\d+(?:\.\d+)?)b|(\d{2,})m)(?![a-z])", re.IGNORECASE)
-"""The billions or millions of parameters in the name of a model, as in ``1.5b`` or ``360m``; ``1m`` is its context."""
-
-SMALL_BILLIONS = 3.0
-"""Models of fewer parameters, in billions, are small for an optimizer."""
-
-
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "host.docker.internal"})  # noqa: S104
 """Names of this machine, also as a container sees it."""
-
-
-def is_small_model(name: str) -> bool:
-    """Whether the name of a model says that it has less than ``SMALL_BILLIONS`` parameters; False if it says nothing."""
-    sizes = [float(billions or int(millions) / 1000) for billions, millions in MODEL_SIZE.findall(name)]
-    return len(sizes) == 1 and sizes[0] < SMALL_BILLIONS
 
 
 def is_local_address(url: str) -> bool:

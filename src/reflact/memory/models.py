@@ -256,11 +256,6 @@ class ContrastPair(FrozenModel):
         subject = {name: texts[name] for name in ("purpose", "transition")}
         return PairHashes(digest_text(join_canonical_json(texts)), digest_text(join_canonical_json(subject)))
 
-    @property
-    def difficulty(self) -> float | None:
-        """1 - agreement, or None; 0 if every comparison found the right evaluation."""
-        return None if self.agreement is None else 1 - self.agreement
-
 
 class MemoryCard(FrozenModel):
     """One evaluation of a contrast pair in words; the pair ``pair_id`` holds the transition.

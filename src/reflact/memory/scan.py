@@ -1,4 +1,4 @@
-"""Scans texts for hidden instructions, secrets and personal data; see docs/memory.md.
+"""Scans texts for hidden instructions, secrets and personal data; see docs/calibration.md.
 
 The patterns are in ``scan_rules.toml``. A scan takes time proportional to the text.
 """

@@ -71,7 +71,7 @@ class MemoryStore:
         path: The file. It and its folder are created if they are missing.
         max_active_pairs: The bound on candidate, quarantined and promoted pairs. Beyond it the
             weakest are archived.
-        scan: Scans every text before it is stored; None: the rules of docs/memory.md.
+        scan: Scans every text before it is stored; None: the rules of docs/calibration.md.
         clock: Returns the time of a change, with its time zone.
         lock_timeout: Seconds to wait for another process's lock.
         read_only: Write nothing to the file, which must exist. Methods that write raise.
