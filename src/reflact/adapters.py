@@ -42,11 +42,11 @@ from reflact.types import Grade, Item, Score, Skill, Split, Turn
 
 # ------------------------------------------------------------------------------------------ the guard
 
+# Exceptions that pass through everything: Ctrl-C, a cancellation, and the end of a generator.
 INTERRUPTIONS = (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit)
-"""Exceptions that pass through everything: Ctrl-C, a cancellation, and the end of a generator."""
 
+# The most characters of an exception's text that are stored and shown.
 MAX_TEXT_CHARS = 2_000
-"""The most characters of an exception's text that are stored and shown."""
 
 
 class ExitRaised(Exception):
@@ -156,8 +156,8 @@ def _suggest_reply(session: object, error: TypeError) -> str:
 
 # --------------------------------------------------------------------------------------- the adapters
 
+# Surrounds the rollout of an item with a seed; yields a function that takes its grade, or None.
 RolloutContext = Callable[[Item, int], AbstractAsyncContextManager[Callable[[Grade], None] | None]]
-"""Surrounds the rollout of an item with a seed; yields a function that takes its grade, or None."""
 
 
 class EnvironmentAdapter:
@@ -409,6 +409,7 @@ def _describe_wrong_session(target: object, session: object) -> InterfaceError:
 
 ObjectRole = Literal["target", "environment", "optimizer", "annotator", "proposer"]
 
+# The protocol whose methods an object must have.
 REQUIRED_PARTS: Mapping[ObjectRole, type] = {
     "target": Target,
     "environment": Environment,
@@ -416,8 +417,8 @@ REQUIRED_PARTS: Mapping[ObjectRole, type] = {
     "annotator": Annotator,
     "proposer": Proposer,
 }
-"""The protocol whose methods an object must have."""
 
+# Methods that it may have in addition, as the adapters call them.
 OPTIONAL_PARTS: Mapping[str, Sequence[Callable[..., Any]]] = {
     "target": (TargetAdapter.session_for,),
     "environment": (
@@ -426,21 +427,20 @@ OPTIONAL_PARTS: Mapping[str, Sequence[Callable[..., Any]]] = {
         EnvironmentAdapter.list_right_answers,
     ),
 }
-"""Methods that it may have in addition, as the adapters call them."""
 
+# The keys of the configuration that take a text.
 NAMING_KEYS: Mapping[ObjectRole, str] = {
     "target": "models.target.model, or an agent by its import path as target.kind",
     "environment": "environment.name",
     "optimizer": "models.optimizer.model",
     "proposer": "search.sources",
 }
-"""The keys of the configuration that take a text."""
 
+# What tells an object that is called itself from a function that makes one.
 MAIN_METHODS: Mapping[str, str] = {"target": "session", "environment": "run", "proposer": "propose"}
-"""What tells an object that is called itself from a function that makes one."""
 
+# The class for agents of pydantic-ai, which is imported only if one is named.
 AGENT_CLASS = "reflact.targets.pydantic_ai:PydanticAITarget"
-"""The class for agents of pydantic-ai, which is imported only if one is named."""
 
 ITEM_LINE = 'Item(id="1", input="2 + 2", reference="4")'
 

@@ -35,14 +35,14 @@ K = TypeVar("K", bound=Hashable)
 W = TypeVar("W")
 
 
+# Slots for calls of several fan-outs. A free one goes to the call that asked first.
 Slots: TypeAlias = CapacityLimiter
-"""Slots for calls of several fan-outs. A free one goes to the call that asked first."""
 
+# How many calls of a fan-out run at a time.
 Limit: TypeAlias = int | Slots | None
-"""How many calls of a fan-out run at a time."""
 
+# Returns the subject of an element; a newer element with the same subject replaces it. None: never.
 Subject = Callable[[T], Hashable | None]
-"""Returns the subject of an element; a newer element with the same subject replaces it. None: never."""
 
 
 class Subscription(Generic[T]):
@@ -56,7 +56,8 @@ class Subscription(Generic[T]):
         self._size = size
         self._subject = subject
         self._waiting: OrderedDict[Hashable, T] = OrderedDict()
-        self._element_added, self._element_taken = asyncio.Event(), asyncio.Event()
+        self._element_added = asyncio.Event()
+        self._element_taken = asyncio.Event()
         self._has_started = False
         self.over = False
 
@@ -237,7 +238,8 @@ async def run_beside(
 async def finish_if_cancelled(work: Callable[[], Awaitable[T]], *, seconds: float = 0.2) -> T:
     """Do work; if the caller is cancelled, let it continue for at most ``seconds``."""
     results: list[T] = []
-    shield, done = anyio.CancelScope(shield=True), anyio.Event()
+    shield = anyio.CancelScope(shield=True)
+    done = anyio.Event()
 
     async def finish() -> None:
         with shield:
@@ -460,8 +462,8 @@ class Stream(Generic[T]):
             subscription.end()
 
 
+# Up to this many characters and values, starting a thread would take longer than the work.
 INLINE_LIMIT = 2_000
-"""Up to this many characters and values, starting a thread would take longer than the work."""
 
 _THREAD_LIMITER: RunVar[CapacityLimiter] = RunVar("reflact_thread_limiter")
 

@@ -40,30 +40,32 @@ from reflact.types import FrozenModel, Item, Split, canonical_json, digest_json
 
 T = TypeVar("T")
 
+# The ids of the items of a batch.
 Batch = tuple[str, ...]
-"""The ids of the items of a batch."""
 
+# The seed of the split of a single file: another one would make other runs of the same data.
 SPLIT_SEED = 42
-"""The seed of the split of a single file: another one would make other runs of the same data."""
 
+# The names of each split; the first one is its own, the others are aliases.
 SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
     Split.train: ("train",),
     Split.val: ("val", "validation", "valid", "dev", "valid_seen", "selection"),
     Split.test: ("test", "valid_unseen"),
 }
-"""The names of each split; the first one is its own, the others are aliases."""
 
 _SPLITS_BY_NAME = {name: split for split, names in SPLIT_NAMES.items() for name in names}
 
+# The endings of data files.
 SUFFIXES = (".json", ".jsonl", ".csv")
-"""The endings of data files."""
 
 MAX_SHOWN_COLUMNS = 12
-MAX_SHOWN_ROWS = 4
-"""The number of rows, or of repeated ids, that an error names."""
 
+# The number of rows, or of repeated ids, that an error names.
+MAX_SHOWN_ROWS = 4
+
+# The items that train and validation split get, if the file has enough, before the test split gets
+# most.
 USEFUL_SIZE = 40
-"""The items that train and validation split get, if the file has enough, before the test split gets most."""
 
 
 class FileItem(NamedTuple):
@@ -190,8 +192,8 @@ def list_first(texts: Sequence[str], most: int, *, between: str = ", ") -> str:
     return between.join(texts[:most]) + more
 
 
+# The splits that a training needs; a measurement needs only its own.
 TRAINING_SPLITS = (Split.train, Split.val)
-"""The splits that a training needs; a measurement needs only its own."""
 
 
 def check_dataset(dataset: DataSet, needed: Sequence[Split] = TRAINING_SPLITS) -> None:

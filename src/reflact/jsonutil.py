@@ -20,8 +20,8 @@ from reflact.types import canonical_json
 S = TypeVar("S")
 T = TypeVar("T")
 
+# Approximate number of values and characters in a chunk.
 CHUNK_SIZE = 20_000
-"""Approximate number of values and characters in a chunk."""
 
 
 def build_object(pairs: Sequence[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
@@ -35,7 +35,8 @@ def build_object(pairs: Sequence[tuple[str, JsonValue]]) -> dict[str, JsonValue]
 
 def measure_size(value: JsonValue, limit: int) -> int:
     """Return the number of values and characters in a value; counting stops beyond ``limit``."""
-    size, waiting = 0, [value]
+    size = 0
+    waiting = [value]
     while waiting and size <= limit:
         part = waiting.pop()
         size += 1
@@ -133,7 +134,8 @@ def _group(values: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
         added = size(value)
         if group and total + added > CHUNK_SIZE:
             yield group
-            group, total = [], 0
+            group = []
+            total = 0
         group.append(value)
         total += added
     if group:

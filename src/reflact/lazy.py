@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
+# What a first model call imports; some of the libraries import half of themselves only then.
 CLIENT_MODULES = (
     "reflact.llm.client",
     "reflact.store.runs",
@@ -14,7 +15,6 @@ CLIENT_MODULES = (
     "openai.resources.chat.completions",
     "genai_prices.data",
 )
-"""What a first model call imports; some of the libraries import half of themselves only then."""
 
 
 def import_all(modules: Sequence[str]) -> None:

@@ -106,18 +106,20 @@ class Reply(FrozenModel, Generic[R_co]):
     usage: Usage = Usage()
 
 
+# Is a part of the message of a ``ReplyError``; other messages of missing replies name their own
+# remedy.
 NO_VALID_REPLY = "gave no valid reply in"
-"""Is a part of the message of a ``ReplyError``; other messages of missing replies name their own remedy."""
 
+# Begins the reason of a run whose steps are all decided without a single report, so that it cannot
+# be resumed.
 NO_REPORTS = "no analyst gave a valid reply"
-"""Begins the reason of a run whose steps are all decided without a single report, so that it cannot be resumed."""
 
+# In the reason of a reply that reached ``max_tokens``.
 CUT_OFF = "cut off at the token limit"
-"""In the reason of a reply that reached ``max_tokens``."""
 
 
+# The broken streams after which a role asks for no more streams.
 MAX_BROKEN_STREAMS = 2
-"""The broken streams after which a role asks for no more streams."""
 
 
 class NoReply(FrozenModel):

@@ -27,14 +27,18 @@ from reflact.types import FrozenModel
 VARIABLE = re.compile(r"\{\{([a-z_]+)\??\}\}")
 OPTIONAL_LINE = re.compile(r"^\{\{([a-z_]+)\?\}\}\n+", re.MULTILINE)
 USER_PART = "<!-- user -->"
+
+# An angle bracket or a similar character, and the name after it.
 OPENING_TAG = re.compile(r"[<\u2039\u27e8\u3008\u02c2][\s/\\\u2044\u2215]*([^\s<>/]+)")
-"""An angle bracket or a similar character, and the name after it."""
+
+# Unicode categories of invisible characters: controls, formats, combining accents.
 INVISIBLE_CATEGORIES = {"Cc", "Cf", "Mn", "Me"}
-"""Unicode categories of invisible characters: controls, formats, combining accents."""
+
+# Variables that a prompt may omit: advice, context and limits, not material.
 OPTIONAL_VARIABLES = {"attempts", "figures", "max_edits", "notes", "task"}
-"""Variables that a prompt may omit: advice, context and limits, not material."""
+
+# The first word of the names of analysts' prompts, by ``update.mode``.
 ANALYST_PROMPTS = {"patch": "analyst", "rewrite": "suggest"}
-"""The first word of the names of analysts' prompts, by ``update.mode``."""
 
 
 class PromptHeader(FrozenModel):
@@ -123,7 +127,8 @@ def _tag_names(text: str) -> set[str]:
 
 
 def _resembles(name: str, tag: str) -> bool:
-    letters, following = name[: len(tag)], name[len(tag) : len(tag) + 1]
+    letters = name[: len(tag)]
+    following = name[len(tag) : len(tag) + 1]
     if len(letters) < len(tag) or (following.isascii() and (following.isalnum() or following == "_")):
         return False
     same = sum(a == b for a, b in zip(letters, tag, strict=True))
@@ -173,7 +178,8 @@ def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
 
 
 def _list_stage_prompts(config: TrainerConfig, sources: Iterable[str]) -> set[str]:
-    mode, lr_control = config.update.mode, config.select.lr_control
+    mode = config.update.mode
+    lr_control = config.select.lr_control
     if mode == "full_rewrite":
         return {"write_document"}
     names = {f"{ANALYST_PROMPTS[mode]}_{source}" for source in sources} | {"merge", "merge_final"}

@@ -35,8 +35,8 @@ from reflact.types import (
     WorkedExample,
 )
 
+# Decisions after which the same document may be judged again.
 UNPROVEN: tuple[GateAction, ...] = ("set_aside", "return")
-"""Decisions after which the same document may be judged again."""
 
 
 class SkillVersion(FrozenModel):
@@ -193,12 +193,12 @@ class PromotionRecord(FrozenModel):
         return ()
 
 
+# The records that a run commits; its state after them follows from them, see ``RunState.after``.
 CommitRecord = StepRecord | EpochRecord | PromotionRecord
-"""The records that a run commits; its state after them follows from them, see ``RunState.after``."""
 
 
+# The gated decisions at a step: the step itself, the end of its epoch, and the end of the run.
 DecisionPoint = Literal["step", "slow update", "promotion"]
-"""The gated decisions at a step: the step itself, the end of its epoch, and the end of the run."""
 
 
 class CandidateReview(FrozenModel):
@@ -427,8 +427,9 @@ class SkillScore(FrozenModel):
         return weigh_scores(self.hard, self.soft, self.soft_weight)
 
 
+# The beginning of the labels under which a decision log has the scores of documents measured
+# outside a training.
 EVALUATION_LABEL = "eval/"
-"""The beginning of the labels under which a decision log has the scores of documents measured outside a training."""
 
 
 class Improvement(FrozenModel):
@@ -539,6 +540,8 @@ class Reuse(FrozenModel):
     replies: int = 0
 
 
+# How an attempt of a call can fail, or give an answer that is of little use; see
+# ``reflact.llm.errors``.
 FaultKind = Literal[
     "408",
     "409",
@@ -558,7 +561,6 @@ FaultKind = Literal[
     "empty answer",
     "other model",
 ]
-"""How an attempt of a call can fail, or give an answer that is of little use; see ``reflact.llm.errors``."""
 
 
 class FaultCount(FrozenModel):
@@ -682,8 +684,10 @@ class CriticDescription(FrozenModel):
 
 
 RunStatus = Literal["completed", "budget", "cancelled", "failed"]
+
+# ``running``: a process works on the run now. No status: a start has neither ended nor runs, since
+# it was killed.
 StoredStatus = RunStatus | Literal["running"]
-"""``running``: a process works on the run now. No status: a start has neither ended nor runs, since it was killed."""
 
 
 class RunSummary(ShortReprModel):

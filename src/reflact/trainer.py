@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from reflact.environments.graders import Grader
     from reflact.integrations.opentelemetry import Telemetry
 
+# An input and its right answer.
 Example = tuple[JsonValue, JsonValue]
-"""An input and its right answer."""
 
 
 class Trainer:

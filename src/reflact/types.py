@@ -218,8 +218,9 @@ class WorkedExample(FrozenModel):
     answer: str
 
 
+# What a document is compared with apart from documents: an empty one, a text about something else,
+# constants.
 Control = Literal["none", "placebo", "null"]
-"""What a document is compared with apart from documents: an empty one, a text about something else, constants."""
 
 RolloutSource = Literal["failure", "success"]
 Operation = Literal["append", "insert_after", "replace", "delete"]
@@ -495,15 +496,16 @@ class RankedDecision(FrozenModel):
     passes: tuple[PassResult, ...] = ()
 
 
+# The variance of hard scores within an item that is expected before any repeat.
 HARD_VARIANCE = 0.14
-"""The variance of hard scores within an item that is expected before any repeat."""
 
-PSEUDO_REPEATS, MIN_VARIANCE = 20, 1e-4
-"""The weight of that expectation in repeats, and the least variance that is used."""
+# The weight of that expectation in repeats, and the least variance that is used.
+PSEUDO_REPEATS = 20
+MIN_VARIANCE = 1e-4
 
 
+# The least room of scores, so that a version that fails or solves everything is no certainty.
 MIN_ROOM = 0.05
-"""The least room of scores, so that a version that fails or solves everything is no certainty."""
 
 
 def find_room(mean: float) -> float:
@@ -565,7 +567,9 @@ class Ranking(FrozenModel):
 
     def extend(self, nodes: Sequence[VersionNode], passes: Sequence[PassResult]) -> Ranking:
         """Return the ranking with more versions and passes, none of which it knows."""
-        squares, repeats, room = self.squares, self.repeats, self.room
+        squares = self.squares
+        repeats = self.repeats
+        room = self.room
         for result in passes:
             squares += result.squares
             repeats += result.repeats
@@ -641,17 +645,18 @@ class Verdict(FrozenModel):
         return self.action == "reject"
 
 
+# Maximum length of a text in a short representation, in characters.
 MAX_TEXT_LENGTH = 60
-"""Maximum length of a text in a short representation, in characters."""
 
+# Maximum length of a field with values of its own, so that a value with thirty fields fits a
+# screen.
 MAX_FIELD_LENGTH = 150
-"""Maximum length of a field with values of its own, so that a value with thirty fields fits a screen."""
 
+# Maximum number of elements of a list that are shown; a longer list shows its length.
 MAX_LIST_ITEMS = 3
-"""Maximum number of elements of a list that are shown; a longer list shows its length."""
 
+# Maximum lengths of error fields, which often end with the remedy.
 FIELD_TEXT_LENGTHS = {"reason": 240, "message": 240}
-"""Maximum lengths of error fields, which often end with the remedy."""
 
 
 class ShortReprModel(FrozenModel):
@@ -668,7 +673,8 @@ def short_repr(value: BaseModel) -> str:
     """Return a value as one short line, without the fields that have their default."""
     parts = []
     for name, field in type(value).model_fields.items():
-        content, max_length = getattr(value, name), FIELD_TEXT_LENGTHS.get(name, MAX_TEXT_LENGTH)
+        content = getattr(value, name)
+        max_length = FIELD_TEXT_LENGTHS.get(name, MAX_TEXT_LENGTH)
         if field.repr and content != field.default:
             text = _format_value(content, max_length)
             longest = max(max_length + 2, MAX_FIELD_LENGTH)

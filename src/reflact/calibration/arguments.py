@@ -10,9 +10,10 @@ from pydantic import ValidationError
 
 from reflact.errors import ConfigError, DataError
 
+# At most so many characters of a wrong value stand in a message.
 MAX_SHOWN_INPUT = 40
-"""At most so many characters of a wrong value stand in a message."""
 
+# What to pass instead, by the expected type.
 TYPE_DESCRIPTIONS = {
     "str": "text",
     "Transition": "a Transition(before=..., action=Action(name=...), after=...)",
@@ -20,7 +21,6 @@ TYPE_DESCRIPTIONS = {
     "Label": 'a Label(progress_after=..., source="program")',
     "Trace": "a Trace(purpose), or Trace.load(path) for a file of one",
 }
-"""What to pass instead, by the expected type."""
 
 
 def require_type(value: object, *expected_types: type, subject: str) -> None:

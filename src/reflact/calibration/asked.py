@@ -27,8 +27,9 @@ from reflact.prompts import PromptBook, fence
 from reflact.protocols import LLM
 from reflact.types import FrozenModel, digest_json
 
+# The direction of a kind of mistake; ``against_progress``: too low if there is progress, too high
+# else.
 MistakeDirection = Literal["too_high", "too_low", "either", "against_progress"]
-"""The direction of a kind of mistake; ``against_progress``: too low if there is progress, too high else."""
 
 
 class Mistake(FrozenModel):
@@ -39,6 +40,7 @@ class Mistake(FrozenModel):
     direction: MistakeDirection = "either"
 
 
+# The kinds in ``memory.models.MISTAKE_KINDS``, as models are told of them.
 KNOWN_MISTAKES: Final = (
     Mistake(
         name="credit_for_intention",
@@ -60,13 +62,12 @@ KNOWN_MISTAKES: Final = (
         description="Describes what happened rightly, but gives a number that does not match it.",
     ),
 )
-"""The kinds in ``memory.models.MISTAKE_KINDS``, as models are told of them."""
 
+# What the writer is told from the second round on.
 HARDER_HINT = "It must be hard to notice: the judge sounds careful and names real details."
-"""What the writer is told from the second round on."""
 
+# Why a candidate became no pair; ``docs/calibration.md`` explains each.
 DropReason = Literal["bad_reply", "too_long", "judged_wrong", "known"]
-"""Why a candidate became no pair; ``docs/calibration.md`` explains each."""
 
 
 class DroppedCandidate(FrozenModel):

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("reflact")
 
+# Errors after which no further call can succeed.
 FATAL_ERRORS = (BudgetSpent, AccessDenied, UnknownModel, RunFailed)
-"""Errors after which no further call can succeed."""
 
 
 class TraceCounts(FrozenModel):
@@ -288,7 +288,8 @@ class Calibrator:
         while not self._stopped:
             while not self._queue:
                 await self._changed.wait()
-            trace, self._is_working = self._queue.popleft(), True
+            trace = self._queue.popleft()
+            self._is_working = True
             self._notify()
             try:
                 await self._process_trace(trace)

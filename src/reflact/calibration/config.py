@@ -16,8 +16,8 @@ from reflact.config.training import BudgetConfig, PromptsConfig, ReplayConfig
 
 FullQueuePolicy = Literal["block", "drop_oldest", "reject"]
 
+# What keeps traces together in one fold.
 HoldoutBy = Literal["trace", "purpose"]
-"""What keeps traces together in one fold."""
 
 
 class CalibratorSettings(ConfigSection):

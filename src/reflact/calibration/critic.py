@@ -28,18 +28,18 @@ from reflact.types import canonical_json, digest_json, digest_text
 if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
 
+# Which pairs a critic sees if its caller names no scope.
 CRITIC_SCOPE = Scope(roles=("critic",))
-"""Which pairs a critic sees if its caller names no scope."""
 
 CRITIC_PROMPT = "critic"
 
 DEFAULT_CRITIC_SETTINGS = CriticSettings()
 
+# Scores that a critic keeps: those of the traces that one round measures.
 MAX_KEPT_SCORES = 1024
-"""Scores that a critic keeps: those of the traces that one round measures."""
 
+# Pairs whose words are kept, several times what a memory holds by default; then all are read again.
 MAX_KEPT_PAIRS = 8192
-"""Pairs whose words are kept, several times what a memory holds by default; then all are read again."""
 
 
 class CriticReply(ReplyModel):
@@ -251,7 +251,8 @@ class Critic:
             call_id = CallId(role="critic", purpose="score", part=step_hash[:16], trial=trial)
             return await self._sample_evaluation(prompt, case, call_id)
 
-        n, first = self._settings.n_samples, step.trial * self._settings.n_samples
+        n = self._settings.n_samples
+        first = step.trial * self._settings.n_samples
         evaluations = await fan_out(sample, range(first, first + n))
         return _combine_samples(evaluations, case, tuple(pair.id for pair in examples.pairs))
 

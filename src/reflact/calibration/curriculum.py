@@ -15,20 +15,21 @@ from reflact.calibration.significance import MIN_ERROR_DROP
 from reflact.data import make_rng, shuffle
 from reflact.gate.intervals import wilson_interval
 
+# Wrong scores may always lie this far apart, however late the round.
 MIN_BAND_WIDTH = 0.5
-"""Wrong scores may always lie this far apart, however late the round."""
 
+# The part of a round that goes to all kinds equally, whatever was measured.
 EXPLORED_SHARE = 0.5
-"""The part of a round that goes to all kinds equally, whatever was measured."""
 
+# The least rise of held-out pairwise accuracy for which another round follows.
 MIN_GAIN = 0.01
-"""The least rise of held-out pairwise accuracy for which another round follows."""
 
+# On so many steps of a round's pairs at most, the critic's weak kinds of mistakes are measured: the
+# first by hash.
 MAX_MEASURED_STEPS = 24
-"""On so many steps of a round's pairs at most, the critic's weak kinds of mistakes are measured: the first by hash."""
 
+# Equal inputs give equal rounds; nothing is gained by another draw.
 SEED = 0
-"""Equal inputs give equal rounds; nothing is gained by another draw."""
 
 
 class RoundPlan(NamedTuple):

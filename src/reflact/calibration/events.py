@@ -148,11 +148,11 @@ CalibrationEvent = Annotated[
     Field(discriminator="kind"),
 ]
 
+# Gets an event; must not block.
 CalibrationEventCallback = Callable[[CalibrationEvent], None]
-"""Gets an event; must not block."""
 
+# Reads an event from JSON.
 CALIBRATION_EVENT_ADAPTER: TypeAdapter[CalibrationEvent] = TypeAdapter(CalibrationEvent)
-"""Reads an event from JSON."""
 
 
 def summarize_scores(scored: Sequence[ScoredStep | None]) -> ScoreSummary:

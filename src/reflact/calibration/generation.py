@@ -37,11 +37,12 @@ if TYPE_CHECKING:
 
 CREATED_BY = "calibrator"
 
+# So many labelled steps are scored for each pair of a batch, since a critic is right about most
+# steps.
 SCORED_STEPS_PER_PAIR = 3
-"""So many labelled steps are scored for each pair of a batch, since a critic is right about most steps."""
 
+# Gets each pair once it is in the store.
 PairCallback = Callable[[ContrastPair], Awaitable[None]]
-"""Gets each pair once it is in the store."""
 
 
 class AskedMistake(NamedTuple):

@@ -21,11 +21,11 @@ from reflact.memory.models import Action, StateScore, Transition
 from reflact.records import CriticAccuracy, CriticDescription
 from reflact.types import Grade, Item, Rollout, Score, Turn, canonical_json
 
+# What is said instead of an answer, in words with spaces around them, and nothing else beside it.
 NON_ANSWER: Final = re.compile(
     r" ((i m )?sorry )?(i )?(do not|don t) know( the answer)? | (i have )?no idea | ((i am|i m) )?not sure "
     r"| i (cannot|can t|am unable to|m unable to) answer( this question)? "
 )
-"""What is said instead of an answer, in words with spaces around them, and nothing else beside it."""
 
 
 def explain_empty_answer(answer: str, *, question: str, purpose: str) -> str | None:
@@ -45,14 +45,14 @@ def explain_empty_answer(answer: str, *, question: str, purpose: str) -> str | N
     return None
 
 
+# The largest progress.
 MAX_PROGRESS = 10.0
-"""The largest progress."""
 
+# The progress of a question that is not answered yet.
 BASE_PROGRESS = 0.0
-"""The progress of a question that is not answered yet."""
 
+# Guards after which what the critic says is not what counts.
 NO_CREDIT_GUARDS = frozenset({"no_change", "invented_evidence", "no_evidence", "vanished_evidence"})
-"""Guards after which what the critic says is not what counts."""
 
 
 def item_input(item: Item) -> str:

@@ -16,22 +16,24 @@ from reflact.calibration.transition_view import ABSENT_TEXT, FieldChange, Transi
 from reflact.memory.models import Evaluation
 
 _ESCAPE = re.compile(r'\\[nrt"\\/]')
-_SEPARATOR = "\x1e"
-"""Stands between texts, so that no quote goes from one into the next."""
 
+# Stands between texts, so that no quote goes from one into the next.
+_SEPARATOR = "\x1e"
+
+# A minus belongs to a number unless it joins it to what stands before, as in 5-7.
 _WORD = re.compile(
     r"(?:(?<![^\W\u0e00-\U0010ffff])-)?\d+(?:[.,]\d+)*|(?=[\u0e00-\U0010ffff])\w"
     r"|[\u2600-\u27bf\U0001f000-\U0001faff]|[^\W\d\u0e00-\U0010ffff]+|\x1e"
 )
-"""A minus belongs to a number unless it joins it to what stands before, as in 5-7."""
 
+# Characters that are compared at a time: a function of C lets nobody else compute until it returns.
 _PART_CHARS = 10_000
-"""Characters that are compared at a time: a function of C lets nobody else compute until it returns."""
 
 _PART_BREAK = re.compile(r"[\s\"{}\[\]]")
 _WHOLE_NUMBER = re.compile(r"(-?\d+)\.0+")
+
+# What a diff has before each line; a minus makes another number of one that a line begins with.
 _SIGN_WORDS = frozenset("-+ ")
-"""What a diff has before each line; a minus makes another number of one that a line begins with."""
 
 _CONNECTING_TEXT = (
     "a an and are as at became been changed contains equals field from has have in into is it its new now "
@@ -50,7 +52,8 @@ class QuotableTexts:
             lines = texts.change_text.split("\n")
             numbers = [line for line in lines if line[:1] == "-" and line[1:2].isdecimal()]
             unsigned = "\n".join(line[1:] if line[:1] in _SIGN_WORDS else line for line in lines)
-            self._old, self._new = _WordSequence(numbers), _WordSequence([])
+            self._old = _WordSequence(numbers)
+            self._new = _WordSequence([])
             self._shown = _WordSequence([unsigned, *numbers])
         else:
             self._old, self._new = (
@@ -70,7 +73,8 @@ class QuotableTexts:
 
         What names both sides of a change, or says that a field is gone, speaks of the state after.
         """
-        gone, there = (self._before, self._old), (self._after, self._new)
+        gone = (self._before, self._old)
+        there = (self._after, self._new)
         quotes = ((piece, _parse_quote(piece)) for piece in evidence)
         return tuple(piece for piece, quote in quotes if quote.is_in(*gone) and not quote.is_in(*there))
 
@@ -133,14 +137,14 @@ def _list_field_values(fields: Iterable[FieldChange], *, after: bool) -> list[st
     return [f"{path} {value}" for path, value in sides if value is not None]
 
 
+# The largest change of progress in one step whose confidence is not limited.
 MAX_JUMP = 4.0
-"""The largest change of progress in one step whose confidence is not limited."""
 
+# A larger change is as likely right as wrong, whatever the model says.
 MAX_JUMP_CONFIDENCE = 0.5
-"""A larger change is as likely right as wrong, whatever the model says."""
 
+# Without evidence, or with quotes that do not occur, little confidence is left.
 MAX_UNSUPPORTED_CONFIDENCE = 0.2
-"""Without evidence, or with quotes that do not occur, little confidence is left."""
 
 
 class GuardCase(NamedTuple):
@@ -187,6 +191,8 @@ def doubt_jump(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     return _cap_confidence(evaluation, MAX_JUMP_CONFIDENCE)
 
 
+# The guards of a transition that changed something, by the names in scores, in the order of their
+# application.
 GUARDS: Final[Mapping[str, Callable[[Evaluation, GuardCase], Evaluation]]] = MappingProxyType(
     {
         "invented_evidence": deny_invented_evidence,
@@ -196,7 +202,6 @@ GUARDS: Final[Mapping[str, Callable[[Evaluation, GuardCase], Evaluation]]] = Map
         "jump": doubt_jump,
     }
 )
-"""The guards of a transition that changed something, by the names in scores, in the order of their application."""
 
 
 def apply_guards(evaluation: Evaluation, case: GuardCase) -> tuple[Evaluation, tuple[str, ...]]:

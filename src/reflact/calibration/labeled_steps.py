@@ -18,8 +18,8 @@ from reflact.memory.cards import TraceIdentity
 from reflact.memory.models import ContrastPair, Evaluation, Label, ScoreEvent, Transition
 from reflact.types import digest_json
 
+# A critic may leave so many of its first questions without a valid score before a calibration ends.
 MAX_FIRST_FAILURES = 10
-"""A critic may leave so many of its first questions without a valid score before a calibration ends."""
 
 
 class LabeledStep(NamedTuple):

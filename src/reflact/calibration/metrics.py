@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 N_RESAMPLES = 1000
 
+# Bins of equal width that confidences are sorted into; the last one holds 1 as well.
 N_BINS = 10
-"""Bins of equal width that confidences are sorted into; the last one holds 1 as well."""
 
+# A score is right if it is at most so far from the correct one: what confidences are about.
 RIGHT_TOLERANCE = 1.0
-"""A score is right if it is at most so far from the correct one: what confidences are about."""
 
+# States count as ordered where their correct values differ at least so much.
 MIN_LABEL_DIFFERENCE = 0.5
-"""States count as ordered where their correct values differ at least so much."""
 
 
 class ScoredStep(FrozenModel):
@@ -119,9 +119,11 @@ def compute_metrics(scored: Sequence[ScoredStep]) -> CriticMetrics | None:
     if not scored:
         return None
     sample = _TraceBootstrap(scored, stream_name="0/all")
-    estimate, total = sample.estimate, sample.totals
+    estimate = sample.estimate
+    total = sample.totals
     correct = [step.label.progress_after for step in scored]
-    usual, share = median(correct), total.right / total.steps
+    usual = median(correct)
+    share = total.right / total.steps
     return CriticMetrics(
         n_traces=sample.n_traces,
         n_transitions=len(scored),
@@ -158,16 +160,19 @@ def bootstrap_mean(values: Sequence[float], *, low: float, high: float, stream_n
 
 def _resample(values: Sequence[T], stream_name: str) -> Iterator[list[T]]:
     """Yield resamples of as many values, none of a single one."""
-    draw, n = make_rng(0, stream_name).random, len(values)
+    draw = make_rng(0, stream_name).random
+    n = len(values)
     for _ in range(N_RESAMPLES if n > 1 else 0):
         yield [values[int(draw() * n)] for _ in range(n)]
 
 
 def _build_interval(value: float, figures: Iterable[float], low: float, high: float) -> IntervalEstimate:
     """Return a figure with the interval of its resamples; ``low`` and ``high``, its range, if there are none."""
-    ordered, tail = sorted(figures), round(0.025 * N_RESAMPLES) - 1
+    ordered = sorted(figures)
+    tail = round(0.025 * N_RESAMPLES) - 1
     if ordered:
-        low, high = ordered[tail], ordered[-1 - tail]
+        low = ordered[tail]
+        high = ordered[-1 - tail]
     return IntervalEstimate(value=value, low=low, high=high)
 
 
@@ -226,7 +231,8 @@ def _count_across_steps(steps: Sequence[ScoredStep]) -> tuple[int, float]:
     """Compare every two states after a step, in the time that sorting them takes: a trace may be long."""
     by_label = sorted(steps, key=lambda step: step.label.progress_after)
     lower: list[float] = []  # what was said of all states that labels put below the present one, sorted
-    pairs, shares = 0, 0.0
+    pairs = 0
+    shares = 0.0
     for later in by_label:
         while later.label.progress_after - by_label[len(lower)].label.progress_after >= MIN_LABEL_DIFFERENCE:
             insort(lower, by_label[len(lower)].evaluation.progress_after)

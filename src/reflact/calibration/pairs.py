@@ -29,17 +29,18 @@ from reflact.memory.models import (
 )
 from reflact.types import digest_json
 
+# Stands for what is withdrawn from a state.
 HIDDEN_TEXT = "(not shown)"
-"""Stands for what is withdrawn from a state."""
 
+# An evaluation that is so near to a label without reasons lends it its reasons.
 MAX_LABEL_DISTANCE = 0.5
-"""An evaluation that is so near to a label without reasons lends it its reasons."""
 
+# Distances are differences of decimal numbers, which binary numbers only approximate.
 DISTANCE_TOLERANCE = 1e-9
-"""Distances are differences of decimal numbers, which binary numbers only approximate."""
 
+# A wrong progress after differs from the right one by at least so much: half a scale step is a
+# matter of taste.
 MIN_DISTANCE = 1.0
-"""A wrong progress after differs from the right one by at least so much: half a scale step is a matter of taste."""
 
 DIRECTIONS: Final[tuple[Direction, ...]] = ("rises", "falls", "stays")
 

@@ -117,7 +117,8 @@ class CalibrationReport(ShortReprModel):
     is_earlier_result: bool = False
 
     def __repr__(self) -> str:
-        before, after = self.held_out.before, self.held_out.after
+        before = self.held_out.before
+        after = self.held_out.after
         error = ""
         if before is not None and after is not None:
             error = f", error={before.error.value:.3g} -> {after.error.value:.3g}"
@@ -154,6 +155,7 @@ def count_drops(drops: Iterable[DroppedCandidate]) -> tuple[DropCount, ...]:
     return tuple(DropCount(reason=reason, n_candidates=count) for reason, count in counts)
 
 
+# How a test ended, in words.
 OUTCOME_TEXTS: Final = {
     "better": "promoted",
     "not_shown": "not promoted: no gain was shown",
@@ -161,9 +163,9 @@ OUTCOME_TEXTS: Final = {
     "worse": "taken back: it does harm",
     "no_harm_shown": "kept: no harm was shown",
 }
-"""How a test ended, in words."""
 
 
+# The figures of ``CriticMetrics``: the name of each, its field, and what to know when reading it.
 METRIC_DESCRIPTIONS: Final = (
     ("mean absolute error", "error", "in points; lower is better"),
     ("bias", "bias", "in points; above 0 inflates"),
@@ -172,7 +174,6 @@ METRIC_DESCRIPTIONS: Final = (
     ("Brier score", "brier", "lower is better"),
     ("calibration error", "calibration", "lower is better"),
 )
-"""The figures of ``CriticMetrics``: the name of each, its field, and what to know when reading it."""
 
 
 def format_number(value: float, decimals: int = 2) -> str:

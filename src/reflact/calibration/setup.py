@@ -24,8 +24,8 @@ UNLIMITED_BUDGET = BudgetConfig()
 NO_REPLAY = ReplayConfig()
 
 
+# Returns the spend of all starts.
 ReadSpend = Callable[[], Awaitable[tuple[Spend, ...]]]
-"""Returns the spend of all starts."""
 
 
 @asynccontextmanager
@@ -82,7 +82,8 @@ async def open_connection(
     from reflact.llm.client import Client
     from reflact.store.runs import open_store
 
-    limits, transport = Budget(budget), None
+    limits = Budget(budget)
+    transport = None
     is_replay = replay.cassette is not None and replay.mode == "replay"
     async with AsyncExitStack() as stack:
         if replay.cassette is not None:

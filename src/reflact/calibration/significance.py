@@ -26,21 +26,21 @@ from reflact.memory.models import Label, Share
 from reflact.records import IntervalEstimate
 from reflact.types import FrozenModel
 
+# The share of held-out steps that must have a valid score without the batch, before a promotion.
 MIN_COVERAGE = 0.9
-"""The share of held-out steps that must have a valid score without the batch, before a promotion."""
 
 TEST_POWER = 0.95
 
+# The least fall of the held-out error, in points, that counts as a gain.
 MIN_ERROR_DROP = 0.1
-"""The least fall of the held-out error, in points, that counts as a gain."""
 
+# The test is exact on a grid: all effects together make about so many steps.
 MAX_SIGN_FLIPS = 10_000
-"""The test is exact on a grid: all effects together make about so many steps."""
 
 ReplayTestUse = Literal["promote", "demote"]
 
+# How a test ended; to promote: the first three, to demote: the last two.
 ReplayTestOutcome = Literal["better", "not_shown", "accuracy_fell", "worse", "no_harm_shown"]
-"""How a test ended; to promote: the first three, to demote: the last two."""
 
 
 class ReplayTestResult(FrozenModel):
@@ -296,7 +296,8 @@ def _list_accuracy_changes(without: Sequence[ScoredStep], with_: Sequence[Scored
         sides[old.trace_id][1].append(new)
     changes = []
     for old_steps, new_steps in sides.values():
-        old_share, new_share = pairwise_accuracy(old_steps), pairwise_accuracy(new_steps)
+        old_share = pairwise_accuracy(old_steps)
+        new_share = pairwise_accuracy(new_steps)
         if old_share is not None and new_share is not None:
             changes.append(new_share - old_share)
     return changes
@@ -306,7 +307,8 @@ def _min_accuracy_change(
     changes: Sequence[float], without: Sequence[ScoredStep], with_: Sequence[ScoredStep]
 ) -> float | None:
     """Return the lower of two changes: the mean over traces, and that over all comparisons."""
-    old, new = pairwise_accuracy(without), pairwise_accuracy(with_)
+    old = pairwise_accuracy(without)
+    new = pairwise_accuracy(with_)
     if not changes or old is None or new is None:
         return None
     return min(math.fsum(changes) / len(changes), new - old)

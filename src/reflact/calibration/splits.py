@@ -12,11 +12,11 @@ from reflact.calibration.trace import Trace
 from reflact.memory.cards import MIN_TRACES, count_tests
 from reflact.memory.models import BatchTest, ScoreEvent
 
+# The number of purposes for each fold from which on whole purposes are sorted into folds.
 MIN_PURPOSES = 2
-"""The number of purposes for each fold from which on whole purposes are sorted into folds."""
 
+# The name of held-out traces that a caller chose.
 CALLER_HOLDOUT_NAME = "caller"
-"""The name of held-out traces that a caller chose."""
 
 
 class HoldoutSplit(NamedTuple):
@@ -161,7 +161,8 @@ def split_by_caller(
         for trace in heldout
         if trace.id not in training.trace_ids and list_labeled_events(trace) and not seen.contains(trace)
     )
-    ids, contents = {trace.id for trace in heldout}, TraceContents.from_traces(tests)
+    ids = {trace.id for trace in heldout}
+    contents = TraceContents.from_traces(tests)
     learn = tuple(trace for trace in traces if trace.id not in ids and not contents.contains(trace))
     return HoldoutSplit(training=learn, held_out=tests, held_out_name=CALLER_HOLDOUT_NAME)
 

@@ -37,16 +37,16 @@ from reflact.types import FrozenModel, digest_json
 if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
 
+# The prompts that a calibration asks with, beside the critic's own.
 IDENTITY_PROMPTS = ("contrast", "judge")
-"""The prompts that a calibration asks with, beside the critic's own."""
 
+# The settings that a calibration's result depends on.
 IDENTITY_SETTINGS = frozenset(CalibratorSettings.model_fields) - {
     "batch_size",
     "concurrency",
     "full_queue_policy",
     "queue_size",
 }
-"""The settings that a calibration's result depends on."""
 
 
 class CalibrationInputs(NamedTuple):

@@ -122,6 +122,8 @@ def _parse_event(value: object, location: str, *, step: int) -> ScoreEvent:
     return event
 
 
+# Logs of others, by keys that one of their objects has together; a dot stands before the keys of an
+# object in it.
 FOREIGN_FORMATS: Mapping[str, tuple[str, ...]] = {
     "OpenInference (Arize Phoenix)": ("attributes.openinference.span.kind", "span_kind context.span_id"),
     "OpenTelemetry": ("resourceSpans", "scopeSpans", "traceId spanId", "context.trace_id context.span_id"),
@@ -132,10 +134,9 @@ FOREIGN_FORMATS: Mapping[str, tuple[str, ...]] = {
     "Braintrust": ("span_attributes root_span_id",),
     "chat messages": ("messages",),
 }
-"""Logs of others, by keys that one of their objects has together; a dot stands before the keys of an object in it."""
 
+# A longer file is not looked at to find out whose format it has.
 MAX_LOG_BYTES = 64 * 1024 * 1024
-"""A longer file is not looked at to find out whose format it has."""
 
 
 def refuse_foreign_format(path: Path, content: bytes) -> None:
@@ -187,11 +188,11 @@ def _parse_line(value: object, line_type: type[L], location: str) -> L:
         raise DataError(f"{location}, {describe_first_error(error)}; correct that line") from None
 
 
+# Events that are appended to a store in one transaction.
 SAVE_BATCH_SIZE = 100
-"""Events that are appended to a store in one transaction."""
 
+# Characters of a purpose in a representation.
 MAX_SHOWN_PURPOSE = 60
-"""Characters of a purpose in a representation."""
 
 
 class Trace:
@@ -323,7 +324,8 @@ class Trace:
             StoreError: The store cannot be written.
         """
         await store.open_trace(self.id, self.purpose)
-        events, new = self.events, 0
+        events = self.events
+        new = 0
         for start in range(0, len(events), SAVE_BATCH_SIZE):
             together = events[start : start + SAVE_BATCH_SIZE]
             new += sum(await fan_out(lambda event: store.append(self.id, event), together))
@@ -452,7 +454,8 @@ def _encode_line(value: TraceHeader | ScoreEvent | TraceEnd, location: str) -> b
 
 def _add_progress_before(event: ScoreEvent, earlier_events: Sequence[ScoreEvent]) -> ScoreEvent:
     """Return a step whose label has the progress before, if it follows: equal states of a trace are worth the same."""
-    label, step = event.label, event.transition
+    label = event.label
+    step = event.transition
     if label is None or label.progress_before is not None:
         return event
     last = earlier_events[-1] if earlier_events else None

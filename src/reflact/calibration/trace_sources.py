@@ -13,8 +13,8 @@ from reflact.calibration.trace import Trace
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Transition
 from reflact.types import Rollout, Turn
 
+# The action of a conversation's transitions; its argument is what was said.
 REPLY_ACTION = "reply"
-"""The action of a conversation's transitions; its argument is what was said."""
 
 
 def last_messages(turns: Sequence[Turn]) -> str:
@@ -63,8 +63,8 @@ def label_replies(rollout: Rollout) -> tuple[Label | None, ...]:
     return (*(None,) * (replies - 1), last)
 
 
+# So many points a careless evaluation is off, if it credits what was not achieved.
 CARELESS_DISTANCE = 3.0
-"""So many points a careless evaluation is off, if it credits what was not achieved."""
 
 
 def build_anchors(traces: Iterable[Trace]) -> tuple[ContrastPair, ...]:
@@ -85,7 +85,8 @@ def build_anchors(traces: Iterable[Trace]) -> tuple[ContrastPair, ...]:
 
 
 def _build_anchor(step: StepToContrast) -> ContrastPair:
-    own, right = step.event.evaluation, step.right
+    own = step.event.evaluation
+    right = step.right
     observed = own is not None and step.band.contains(own, right)
     wrong = own if own is not None and observed else _make_careless(right)
     high = wrong.progress_after > right.progress_after
@@ -100,9 +101,12 @@ def _build_anchor(step: StepToContrast) -> ContrastPair:
 def _make_careless(right: Evaluation) -> Evaluation:
     """Return an evaluation that overlooks progress, or else one that believes in it."""
     if right.delta >= ANY_DISTANCE.nearest:
-        progress, reasoning = right.progress_before, "Nothing has changed."
+        progress = right.progress_before
+        reasoning = "Nothing has changed."
     elif right.progress_after + CARELESS_DISTANCE <= 10:
-        progress, reasoning = right.progress_after + CARELESS_DISTANCE, "The agent does what it wants to do."
+        progress = right.progress_after + CARELESS_DISTANCE
+        reasoning = "The agent does what it wants to do."
     else:
-        progress, reasoning = right.progress_after - CARELESS_DISTANCE, "Little of it is there."
+        progress = right.progress_after - CARELESS_DISTANCE
+        reasoning = "Little of it is there."
     return right.model_copy(update={"progress_after": progress, "reasoning": reasoning, "evidence": ()})

@@ -20,11 +20,12 @@ from reflact.types import canonical_json, digest_text, join_canonical_json
 S = TypeVar("S")
 
 NO_CHANGE_TEXT = "Nothing changed."
-ABSENT_TEXT = "(not there)"
-"""Stands for the side of a change on which a field is not there."""
 
+# Stands for the side of a change on which a field is not there.
+ABSENT_TEXT = "(not there)"
+
+# The path of a change that has no field.
 ROOT_PATH = "state"
-"""The path of a change that has no field."""
 
 _NAME = re.compile(r"[^\W\d]\w*")
 _MAX_DIFF_LINES = 200
@@ -109,7 +110,8 @@ def _format_json(value: JsonValue) -> str:
 
 
 def _format_change(change: FieldChange, shorten: bool) -> str:
-    old, new = change.before, change.after
+    old = change.before
+    new = change.after
     if shorten and old is not None and new is not None:
         old, new = _drop_common_ends(old, new)
     sides = (ABSENT_TEXT if side is None else side for side in (old, new))
@@ -119,7 +121,8 @@ def _format_change(change: FieldChange, shorten: bool) -> str:
 def _drop_common_ends(old: str, new: str) -> tuple[str, str]:
     """Return two texts without most of what they share at both ends."""
     start, end = _count_common_ends(old, new)
-    start, end = max(0, start - _CONTEXT_CHARS), max(0, end - _CONTEXT_CHARS)
+    start = max(0, start - _CONTEXT_CHARS)
+    end = max(0, end - _CONTEXT_CHARS)
     marks = [f"[... {n:,} equal characters ...]" if n else "" for n in (start, end)]
     inner = (text[start : len(text) - end] for text in (old, new))
     first, second = (f"{marks[0]}{text}{marks[1]}" for text in inner)
@@ -138,14 +141,17 @@ def _count_common_ends(
 
 
 def _diff_texts(before: str, after: str) -> str:
-    old, new = before.splitlines(), after.splitlines()
+    old = before.splitlines()
+    new = after.splitlines()
     start, end = _count_common_ends(old, new)
-    inner_old, inner_new = old[start : len(old) - end], new[start : len(new) - end]
+    inner_old = old[start : len(old) - end]
+    inner_new = new[start : len(new) - end]
     if before != after and not inner_old and not inner_new:
         return " -> ".join(_drop_common_ends(_format_json(before), _format_json(after)))
     if max(len(inner_old), len(inner_new)) > _MAX_DIFF_LINES:
         return "\n".join([*(f"-{line}" for line in inner_old), *(f"+{line}" for line in inner_new)])
-    lead, trail = old[max(0, start - 2) : start], old[len(old) - end :][:2]
+    lead = old[max(0, start - 2) : start]
+    trail = old[len(old) - end :][:2]
     lines = difflib.unified_diff([*lead, *inner_old, *trail], [*lead, *inner_new, *trail], lineterm="", n=2)
     return "\n".join("@@" if line.startswith("@@") else line for line in [*lines][2:])
 
@@ -198,8 +204,8 @@ class TransitionView:
         return digest_text(join_canonical_json(fields))
 
 
+# Returns how many tokens a text takes, at least 0; longer texts take no fewer.
 TokenCounter: TypeAlias = Callable[[str], int]
-"""Returns how many tokens a text takes, at least 0; longer texts take no fewer."""
 
 _DENSE_LETTERS = b" ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _LETTERS_PER_TOKEN = 3
@@ -223,7 +229,8 @@ def truncate_to_tokens(text: str, max_tokens: int, *, count_tokens: TokenCounter
     """
     if count_tokens(text) <= max_tokens:
         return text
-    least, most = 0, len(text) - 1
+    least = 0
+    most = len(text) - 1
     while least < most:
         kept = (least + most + 1) // 2
         if count_tokens(_truncate_to_chars(text, kept)) <= max_tokens:
@@ -235,7 +242,8 @@ def truncate_to_tokens(text: str, max_tokens: int, *, count_tokens: TokenCounter
 
 def _truncate_to_chars(text: str, n_chars: int) -> str:
     tail = n_chars // 3
-    head, end = text[: n_chars - tail], text[len(text) - tail :]
+    head = text[: n_chars - tail]
+    end = text[len(text) - tail :]
     parts = (head, f"[... {len(text) - n_chars:,} characters cut ...]", end)
     return "\n".join(part for part in parts if part)
 

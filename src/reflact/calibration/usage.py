@@ -12,8 +12,8 @@ from reflact.protocols import LLM, R
 from reflact.records import Usage
 from reflact.types import FrozenModel
 
+# The counts of an entry, beside its usage.
 COUNTS = ("n_questions", "n_unanswered", "n_invalid")
-"""The counts of an entry, beside its usage."""
 
 
 class PurposeUsage(FrozenModel):

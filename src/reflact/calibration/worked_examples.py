@@ -26,11 +26,11 @@ from reflact.prompts import fence
 _WORD = re.compile(r"[\u0e00-\U0010ffff]|[^\W_\u0e00-\U0010ffff]+")
 _MAX_INDEXED_CHARS = 4000
 
+# The line above the worked examples.
 EXAMPLES_HEADER = "Other transitions. Each has an evaluation that is right and one that is wrong:"
-"""The line above the worked examples."""
 
+# Pairs in a row that may not fit before a room counts as full.
 MAX_PAIRS_TRIED = 32
-"""Pairs in a row that may not fit before a room counts as full."""
 
 
 class ShownExamples(NamedTuple):

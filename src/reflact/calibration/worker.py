@@ -20,8 +20,8 @@ from reflact.memory.cards import TraceIdentity, compute_fingerprint, count_tests
 if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
 
+# Stored traces that are read at a time, without their steps.
 PAGE_SIZE = 200
-"""Stored traces that are read at a time, without their steps."""
 
 
 class TraceLearner:

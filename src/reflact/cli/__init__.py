@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+# How many objects are made before Python looks for unreachable ones among them; its default is 700.
+#
+# A call in flight consists of about a hundred objects. With a thousand in flight, the default
+# searches them so often that this takes a quarter of the processor time.
 GARBAGE_THRESHOLD = 50_000
-"""How many objects are made before Python looks for unreachable ones among them; its default is 700.
-
-A call in flight consists of about a hundred objects. With a thousand in flight, the default searches them so often that
-this takes a quarter of the processor time.
-"""
 
 
 def main() -> None:

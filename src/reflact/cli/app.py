@@ -20,8 +20,8 @@ from reflact.cli.runs import compare, export, print_diff, runs, serve, show
 from reflact.cli.train import check, demo, evaluate, train
 from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
 
+# Errors of an output that cannot take more.
 FULL = frozenset({ENOSPC, EDQUOT, EFBIG, EIO})
-"""Errors of an output that cannot take more."""
 
 
 class CommandGroup(TyperGroup):

@@ -33,8 +33,8 @@ from reflact.reporting.facts import format_spend
 from reflact.reporting.live import EventLines
 from reflact.text import escape_controls, name_count
 
+# The approximate number of lines on the pairs of one round.
 MAX_PAIR_LINES = 20
-"""The approximate number of lines on the pairs of one round."""
 
 
 def print_calibration(console: Console, report: CalibrationReport) -> None:
@@ -69,7 +69,8 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
 
 
 def _describe_pairs(report: CalibrationReport) -> Iterator[str]:
-    traces, candidates = report.n_training_traces, report.n_candidates
+    traces = report.n_training_traces
+    candidates = report.n_candidates
     yield (
         f"{name_count(traces, 'trace')}, {name_count(candidates, 'candidate')}, rounds: {report.n_rounds}; "
         f"{name_count(report.n_pairs, 'pair')}, {report.n_candidates - report.n_pairs} dropped, {report.n_promoted} promoted"

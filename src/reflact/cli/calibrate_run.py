@@ -42,8 +42,8 @@ from reflact.training.shutdown import GracefulStop, StoppableLLM
 
 CRITIC_ROLE = "critic"
 
+# What calls under way may take after the first signal.
 STOP_SECONDS = 10.0
-"""What calls under way may take after the first signal."""
 
 
 def load_calibrate_config(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
@@ -123,7 +123,8 @@ def estimate_and_show(config: CalibrateConfig, *, as_json: bool) -> None:
 async def _estimate(config: CalibrateConfig) -> tuple[CalibrationCostEstimate, int]:
     """Return what a calibration takes, and how many calls earlier starts have paid for."""
     prompts = load_prompts(config.prompts)
-    run_id, path = account_name(config.memory), config.store or config.memory
+    run_id = account_name(config.memory)
+    path = config.store or config.memory
     async with AsyncExitStack() as stack:
         empty = Path(stack.enter_context(TemporaryDirectory()))
         known = config.memory if config.memory.is_file() else empty / "memory.db"
@@ -214,7 +215,8 @@ async def _calibrate(
         traces, heldout = await load_traces(config, memory)
         if config.anchors is not None:
             await memory.add_anchors(read_pairs(config.anchors))
-        display.spend_before, report = await read_spend(), None
+        display.spend_before = await read_spend()
+        report = None
         llm = StoppableLLM(model, graceful_stop)
         critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
         calibrator = Calibrator(

@@ -26,23 +26,24 @@ if TYPE_CHECKING:
     from reflact.reporting.live import RunView
     from reflact.trainer import Trainer
 
+# Seconds for clean-up after a second signal; then the process ends.
 IMMEDIATE_SECONDS = 2.0
-"""Seconds for clean-up after a second signal; then the process ends."""
 
+# Ctrl-C, the end of a service or a container, and a closed terminal.
 STOP_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
-"""Ctrl-C, the end of a service or a container, and a closed terminal."""
 
+# Seconds for clean-up after the grace period; then the process ends.
 MARGIN_SECONDS = 5.0
-"""Seconds for clean-up after the grace period; then the process ends."""
 
 _BoundRun = tuple[asyncio.AbstractEventLoop, Callable[[str], None], Callable[[], None]]
 
 
 SIGNAL_NAMES = {"SIGINT": "Ctrl-C"}
+
+# Signals in words, for those who did not send them by name.
 STOP_CAUSES = {"SIGHUP": "the end of its terminal"}
-"""Signals in words, for those who did not send them by name."""
 
 
 class InterruptHandler:
@@ -226,7 +227,9 @@ def train_and_show(
 
     trainer = Trainer(config, approve=approve)
     console = Console()
-    name, epochs, asks = config.out_dir.name, config.train.planned_epochs, approve is not None
+    name = config.out_dir.name
+    epochs = config.train.planned_epochs
+    asks = approve is not None
     view = build_view(show, console, name=name, epochs=epochs, times=times, asks=asks)
     store = (config.store or config.out_dir / "run.db").absolute()
     with InterruptHandler(config.train.grace_seconds, view) as interrupts:
@@ -263,7 +266,8 @@ async def _follow_run(
     from reflact.events import RunFinished
     from reflact.reporting.live import show_events
 
-    has_begun, summary = False, None
+    has_begun = False
+    summary = None
     try:
         with anyio.CancelScope() as scope:
             interrupts.bind(stop=trainer.stop, cancel=scope.cancel)

@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 OPENAI_URL = "https://api.openai.com/v1"
 
+# Words that tell a field, alone or in a longer name, such as "right answer" or "customer_message".
 FIELD_WORDS = {
     "input": re.compile("input|question|prompt|problem|instruction|query|message|request|task|text|ticket"),
     "reference": re.compile(
         "references?|answers?|correct|expected|gold|label|solution|truth|output|completion|response"
     ),
 }
-"""Words that tell a field, alone or in a longer name, such as "right answer" or "customer_message"."""
 
+# Names that tell a field only if they are the whole name.
 FIELD_NAMES = {
     "input": re.compile(
         "sentence|content|document|article|passage|review|email|tweet|comment|utterance|body|q"
@@ -38,28 +39,29 @@ FIELD_NAMES = {
         "target|result|class|sentiment|intent|decision|verdict|outcome|queue|department|summary|translation|a"
     ),
 }
-"""Names that tell a field only if they are the whole name."""
 
+# Words of a name that is no task and no answer, whatever its other words are.
 OTHER_WORDS = re.compile("id|is|nr|no|number|count|length|type|date|url|incorrect|wrong|rejected")
-"""Words of a name that is no task and no answer, whatever its other words are."""
 
+# A name of more words is probably a text, because the file has no header.
 MAX_NAME_WORDS = 4
-"""A name of more words is probably a text, because the file has no header."""
 
+# Columns of files of tests, such as an `evals.json`, whose lists say in sentences what a good
+# result is.
 SENTENCES = frozenset(
     ["assertions", "criteria", "expectations", "expected_behavior", "expected_behaviors", "rubric", "rubrics"]
 )
-"""Columns of files of tests, such as an `evals.json`, whose lists say in sentences what a good result is."""
 
+# The beginning of an assertion of promptfoo, such as `contains: Bonjour`.
 ASSERTION = re.compile(r"(not-)?[a-z][a-z-]*(\([^)]*\))?:\s*\S")
-"""The beginning of an assertion of promptfoo, such as `contains: Bonjour`."""
 
 HEADER = "if the first row is an item, write a header above it, such as input,reference"
 
 STEPS_PER_EPOCH = 4
 MIN_BATCH = 4
+
+# A small train split gives so many steps per epoch at least, if a batch then has so many items.
 MAX_BATCH = 16
-"""A small train split gives so many steps per epoch at least, if a batch then has so many items."""
 
 RATIO_LINES = """\
   # To choose another split (train:val:test; the last may be 0):

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# The least number of characters of an id's prefix; shorter ones soon mean several ids.
 MIN_PREFIX_LENGTH = 4
-"""The least number of characters of an id's prefix; shorter ones soon mean several ids."""
 
+# Traces that are imported at a time; concurrent writes share a transaction.
 MAX_CONCURRENT_TRACES = 8
-"""Traces that are imported at a time; concurrent writes share a transaction."""
 
 StoreArgument = Annotated[
     Path,

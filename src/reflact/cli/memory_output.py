@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     )
     from reflact.types import FrozenModel
 
+# The largest number of characters of a text in a table.
 MAX_CELL_CHARS = 60
-"""The largest number of characters of a text in a table."""
 
+# The largest number of tokens of a purpose, an action or a change; cuts are marked.
 MAX_CHANGE_TOKENS = 200
-"""The largest number of tokens of a purpose, an action or a change; cuts are marked."""
 
 
 def print_values(values: Sequence[FrozenModel], lines: Iterable[str], *, json: bool) -> None:
@@ -98,7 +98,8 @@ def print_pairs(pairs: Sequence[StoredPair], store: Path, limit: int, *, json: b
     names = ("pair", "mistake", "status", "utility", "reason")
     rows = []
     for one in pairs:
-        status, utility = _describe_status(one), f"{one.utility:.2f}"
+        status = _describe_status(one)
+        utility = f"{one.utility:.2f}"
         rows.append((one.pair.id[:12], one.pair.mistake, status, utility, _shorten(one.pair.reason)))
     print_values(pairs, format_table(names, rows, right_aligned={3}), json=json)
     if not pairs:

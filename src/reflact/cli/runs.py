@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 
 MAX_LISTED_IDS = 5
+
+# The most ids of items, and names of files, that a message lists.
 MAX_LISTED_FILES = 10
-"""The most ids of items, and names of files, that a message lists."""
 
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of tables.")]
 

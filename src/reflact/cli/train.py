@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 MAX_SHOWN_CHARS = 300
 
+# The score from which on another grader may fit a right answer; a few common words give less.
 FITTING_SCORE = 0.5
-"""The score from which on another grader may fit a right answer; a few common words give less."""
 
+# The most characters of a document's name in a table.
 MAX_NAME_CHARS = 40
-"""The most characters of a document's name in a table."""
 
 
 def check(

@@ -11,19 +11,20 @@ from pydantic import JsonValue
 from reflact.config.models import ConfigSection, changeable_field
 from reflact.jsonutil import flatten_fields
 
+# The fields of an item that a column can fill.
 FIELD_NAMES = ("id", "input", "reference", "task_type")
-"""The fields of an item that a column can fill."""
 
+# The columns that fill each field without a line in the configuration; the first one in a row
+# counts.
 DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "id": ("id",),
     "input": ("input", "question"),
     "reference": ("reference", "answers", "answer"),
     "task_type": ("task_type",),
 }
-"""The columns that fill each field without a line in the configuration; the first one in a row counts."""
 
+# The columns of a row of Alpaca; its input may be empty.
 ALPACA_COLUMNS = ("instruction", "input", "output")
-"""The columns of a row of Alpaca; its input may be empty."""
 
 
 class FieldsConfig(ConfigSection):

@@ -32,14 +32,14 @@ TYPE_NAMES: Mapping[Any, str] = {
     NoneType: "null",
 }
 
+# The most characters of a wrong value in a message.
 SHOWN_CHARS = 300
-"""The most characters of a wrong value in a message."""
 
+# Prefixes of the keys of a critic.
 CRITIC_PREFIXES = ("critic.", "models.critic.")
-"""Prefixes of the keys of a critic."""
 
+# The ratio of a large file without ``data.ratio``.
 LARGE_RATIO = "2:1:7"
-"""The ratio of a large file without ``data.ratio``."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
@@ -315,6 +315,7 @@ def _resolve_paths(config: TrainerConfig, base: Path) -> TrainerConfig:
     )
 
 
+# What keys of a special form expect, by the last part of the key.
 EXPECTED_FORMS = {
     "base_url": "expected an address that begins with http:// or https://, such as http://localhost:8000/v1",
     "api_key_env": "expected the name of an environment variable, or null; a key itself never stands here",
@@ -323,7 +324,6 @@ EXPECTED_FORMS = {
     "ratio": "expected train:val:test, such as 2:1:7",
     "out_dir": "expected a folder",
 }
-"""What keys of a special form expect, by the last part of the key."""
 
 
 def _explain(error: ValidationError, kind: type[ConfigSection]) -> str:

@@ -24,18 +24,18 @@ KeyProvider = Callable[[], Awaitable[str] | str]
 ModelOpener = Callable[[], object]
 CHANGEABLE: dict[str, JsonValue] = {"changeable": True}
 
+# A name, or an import path: module, colon, name.
 OBJECT_NAME = r"^[A-Za-z_][\w.-]*(:[A-Za-z_][\w.]*)?$"
-"""A name, or an import path: module, colon, name."""
 
+# Pattern of the names of secrets, in lower case without dashes and underscores.
 SECRET_NAME = re.compile(
     r"(api|access|auth|private|secret|subscription)key$|secret|passw|credential|authorization|cookie"
     r"|^(api|access|auth|bearer|hf|id|refresh|session)?token$"
 )
-"""Pattern of the names of secrets, in lower case without dashes and underscores."""
 
 
+# Names of this machine, also as a container sees it.
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "host.docker.internal"})  # noqa: S104
-"""Names of this machine, also as a container sees it."""
 
 
 def is_local_address(url: str) -> bool:
@@ -260,8 +260,8 @@ class ModelConfig(ConfigSection):
         return refuse_secrets(value)
 
 
+# Stands for the token of a rollout, which an agent gets in place of a key.
 TOKEN = "{token}"  # noqa: S105 - a placeholder
-"""Stands for the token of a rollout, which an agent gets in place of a key."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -290,8 +290,11 @@ def refuse_secrets(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 CONNECTION_KEYS = ("model", "base_url", "api", "api_version", "api_key_env", "key", "auth", "mode")
+
+# Keys that roles with the same model and endpoint share.
 PRICING_KEYS = ("price",)
-"""Keys that roles with the same model and endpoint share."""
+
+# Keys that roles with the same endpoint share; the strictest value counts for all of them anyway.
 LIMIT_KEYS = (
     "concurrency",
     "requests_per_minute",
@@ -299,7 +302,6 @@ LIMIT_KEYS = (
     "limits_group",
     "outage_seconds",
 )
-"""Keys that roles with the same endpoint share; the strictest value counts for all of them anyway."""
 
 
 class ModelsConfig(ConfigSection):
@@ -331,7 +333,8 @@ class ModelsConfig(ConfigSection):
     def _inherit(cls, value: Any) -> Any:
         if not isinstance(value, Mapping) or not isinstance(value.get("target"), Mapping):
             return value
-        target, heirs = value["target"], {}
+        target = value["target"]
+        heirs = {}
         for role, names in (("optimizer", CONNECTION_KEYS), ("critic", CONNECTION_KEYS[1:])):
             own = value.get(role)
             if own is None or isinstance(own, Mapping):

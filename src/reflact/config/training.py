@@ -25,11 +25,11 @@ from reflact.config.models import (
 )
 from reflact.types import GatePolicy, Operation
 
+# The sources of candidates that reflact has.
 ALL_SOURCES = ("examples", "rewrite", "edits")
-"""The sources of candidates that reflact has."""
 
+# Arguments of a class or function; they are stored with the run.
 Options = Annotated[dict[str, JsonValue], AfterValidator(refuse_secrets)]
-"""Arguments of a class or function; they are stored with the run."""
 
 
 class EnvironmentConfig(ConfigSection):

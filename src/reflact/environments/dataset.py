@@ -44,14 +44,15 @@ from reflact.types import Grade, Item, Split, canonical_json
 
 INPUT_VARIABLE = "{input}"
 
+# The mean length above which references are graded by the overlap of words.
 LONG_ANSWER_WORDS = 6
-"""The mean length above which references are graded by the overlap of words."""
 
 FORGIVEN = "Case, spaces, quotes around it and punctuation at its end do not count."
 
+# A text that is read as a number and looks like a code, such as 00501 or 1E2.
 CODE = re.compile(r"[+-]?0\d.*|\d+E\d+", re.IGNORECASE)
-"""A text that is read as a number and looks like a code, such as 00501 or 1E2."""
 
+# The graders that need nothing but a reference.
 PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
     grader.name: grader
     for grader in (
@@ -63,11 +64,11 @@ PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
         JsonFieldsGrader,
     )
 }
-"""The graders that need nothing but a reference."""
 
 MAX_LABELS = 20
+
+# Answers are labels if there are at most so many, each used so often on average.
 LABEL_USES = 5
-"""Answers are labels if there are at most so many, each used so often on average."""
 
 
 class DatasetEnvironment:

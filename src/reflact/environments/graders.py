@@ -42,25 +42,25 @@ from reflact.types import FrozenModel, Grade, Item, Score, digest_json
 if TYPE_CHECKING:
     from regex import Pattern
 
+# The results that a grader may return; a number is a share of success in 0..1.
 GraderOutput: TypeAlias = Grade | Score | float | bool
-"""The results that a grader may return; a number is a share of success in 0..1."""
 
+# Grades an answer to an item.
 Grader: TypeAlias = Callable[[Item, str], Awaitable[GraderOutput] | GraderOutput]
-"""Grades an answer to an item."""
 
 E = TypeVar("E")
 
+# Maximum length of an answer in JSON, in characters.
 MAX_JSON_CHARS = 500_000
-"""Maximum length of an answer in JSON, in characters."""
 
+# Time limit of ``RegexGrader`` for one pattern on one answer, in seconds.
 MATCH_SECONDS = 0.25
-"""Time limit of ``RegexGrader`` for one pattern on one answer, in seconds."""
 
+# The relative tolerance between two numbers of which one has decimals, if none is set.
 ROUNDING = 1e-6
-"""The relative tolerance between two numbers of which one has decimals, if none is set."""
 
+# Whole numbers below this are exact as floats, so that 7.0 in a table is the whole number 7.
 EXACT_FLOATS = 2**53
-"""Whole numbers below this are exact as floats, so that 7.0 in a table is the whole number 7."""
 
 
 class CheckedGrader(FrozenModel, ABC, Generic[E]):
@@ -462,18 +462,19 @@ def _read_as_text(reference: JsonValue) -> str:
 
 # -------------------------------------------------------------------------------------------- texts
 
+# Longer texts are normalized in parts of about this length, in characters.
 PART_CHARS = 2_000
-"""Longer texts are normalized in parts of about this length, in characters."""
 
+# Apostrophes, single quotes and hyphens as in ASCII; soft hyphens and variation selectors go.
 _PLAIN = str.maketrans("\u2019\u02bc\u2018\u2010\u2011", "'''--", "\u00ad\ufe0f")
-"""Apostrophes, single quotes and hyphens as in ASCII; soft hyphens and variation selectors go."""
 
 _INVISIBLE = "\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
-_BLANK = "".join(filter(str.isspace, map(chr, range(0x3001)))) + _INVISIBLE
-"""White space, and invisible characters at the end of a text, such as the byte order mark."""
 
+# White space, and invisible characters at the end of a text, such as the byte order mark.
+_BLANK = "".join(filter(str.isspace, map(chr, range(0x3001)))) + _INVISIBLE
+
+# Unicode's forms of letters and digits that mean something else than the plain ones.
 _TELLING_FORMS = frozenset({"<super>", "<sub>", "<fraction>", "<circle>", "<font>"})
-"""Unicode's forms of letters and digits that mean something else than the plain ones."""
 
 _MARKS = ".,;:!?\u2026\u3002\u3001\u061f\u060c\u061b\u0964"
 _QUOTES = dict(zip("\"'`*\u201c\u00ab\u201e\u201d\u300c", "\"'`*\u201d\u00bb\u201c\u201d\u300d", strict=True))
@@ -481,8 +482,9 @@ _OPENERS = _INVISIBLE + "([{\u00bf\u00a1_" + "".join(_QUOTES)
 _CLOSERS = _INVISIBLE + ")]}_" + _MARKS + "".join(_QUOTES.values())
 _NO_WORDS = frozenset({"", "a", "an", "the", "-", "\u2013", "\u2014"})
 _WORD = re.compile("[^ ]+")
+
+# ASCII and Chinese characters; none of them joins the character before it.
 _SEPARATE = re.compile("[\x00-\x7f\u3400-\u4dbf\u4e00-\u9fff]")
-"""ASCII and Chinese characters; none of them joins the character before it."""
 
 
 def normalize(text: str) -> str:
@@ -560,9 +562,11 @@ def _decompose(char: str) -> str:
 
 
 def _strip_edges(text: str) -> str:
-    start, end = 0, len(text)
+    start = 0
+    end = len(text)
     while start < end:
-        first, last = text[start], text[end - 1]
+        first = text[start]
+        last = text[end - 1]
         if first in _BLANK:
             start += 1
         elif last in _BLANK or _is_mark(last, text[max(start, end - 3) : end - 1]):
@@ -589,11 +593,11 @@ def _is_mark(char: str, before: str) -> bool:
 
 # ------------------------------------------------------------------------------------ numbers, JSON
 
+# Maximum length of a number, in characters.
 MAX_NUMBER_CHARS = 10_000
-"""Maximum length of a number, in characters."""
 
+# Maximum length of ``quote_json``, in characters.
 SHOWN_CHARS = 300
-"""Maximum length of ``quote_json``, in characters."""
 
 _NUMBER = re.compile(
     r"(?P<sign>[+-])?(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
@@ -680,17 +684,17 @@ def quote_json(value: JsonValue) -> str:
 
 LOGGER = logging.getLogger("reflact")
 
+# Beginnings of file names of code that changes only with a version; its name is enough.
 INSTALLED = (
     "<frozen ",
     str(Path(__file__).resolve().parents[1]) + os.sep,
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
-"""Beginnings of file names of code that changes only with a version; its name is enough."""
 
+# Methods that change a list, a mapping or a set.
 CHANGING_METHODS = frozenset(
     ["add", "append", "clear", "discard", "extend", "insert", "pop", "remove", "setdefault", "update"]
 )
-"""Methods that change a list, a mapping or a set."""
 
 
 def identify_grader(grade: Grader) -> JsonValue:
@@ -719,8 +723,8 @@ def identify_function(function: Callable[..., Any]) -> str:
     return name
 
 
+# The numbers of values that were described, by their ids; kept, so that ids stay their own.
 Described = dict[int, tuple[int, Any]]
-"""The numbers of values that were described, by their ids; kept, so that ids stay their own."""
 
 
 def _describe(value: Any, described: Described) -> JsonValue:

@@ -35,14 +35,16 @@ from reflact.processes.sandbox import (
 )
 from reflact.types import FrozenModel, Grade, Item, Score
 
+# Maximum length of an answer, in characters.
 MAX_PROGRAM_CHARS = 1_000_000
-"""Maximum length of an answer, in characters."""
 
+# Maximum size of standard output and of standard error, in bytes.
 MAX_OUTPUT_BYTES = 1_000_000
-"""Maximum size of standard output and of standard error, in bytes."""
 
-MAX_THREADS, THREADS_SECONDS = 256, 0.02
-"""The most threads of a program, and the seconds between two looks; a kernel counts threads of users and groups alone."""
+# The most threads of a program, and the seconds between two looks; a kernel counts threads of users
+# and groups alone.
+MAX_THREADS = 256
+THREADS_SECONDS = 0.02
 
 MIB = 1 << 20
 
@@ -212,7 +214,8 @@ def find_fault(case: ProgramCase, result: ProgramResult, seconds: int) -> str | 
         return None if TESTS_PASSED_MARK in result.report else "it ended before its tests had run"
     if split_output(result.output) == split_output(case.stdout):
         return None
-    expected, printed = quote_json(case.stdout), quote_json(result.output)
+    expected = quote_json(case.stdout)
+    printed = quote_json(result.output)
     return f"for the input {quote_json(case.stdin)} it should print {expected}, and printed {printed}"
 
 

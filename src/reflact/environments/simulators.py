@@ -14,8 +14,8 @@ from reflact.errors import ConfigError, EnvironmentFailure
 from reflact.protocols import Session
 from reflact.types import Grade, Item, Split, canonical_json
 
+# Plays the world of a seed with a session until it ends, and grades the result.
 PlayWorld = Callable[[int, Session], Awaitable[Grade]]
-"""Plays the world of a seed with a session until it ends, and grades the result."""
 
 
 class SimulatorEnvironment:
@@ -167,4 +167,5 @@ class _Batch(Generic[T, U]):
         self.after = after
         self.values: list[T] = []
         self.results: Sequence[U | Exception] = ()
-        self.full, self.ended = anyio.Event(), anyio.Event()
+        self.full = anyio.Event()
+        self.ended = anyio.Event()

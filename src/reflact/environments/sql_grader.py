@@ -38,17 +38,17 @@ from reflact.types import Grade, Item, Score
 
 WORKER = Path(__file__).with_name("sql_worker.py")
 
+# Maximum length of a query, in characters.
 MAX_QUERY_CHARS = 1_000_000
-"""Maximum length of a query, in characters."""
 
+# Maximum memory of a process beside the tables, in bytes; most of it is SQLite's own limit.
 MAX_MEMORY_BYTES = 512 << 20
-"""Maximum memory of a process beside the tables, in bytes; most of it is SQLite's own limit."""
 
+# Maximum size of what a process writes about its own failure, in bytes.
 MAX_ERROR_BYTES = 100_000
-"""Maximum size of what a process writes about its own failure, in bytes."""
 
+# Limit of wall-clock time of a query, as a multiple of its processor time.
 PATIENCE = 10
-"""Limit of wall-clock time of a query, as a multiple of its processor time."""
 
 
 class QueryVerdict(NamedTuple):
@@ -206,7 +206,8 @@ class QueryProcess:
                 errors.seek(0)
                 reason = find_last_line(errors.read().decode(errors="replace"))
                 raise EnvironmentFailure(f"the process for queries did not start as it should: {reason}")
-        self._process, self._owner = process, os.getpid()
+        self._process = process
+        self._owner = os.getpid()
         return process
 
     def _read_reply(self, process: subprocess.Popen[bytes], seconds: float) -> bool | str | None:
@@ -229,7 +230,8 @@ class QueryProcess:
     def _read_line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
         """Return the next line; empty if the process has ended, or if it takes longer than this."""
         assert process.stdout is not None
-        poll, end = select.poll(), time.monotonic() + seconds
+        poll = select.poll()
+        end = time.monotonic() + seconds
         poll.register(process.stdout, select.POLLIN)
         while b"\n" not in self._received:
             if not poll.poll(max(0, end - time.monotonic()) * 1000):

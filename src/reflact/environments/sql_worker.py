@@ -23,35 +23,37 @@ from typing import Any, BinaryIO, NamedTuple
 SQLValue = str | float | int | bytes | None
 SQLRow = tuple[SQLValue, ...]
 
+# Maximum of virtual-machine steps of a query, about a second; a count is the same on every machine.
 MAX_STEPS = 20_000_000
-"""Maximum of virtual-machine steps of a query, about a second; a count is the same on every machine."""
 
+# Maximum number of rows of a query.
 MAX_ROWS = 1000
-"""Maximum number of rows of a query."""
 
+# Maximum size of a value in bytes.
 MAX_VALUE_BYTES = 1_000_000
-"""Maximum size of a value in bytes."""
 
+# Maximum size of all values of a query's rows, in bytes.
 MAX_RESULT_BYTES = 32_000_000
-"""Maximum size of all values of a query's rows, in bytes."""
 
+# Maximum memory of SQLite beside the tables, in bytes.
 MAX_HEAP_BYTES = 256 << 20
-"""Maximum memory of SQLite beside the tables, in bytes."""
 
+# Exit code of a process in which a query needed too much memory.
 OUT_OF_MEMORY = 3
-"""Exit code of a process in which a query needed too much memory."""
 
+# Processor time of a query, in seconds; it matters for steps that take long, such as a huge
+# pattern.
 MAX_SECONDS = 5
-"""Processor time of a query, in seconds; it matters for steps that take long, such as a huge pattern."""
 
+# Maximum length of a reason, in characters.
 MAX_REASON_CHARS = 300
-"""Maximum length of a reason, in characters."""
 
+# Numbers with at most this relative difference are equal.
 RELATIVE_TOLERANCE = 1e-6
-"""Numbers with at most this relative difference are equal."""
 
 READ_ACTIONS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 
+# Refused functions: scores must be reproducible, and queries must not load code.
 REFUSED_FUNCTIONS = {
     "random",
     "randomblob",
@@ -61,8 +63,9 @@ REFUSED_FUNCTIONS = {
     "load_extension",
     "sqlite_log",
 }
-"""Refused functions: scores must be reproducible, and queries must not load code."""
 
+# Functions of a given time, each with the argument that is the time. Without it, they use the
+# current time.
 TIME_FUNCTIONS = {
     "date": 0,
     "time": 0,
@@ -72,10 +75,9 @@ TIME_FUNCTIONS = {
     "strftime": 1,
     "timediff": 0,
 }
-"""Functions of a given time, each with the argument that is the time. Without it, they use the current time."""
 
+# Times that stand for the current time.
 CURRENT_TIME = {"now", "subsec", "subsecond"}
-"""Times that stand for the current time."""
 
 
 class QueryResult(NamedTuple):
@@ -93,7 +95,8 @@ class QueryDatabase:
     """
 
     def __init__(self, image: bytes) -> None:
-        self._connection, self._times = sqlite3.connect(":memory:"), sqlite3.connect(":memory:")
+        self._connection = sqlite3.connect(":memory:")
+        self._times = sqlite3.connect(":memory:")
         self._connection.deserialize(image)
         self._connection.execute("PRAGMA temp_store = MEMORY")
         self._connection.execute(f"PRAGMA hard_heap_limit = {MAX_HEAP_BYTES + 2 * len(image)}")
@@ -148,7 +151,8 @@ def is_same_result(expected: QueryResult, rows: Sequence[SQLRow]) -> bool:
     """Whether rows are the expected ones."""
     expected_rows: Sequence[SQLRow] = expected.rows
     if not expected.ordered:
-        rows, expected_rows = _sort_rows(rows), _sort_rows(expected_rows)
+        rows = _sort_rows(rows)
+        expected_rows = _sort_rows(expected_rows)
     return len(expected_rows) == len(rows) and all(
         len(a) == len(b) and all(map(_is_same, a, b)) for a, b in zip(expected_rows, rows, strict=True)
     )

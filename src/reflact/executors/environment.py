@@ -29,8 +29,8 @@ from reflact.targets.gateway import open_gateway
 from reflact.targets.gateway_session import GatewaySession
 from reflact.types import Grade, Item
 
+# Shorter values of a key's variable are placeholders, which other variables may contain as a word.
 MIN_KEY_CHARACTERS = 12
-"""Shorter values of a key's variable are placeholders, which other variables may contain as a word."""
 
 
 class ExecutedEnvironment(EnvironmentAdapter):

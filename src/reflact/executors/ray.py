@@ -19,14 +19,14 @@ from reflact.errors import ConfigError, RunFailed, WorkerLost
 from reflact.executors.jobs import EnvironmentReference, ExecutorJob, ExecutorResult
 from reflact.executors.worker import CLOSE_SECONDS, JobRunner
 
+# How long the workers of a failed or cancelled run may take to end.
 HURRY_SECONDS = 0.3
-"""How long the workers of a failed or cancelled run may take to end."""
 
+# The most jobs that a worker runs at a time.
 JOBS_OF_A_WORKER = 1000
-"""The most jobs that a worker runs at a time."""
 
+# A job that lost so many workers gets one of its own.
 LOSSES = 2
-"""A job that lost so many workers gets one of its own."""
 
 
 class RayWorker:

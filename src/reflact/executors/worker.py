@@ -38,8 +38,8 @@ from reflact.messages import AgentAnswer, CallId
 from reflact.protocols import Environment, Session
 from reflact.types import Skill, Turn
 
+# How long the environment of a worker may take to close.
 CLOSE_SECONDS = 10.0
-"""How long the environment of a worker may take to close."""
 
 
 class JobRunner:

@@ -15,17 +15,17 @@ from pydantic import Field
 
 from reflact.types import FrozenModel
 
+# Scores that differ by no more count as equal, because of rounding.
 SCORE_TOLERANCE = 1e-9
-"""Scores that differ by no more count as equal, because of rounding."""
 
+# The most items that are repeated before a deterministic target's candidate is accepted.
 MAX_REPEATED_ITEMS = 6
-"""The most items that are repeated before a deterministic target's candidate is accepted."""
 
+# Trials on each side before an item of a noisy target counts as lost.
 VETO_TRIALS = 4
-"""Trials on each side before an item of a noisy target counts as lost."""
 
+# Maximum difference of the two sides' shares of unmeasured rollouts, in percentage points.
 MAX_UNMEASURED_GAP = 5
-"""Maximum difference of the two sides' shares of unmeasured rollouts, in percentage points."""
 
 
 class ScorePair(FrozenModel):

@@ -7,28 +7,28 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from statistics import variance as variance_of
 
+# The 97.5% quantile of the standard normal distribution.
 Z_95 = 1.959963984540054
-"""The 97.5% quantile of the standard normal distribution."""
 
 POWER = 0.8
 
+# The 80% quantile of the standard normal distribution.
 POWER_QUANTILE = 0.84
-"""The 80% quantile of the standard normal distribution."""
 
+# Differences that are no further apart are equal.
 ROUNDING = 1e-9
-"""Differences that are no further apart are equal."""
 
+# The most that a gain may be due to chance (``compute_chance``) if it is to be confirmed.
 CLAIM_LEVEL = 0.025
-"""The most that a gain may be due to chance (``compute_chance``) if it is to be confirmed."""
 
+# The fewest items on which a gain can be confirmed: half to this power is below ``CLAIM_LEVEL``.
 MIN_CLAIM_ITEMS = 6
-"""The fewest items on which a gain can be confirmed: half to this power is below ``CLAIM_LEVEL``."""
 
+# Typical variance of the difference of two scores of an item.
 PAIR_VARIANCE = 0.3
-"""Typical variance of the difference of two scores of an item."""
 
+# The 97.5% quantiles of Student's t for 1 to 9 degrees of freedom.
 _T_95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
-"""The 97.5% quantiles of Student's t for 1 to 9 degrees of freedom."""
 
 
 def wilson_interval(successes: float, n: int) -> tuple[float, float]:

@@ -17,28 +17,30 @@ from statistics import NormalDist, fmean
 
 from reflact.types import HARD_VARIANCE, Belief, PassResult, Ranking, VersionNode, find_room
 
+# The prior mean of an effect, the difference between a version's true mean and its parent's.
 EXPECTED_CHANGE = -0.01
-"""The prior mean of an effect, the difference between a version's true mean and its parent's."""
 
 SCALES = (0.01, 0.06, 0.15, 0.45)
+
+# The deviations that an effect may have, and their prior probabilities.
 WEIGHTS = (0.35, 0.35, 0.2, 0.1)
-"""The deviations that an effect may have, and their prior probabilities."""
 
+# Other prior probabilities, for a statement that a candidate is better.
+#
+# A choice is corrected later, so it may expect large effects; a statement must be true as often as
+# it says also if most edits change nothing.
 SCEPTICAL_WEIGHTS = (0.6, 0.33, 0.05, 0.02)
-"""Other prior probabilities, for a statement that a candidate is better.
 
-A choice is corrected later, so it may expect large effects; a statement must be true as often as it says also if most
-edits change nothing.
-"""
-
+# The mean variance of an effect of which nothing was observed.
 PRIOR_VARIANCE = math.fsum(weight * scale**2 for weight, scale in zip(WEIGHTS, SCALES, strict=True))
-"""The mean variance of an effect of which nothing was observed."""
 
-ITEM_VARIANCE, PSEUDO_ITEMS = 0.1, 4
-"""The variance between items that a true difference is expected to have, and the weight of that guess in items."""
+# The variance between items that a true difference is expected to have, and the weight of that
+# guess in items.
+ITEM_VARIANCE = 0.1
+PSEUDO_ITEMS = 4
 
+# The least variance of an observation; a difference that is known exactly has it.
 MIN_NOISE = 1e-12
-"""The least variance of an observation; a difference that is known exactly has it."""
 
 _STANDARD = NormalDist()
 
@@ -122,20 +124,21 @@ def compare_paired(differences: Sequence[float], *, n_items: int, variance: floa
     return update_effect(EffectObservation(observed, (2 * variance + unseen * between) / m))
 
 
-BASELINE_MEAN, BASELINE_VARIANCE = 0.5, 0.25
-"""The prior of the baseline's true mean."""
+# The prior of the baseline's true mean.
+BASELINE_MEAN = 0.5
+BASELINE_VARIANCE = 0.25
 
+# The most passes of a version.
 MAX_PASSES = 4
-"""The most passes of a version."""
 
+# A candidate is rejected if it is better than the current version with a smaller probability.
 REJECT_BELOW = 0.1
-"""A candidate is rejected if it is better than the current version with a smaller probability."""
 
+# A version replaces the baseline as the best one if it is better with at least this probability.
 BEST_ABOVE = 0.9
-"""A version replaces the baseline as the best one if it is better with at least this probability."""
 
+# The scores of one pass by item; None is unmeasured.
 ItemScores = Mapping[str, float | None]
-"""The scores of one pass by item; None is unmeasured."""
 
 
 class Posterior:

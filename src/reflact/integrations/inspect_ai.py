@@ -30,14 +30,14 @@ from reflact.stages.null_answers import ConstantSession
 from reflact.targets.gateway_session import GatewaySession
 from reflact.types import Grade, Item, Score, Skill, Split, canonical_json
 
+# Version of the request format, part of every rollout's key; raise it if the format changes.
 INSPECT_TARGET_VERSION = 1
-"""Version of the request format, part of every rollout's key; raise it if the format changes."""
 
+# Inspect's own limit of concurrent requests; those of ``models.target`` hold.
 MAX_CONNECTIONS = 1_000_000
-"""Inspect's own limit of concurrent requests; those of ``models.target`` hold."""
 
+# Answers a request of a solver: messages, tools and tool choice; returns a ``ModelOutput``.
 Answer = Callable[[Sequence[Any], Sequence[Any], Any], Awaitable[Any]]
-"""Answers a request of a solver: messages, tools and tool choice; returns a ``ModelOutput``."""
 
 
 class InspectTarget:
@@ -112,7 +112,8 @@ def _read_completion(completion: dict[str, Any], tools: Sequence[Any]) -> Any:
     from inspect_ai.model._call_tools import parse_tool_call
     from inspect_ai.model._model_output import as_stop_reason
 
-    choice, counts = completion["choices"][0], completion.get("usage") or {}
+    choice = completion["choices"][0]
+    counts = completion.get("usage") or {}
     calls = [
         parse_tool_call(call["id"], call["function"]["name"], call["function"]["arguments"], list(tools))
         for call in choice["message"].get("tool_calls") or ()
@@ -169,7 +170,8 @@ class InspectEnvironment:
             raise ConfigError(
                 "an Inspect task needs a scorer, and no sandbox, to be an environment; pass such a task"
             )
-        self._models, self._metric = _open_models(models or {}), metric
+        self._models = _open_models(models or {})
+        self._metric = metric
         samples = {canonical_json([_show(sample), sample.choices]): sample for sample in self._task.dataset}
         sizes = {Split.train: train, Split.val: val, Split.test: test}
         if min(sizes.values()) < 1 or sum(sizes.values()) > len(samples):
@@ -284,7 +286,8 @@ class InspectEnvironment:
         from inspect_ai.solver._task_state import set_sample_state
         from inspect_ai.util._store import init_subtask_store
 
-        model, task = _open_model(answer), self._task
+        model = _open_model(answer)
+        task = self._task
         state = TaskState(
             model=ModelName("reflact/target"),
             sample_id=item_id,

@@ -29,8 +29,9 @@ from reflact.types import Grade, Verdict
 Attributes = dict[str, str | bool | int | float]
 
 TOKEN_BOUNDS = tuple(4.0**n for n in range(14))
+
+# Bounds of histograms, as the conventions recommend.
 SECOND_BOUNDS = tuple(0.01 * 2**n for n in range(14))
-"""Bounds of histograms, as the conventions recommend."""
 
 
 @dataclass
@@ -45,7 +46,8 @@ def _describe_model(config: ModelConfig | None) -> Attributes:
     """Return the attributes of a model's spans and metrics; a model passed as an object has few."""
     if config is None:
         return {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "other"}
-    address, providers = urlsplit(config.base_url), {"azure": "azure.ai.openai"}
+    address = urlsplit(config.base_url)
+    providers = {"azure": "azure.ai.openai"}
     if config.api == "pydantic_ai":
         providers["pydantic_ai"] = config.model.partition(":")[0]
     return {
@@ -209,7 +211,9 @@ class Tracing:
             **_current_position().attributes,
         }
         name = "chat" if config is None else f"chat {config.model}"
-        call, start, error = ModelCall(), anyio.current_time(), None
+        call = ModelCall()
+        start = anyio.current_time()
+        error = None
         with self._span(name, attributes, kind=SpanKind.CLIENT) as span:
             self._record_messages(span, "input", [(m.role, m.content, None) for m in prompt.messages])
             try:
@@ -228,13 +232,17 @@ class Tracing:
         """Record a call's reply and consumption; return whether every reply came from the store."""
         attempts = len(error.reasons) if isinstance(error, ReplyError) else None
         if call.reply is not None:
-            attempts, value = call.reply.attempts, call.reply.value
+            attempts = call.reply.attempts
+            value = call.reply.value
             if isinstance(value, Text):  # how it ended is unknown
-                content, ending = value.text, "unknown"
+                content = value.text
+                ending = "unknown"
             else:
-                content, ending = value.model_dump_json(), "stop"
+                content = value.model_dump_json()
+                ending = "stop"
             self._record_messages(span, "output", [("assistant", content, ending)])
-        usage, is_stored = call.usage, has_store and attempts is not None and not call.usage.calls
+        usage = call.usage
+        is_stored = has_store and attempts is not None and not call.usage.calls
         if usage.calls > usage.uncounted:
             span.set_attribute("gen_ai.usage.input_tokens", usage.input_tokens)
             span.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)

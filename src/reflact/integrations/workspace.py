@@ -20,8 +20,10 @@ from reflact.protocols import Session
 from reflact.targets.command import CommandSession, CommandTarget, _is_inside
 from reflact.types import FrozenModel, Grade, Item, Score, Skill, Split, canonical_json
 
-FILES_IN, FILES_OUT = "files", "checked_files"
-"""The metadata of an item: names and contents (base64) of files that an agent gets, and names of those it should make."""
+# The metadata of an item: names and contents (base64) of files that an agent gets, and names of
+# those it should make.
+FILES_IN = "files"
+FILES_OUT = "checked_files"
 
 
 class WorkspaceTarget(CommandTarget):

@@ -257,8 +257,8 @@ class Budget:
         self._admit()
 
 
+# Takes an attempt of a call with what it used and how it failed; must neither wait nor raise.
 AttemptCallback = Callable[[CallReservation, Usage, FaultKind | None], None]
-"""Takes an attempt of a call with what it used and how it failed; must neither wait nor raise."""
 
 
 def ignore_attempt(call: CallReservation, usage: Usage, fault: FaultKind | None) -> None:

@@ -10,11 +10,11 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
+# Fields of a request that affect the transfer of the answer and not its content.
 STREAM_FIELDS = ("stream", "stream_options")
-"""Fields of a request that affect the transfer of the answer and not its content."""
 
+# Writes canonical JSON, all in ASCII.
 ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
-"""Writes canonical JSON, all in ASCII."""
 
 
 def build_cache_key(*, endpoint: str, path: str, body: Any, call_id: str, reply: str) -> str:

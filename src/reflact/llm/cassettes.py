@@ -30,8 +30,8 @@ from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.redaction import RedactingTransport
 from reflact.types import FrozenModel, canonical_json, digest_json
 
+# Long lines are split here before they are compared.
 CLAUSE_END = re.compile("(?<=[.,;!?]) ")
-"""Long lines are split here before they are compared."""
 
 
 class Interaction(FrozenModel):
@@ -153,7 +153,8 @@ class _Recording:
         except OSError as error:
             raise self._explain(error) from None
         end = content.rfind(b"\n") + 1
-        whole, last = content[:end], content[end:]
+        whole = content[:end]
+        last = content[end:]
         interactions = _parse_lines(self._path, whole)
         if last:
             start = LINE_START[: len(last)]
@@ -231,11 +232,11 @@ class ReplayTransport(httpx.AsyncBaseTransport):
         )
 
 
+# Final statuses; redirects, refused keys and temporary failures are not recorded.
 RECORDED = frozenset({*range(200, 300), 400, 404, 413, 415, 422, 501})
-"""Final statuses; redirects, refused keys and temporary failures are not recorded."""
 
+# The beginning of each line.
 LINE_START = b'{"call_id":'
-"""The beginning of each line."""
 
 
 class RecordTransport(ReplayTransport):
@@ -265,7 +266,8 @@ class RecordTransport(ReplayTransport):
                 raise
         finally:
             await response.aclose()
-        headers, chunks = select_headers(response), _decode_pieces(pieces)
+        headers = select_headers(response)
+        chunks = _decode_pieces(pieces)
         answer = {"status": response.status_code, "content_type": headers["content-type"], "chunks": chunks}
         answered = asked.model_copy(update=answer)
         if _is_final(answered):

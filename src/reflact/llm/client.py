@@ -125,34 +125,35 @@ from reflact.types import canonical_json
 
 R = TypeVar("R", bound=ReplyModel)
 
+# The path of an agent's requests below ``base_url``, in keys and recordings; nothing is sent there.
 AGENT_PATH = "/agent"
-"""The path of an agent's requests below ``base_url``, in keys and recordings; nothing is sent
-there."""
 
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
+# Statuses with which endpoints refuse to stream, or refuse the options of the stream.
 UNSTREAMABLE_STATUSES = FORMAT_REFUSALS | {500}
-"""Statuses with which endpoints refuse to stream, or refuse the options of the stream."""
 
 STREAM_WORDS = re.compile(r"\bstream", re.IGNORECASE)
 
+# How long the usage and the end of a stream are waited for after the reason why its answer ended.
 HELD_OPEN_SECONDS = 1.0
-"""How long the usage and the end of a stream are waited for after the reason why its answer
-ended."""
 
+# The most bytes that are read of the answer with an error status.
 ERROR_BYTES = 2**14
-"""The most bytes that are read of the answer with an error status."""
 
-SPARE_BYTES, TOKEN_BYTES, UNCAPPED_TOKENS = 4 * 2**20, 512, 16_384
-"""An answer may have 4 MiB and 512 bytes for each token of its cap; without a cap, for each of
-16,384 tokens."""
+# An answer may have 4 MiB and 512 bytes for each token of its cap; without a cap, for each of
+# 16,384 tokens.
+SPARE_BYTES = 4 * 2**20
+TOKEN_BYTES = 512
+UNCAPPED_TOKENS = 16_384
 
+# A body of more bytes is read on a worker thread, so that the event loop does not wait for it.
 LARGE_BYTES = 2**20
-"""A body of more bytes is read on a worker thread, so that the event loop does not wait for it."""
 
+# How long a cancelled caller waits until its reservation is released.
 RELEASE_SECONDS = 0.2
-"""How long a cancelled caller waits until its reservation is released."""
 
+# Failures before a request was sent.
 UNSENT = (
     httpx.ConnectError,
     httpx.ConnectTimeout,
@@ -162,17 +163,17 @@ UNSENT = (
     httpx.LocalProtocolError,
     CassetteMiss,
 )
-"""Failures before a request was sent."""
 
+# The fields of a request for which a provider may validate what its model wrote.
 FORMAT_FIELDS = frozenset({"response_format", "tools"})
-"""The fields of a request for which a provider may validate what its model wrote."""
 
+# Codes with which a provider refuses what its own model wrote, and not the request.
 FAILED_SAMPLES = ("json_validate_failed", "tool_use_failed")
-"""Codes with which a provider refuses what its own model wrote, and not the request."""
 
-MIN_PROMPT, PROMPT_RATIO = 16_000, 8
-"""A prompt of so many characters was cut by its server if that counts less than one token for eight
-of them."""
+# A prompt of so many characters was cut by its server if that counts less than one token for eight
+# of them.
+MIN_PROMPT = 16_000
+PROMPT_RATIO = 8
 
 
 @dataclass
@@ -535,7 +536,8 @@ class Client:
             try:
                 outcome = await self._try(call, request, body)
             except RoleRefused as refused:
-                outcome, pause = refused.outcome, None
+                outcome = refused.outcome
+                pause = None
             except ReflactError:
                 raise
             except Exception as failure:  # noqa: BLE001 - a transport or an agent may raise anything
@@ -564,7 +566,8 @@ class Client:
         passing = is_passing(outcome)
         last = retries == self._config.max_retries or not passing
         is_out = limits.endpoint.is_out(served=not passing)
-        status, asked = None, None
+        status = None
+        asked = None
         if isinstance(outcome, httpx.Response):
             if outcome.is_success:
                 limits.observe_answer()
@@ -639,7 +642,9 @@ class Client:
         cancellation, or an answer without usage counts at the worst case, since the provider may
         charge for it. Failed attempts are counted by kind.
         """
-        config, budget, responses = self._config, self._account.budget, self._account.responses
+        config = self._config
+        budget = self._account.budget
+        responses = self._account.responses
         at = datetime.now(UTC)
         sent = self._build_request(call, request, body, key)
         worst = worst_case(len(sent.content), read_cap(body), config, at=at)
@@ -790,7 +795,8 @@ class Client:
             AnswerFault: It should be a chat completion and is none.
         """
         text = remove_keys(keys, decode_text(whole.content))
-        status, headers = whole.status_code, select_headers(whole)
+        status = whole.status_code
+        headers = select_headers(whole)
         sample = None if FORMAT_FIELDS.isdisjoint(body) else find_failed_sample(status, text)
         if not whole.is_success and sample is None:
             if is_throttled(status, text):

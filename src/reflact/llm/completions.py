@@ -23,46 +23,48 @@ from reflact.records import FaultKind, Usage
 
 M = TypeVar("M", bound=BaseModel)
 
-JSON, EVENT_STREAM, END_MARK = "application/json", "text/event-stream", "[DONE]"
+JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
+END_MARK = "[DONE]"
 
+# Where chat completions are asked for, below the root of an API.
 COMPLETIONS_PATH = "/chat/completions"
-"""Where chat completions are asked for, below the root of an API."""
 
+# About the most values of a JSON text, since small ones take far more memory than text.
 MOST_VALUES = 500_000
-"""About the most values of a JSON text, since small ones take far more memory than text."""
 
+# The reasons that openai's type of a completion knows; any other word for the end of an answer
+# becomes ``stop``.
 FINISH_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
-"""The reasons that openai's type of a completion knows; any other word for the end of an answer
-becomes ``stop``."""
 
+# Words of Mistral, Anthropic, Gemini and others for ``length``, in lower case.
 CUT_REASONS = frozenset({"model_length", "max_tokens", "max_output_tokens", "max_length", "token_limit"})
-"""Words of Mistral, Anthropic, Gemini and others for ``length``, in lower case."""
 
+# The types of parts of a content that are thoughts, whatever texts they have.
 THOUGHT_PARTS = ("thinking", "reasoning")
-"""The types of parts of a content that are thoughts, whatever texts they have."""
 
+# Words of vLLM, SGLang, DeepSeek and others for an answer that the server gave up.
 BROKEN_REASONS = frozenset({"error", "abort", "aborted", "insufficient_system_resource"})
-"""Words of vLLM, SGLang, DeepSeek and others for an answer that the server gave up."""
 
+# A stream of events begins with one of these, whatever its content type.
 EVENT_STARTS = ("data:", "event:", "id:", "retry:", ":")
-"""A stream of events begins with one of these, whatever its content type."""
 
 
+# How much of a whole text is read at once, since each of its lines takes memory.
 PIECE_CHARACTERS = 2**16
-"""How much of a whole text is read at once, since each of its lines takes memory."""
 
 LINES = re.compile(r"\r\n|\n|\r")
 
+# The most characters of an answer that an error keeps.
 QUOTED_CHARACTERS = 1000
-"""The most characters of an answer that an error keeps."""
 
+# The extension of a request that holds the function which answers it in place of the network.
 ANSWERER = "reflact_answerer"
-"""The extension of a request that holds the function which answers it in place of the network."""
 
 Answerer = Callable[[bytes], Awaitable[AgentAnswer]]
 
+# The JSON of a chat completion with one choice, as ``write_completion`` writes it.
 Completion = dict[str, Any]
-"""The JSON of a chat completion with one choice, as ``write_completion`` writes it."""
 
 
 class AnswerFault(httpx.RemoteProtocolError):
@@ -175,8 +177,8 @@ def _refuse_error(value: Any) -> None:
         raise ValueError("an error")
 
 
+# A text that is left out if it is of another type.
 Name = Annotated[str, BeforeValidator(lambda value: value if isinstance(value, str) else "")]
-"""A text that is left out if it is of another type."""
 
 NoError = Annotated[None, BeforeValidator(_refuse_error)]
 
@@ -307,9 +309,13 @@ def _join_chunks(chunks: Iterable[_Chunk]) -> _Completion:
     texts: dict[str, list[str]] = {"content": [], "refusal": []}
     calls: dict[int, _Call] = {}
     arguments: dict[int, list[str]] = {}
-    finish, model, usage, answered = "length", "", None, False
+    finish = "length"
+    model = ""
+    usage = None
+    answered = False
     for chunk in chunks:
-        model, usage = chunk.model or model, chunk.usage or usage
+        model = chunk.model or model
+        usage = chunk.usage or usage
         for choice in chunk.choices or ():
             if choice.index:
                 continue

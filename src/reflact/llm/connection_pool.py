@@ -18,12 +18,12 @@ import httpx
 from reflact.errors import ConfigError
 from reflact.llm.cache_keys import strip_credentials
 
+# How long a connection may be idle before it is closed, as in httpx; servers close theirs at some
+# time too.
 KEEP_ALIVE_SECONDS = 5.0
-"""How long a connection may be idle before it is closed, as in httpx; servers close theirs at some
-time too."""
 
+# The most idle pools that the end of one call closes, which takes one to two milliseconds.
 MAX_CLOSED = 16
-"""The most idle pools that the end of one call closes, which takes one to two milliseconds."""
 
 
 class PooledTransport(httpx.AsyncBaseTransport):
@@ -113,7 +113,8 @@ class _Stream(httpx.AsyncByteStream):
         try:
             await self._inner.aclose()
         finally:
-            free, self._free = self._free, None
+            free = self._free
+            self._free = None
             if free is not None:
                 await free()
 

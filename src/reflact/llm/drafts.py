@@ -22,26 +22,29 @@ from reflact.protocols import EventCallback
 
 R = TypeVar("R", bound=ReplyModel)
 
+# Characters by which a text grows at least between two drafts.
 MIN_GROWTH = 48
-"""Characters by which a text grows at least between two drafts."""
 
-TEXT_GROWTH, CLOSED_GROWTH = 8, 64
-"""A reply grows by 1/8 of its length between two drafts, or by 1/64 if an object or a list has
-closed."""
+# A reply grows by 1/8 of its length between two drafts, or by 1/64 if an object or a list has
+# closed.
+TEXT_GROWTH = 8
+CLOSED_GROWTH = 64
 
+# The most bytes of an answer that are read for drafts, since each draft is a copy of the text so
+# far.
 DRAFT_BYTES = 2**22
-"""The most bytes of an answer that are read for drafts, since each draft is a copy of the text so
-far."""
 
+# Characters of a number or a word, which may continue.
 WORD_CHARACTERS = f"{string.ascii_letters}{string.digits}+-."
-"""Characters of a number or a word, which may continue."""
 
+# The name of a member whose value has not begun.
 NAME_AT_END = re.compile(r',\s*+"(?:[^"\\]|\\.)*+\\?"?\s*+:?\s*+\Z')
-"""The name of a member whose value has not begun."""
 
 NO_NAME = "\0reflact"
-NEXT_ELEMENT, NEXT_MEMBER = ",0", ',"\\u0000reflact":0'
-"""Texts that can only follow if the last element, or the last member, has closed."""
+
+# Texts that can only follow if the last element, or the last member, has closed.
+NEXT_ELEMENT = ",0"
+NEXT_MEMBER = ',"\\u0000reflact":0'
 
 
 class DraftStream(Generic[R]):
@@ -122,7 +125,8 @@ class DraftStream(Generic[R]):
                 enough = max(MIN_GROWTH, self._queued // TEXT_GROWTH)
             if self._length - self._queued >= enough:
                 self._text = ["".join(self._text)]
-                self._queued, self._something_closed = self._length, False
+                self._queued = self._length
+                self._something_closed = False
                 self._put((self._attempt, self._text[0]))
 
     def reset(self, reason: str) -> None:

@@ -44,72 +44,73 @@ from reflact.llm.rate_limit import EndpointClient, Outcome
 from reflact.llm.redaction import remove_keys
 from reflact.records import FaultKind
 
+# Statuses after which a later attempt may succeed.
 RETRIED_STATUSES = frozenset({408, 409, 424, 429, *range(500, 600)} - {501, 505})
-"""Statuses after which a later attempt may succeed."""
 
+# Failures of the transfer after which a later attempt may succeed.
 RETRIED_FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
-"""Failures of the transfer after which a later attempt may succeed."""
 
+# Failures to connect.
 CONNECT_FAILURES = (httpx.ConnectError, httpx.ConnectTimeout)
-"""Failures to connect."""
 
 REFUSED_KEY = frozenset({401, 403})
 
+# Statuses of an address that has no such API.
 NO_API_STATUSES = frozenset({404, 405})
-"""Statuses of an address that has no such API."""
 
+# Statuses that may refuse all calls of a role, or one prompt.
 DOUBTFUL = NO_API_STATUSES | {403}
-"""Statuses that may refuse all calls of a role, or one prompt."""
 
+# Statuses that refuse one request, once others were answered.
 REQUEST_STATUSES = DOUBTFUL | {400, 406, 413, 415, 422, 451}
-"""Statuses that refuse one request, once others were answered."""
 
+# Statuses with which endpoints report a spent quota; 402 says nothing else.
 QUOTA_STATUSES = frozenset({400, 403, 429})
-"""Statuses with which endpoints report a spent quota; 402 says nothing else."""
 
+# Words for a spent quota of OpenAI, Anthropic, DeepSeek, Mistral, OpenRouter and others.
 QUOTA_WORDS = re.compile(
     r"insufficient[ _](quota|balance|credit|fund)|exceeded your (current|monthly) quota|credit balance"
     r"|(out of|no more|run out of) (credit|quota|fund)|billing|(spend|spending|usage) limit",
     re.IGNORECASE,
 )
-"""Words for a spent quota of OpenAI, Anthropic, DeepSeek, Mistral, OpenRouter and others."""
 
+# Words of answers that refuse one request because of its time.
 RATE_WORDS = re.compile(
     r"retry|try again (in|after|later)|rate[ _-]?limit|per[ _-]?(second|min|hour|day)", re.IGNORECASE
 )
-"""Words of answers that refuse one request because of its time."""
 
 THROTTLE_STATUSES = frozenset({400, 403})
+
+# Statuses and words with which some endpoints, such as those of AWS, report a rate limit.
 THROTTLE_WORDS = re.compile(r"throttl|too many requests|rate exceeded|rate[ _-]?limit", re.IGNORECASE)
-"""Statuses and words with which some endpoints, such as those of AWS, report a rate limit."""
 
+# Statuses with which endpoints report an unknown model.
 UNKNOWN_MODEL = frozenset({400, 404})
-"""Statuses with which endpoints report an unknown model."""
 
+# Words for an unknown model of OpenAI, Azure, vLLM, Ollama, Anthropic, Mistral and others.
 MODEL_WORDS = re.compile(
     r"model_not_found|deploymentnotfound|model:|(no such|unknown|invalid|not a valid) (model|deployment)"
     r"|\b(model|deployment)s?\b.{0,120}?(not exist|not found|not available|no access|have access)",
     re.IGNORECASE | re.DOTALL,
 )
-"""Words for an unknown model of OpenAI, Azure, vLLM, Ollama, Anthropic, Mistral and others."""
 
+# Words of answers that refuse the form of a request and not the model.
 FORMAT_WORDS = re.compile(
     r"response_format|json_schema|json_object|\btools?\b|tool_choice|\bformat\b|\bstream", re.IGNORECASE
 )
-"""Words of answers that refuse the form of a request and not the model."""
 
+# Words of OpenAI, vLLM, llama.cpp and others for a request that is too long.
 OVERFLOW_WORDS = re.compile(
     "context_length_exceeded|maximum context length|context window|exceed_context_size"
     "|exceeds the available context|prompt is too long|too many tokens",
     re.IGNORECASE,
 )
-"""Words of OpenAI, vLLM, llama.cpp and others for a request that is too long."""
 
+# The most characters of a redirect's address that a message shows.
 SHOWN_LOCATION = 300
-"""The most characters of a redirect's address that a message shows."""
 
+# The version that is a part of the path of most OpenAI-compatible APIs.
 VERSION_PATH = re.compile(r"/v\d")
-"""The version that is a part of the path of most OpenAI-compatible APIs."""
 
 
 def classify_failure(failure: Exception) -> FaultKind | None:
@@ -145,7 +146,8 @@ def read_retry_after(headers: Mapping[str, str]) -> float | None:
         return max(0.0, float(value))
     except ValueError:
         pass
-    moment, now = _parse_date(value), _parse_date(headers.get("date", "")) or datetime.now(UTC)
+    moment = _parse_date(value)
+    now = _parse_date(headers.get("date", "")) or datetime.now(UTC)
     return None if moment is None else max(0.0, (moment - now).total_seconds())
 
 
@@ -245,7 +247,8 @@ def _translate_failure(
     causes: Sequence[BaseException], config: ModelConfig, role: str, keys: Sequence[str]
 ) -> ModelError:
     """Return the error of a call without a usable answer; ``causes`` begin with the failure."""
-    where, cause = f"models.{role}: {config.title}", causes[-1]
+    where = f"models.{role}: {config.title}"
+    cause = causes[-1]
     is_foreign = config.api == "pydantic_ai"
     if isinstance(causes[0], httpx.TimeoutException):
         return ProviderDown(f"{where} did not answer within {config.timeout:g} seconds, after all retries")
@@ -285,7 +288,8 @@ def _translate_failure(
 def _translate_refusal(
     refusal: httpx.Response, config: ModelConfig, role: str, keys: Sequence[str], endpoint: EndpointClient
 ) -> ModelError:
-    status, where = refusal.status_code, f"models.{role}: {config.title}"
+    status = refusal.status_code
+    where = f"models.{role}: {config.title}"
     text = remove_keys(keys, " ".join(refusal.text.split()))[:300]
     if status in {400, 413, 422} and OVERFLOW_WORDS.search(refusal.text):
         limit = "" if config.max_tokens is None else f" of {config.max_tokens:,}"
@@ -317,7 +321,8 @@ def _describe_refusal(
     refusal: httpx.Response, config: ModelConfig, role: str
 ) -> tuple[type[ProviderError], str]:
     """Return the error of a refusal, and the rest of the sentence that says what to do."""
-    status, is_foreign = refusal.status_code, config.api == "pydantic_ai"
+    status = refusal.status_code
+    is_foreign = config.api == "pydantic_ai"
     if status in REFUSED_KEY:
         source = f"set {config.api_key_env} to a valid key"
         if config.key is not None:

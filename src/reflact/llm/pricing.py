@@ -20,14 +20,15 @@ from reflact.types import FrozenModel
 
 BILLION = 10**9
 MILLION = 10**6
+
+# The names of a request's field for the most tokens of its answer; no provider takes both.
 CAP_NAMES = ("max_tokens", "max_completion_tokens")
-"""The names of a request's field for the most tokens of its answer; no provider takes both."""
 
+# A greater cap, which only an agent would send, is none: a ledger cannot store every number.
 MAX_CAP = 2**40
-"""A greater cap, which only an agent would send, is none: a ledger cannot store every number."""
 
+# An upper bound on tokens that a provider adds to a request, such as its chat template.
 OVERHEAD_TOKENS = 256
-"""An upper bound on tokens that a provider adds to a request, such as its chat template."""
 
 
 def usd_of(usage: Usage, config: ModelConfig, *, at: datetime | None = None) -> float | None:
@@ -45,7 +46,8 @@ def usd_of(usage: Usage, config: ModelConfig, *, at: datetime | None = None) -> 
 def read_counts(counts: Any) -> Usage:
     """Return the tokens that a provider counted for one answer; uncounted zeros without them."""
     names = counts if isinstance(counts, dict) else {}
-    n_input, n_output = _read_count(names.get("prompt_tokens")), _read_count(names.get("completion_tokens"))
+    n_input = _read_count(names.get("prompt_tokens"))
+    n_output = _read_count(names.get("completion_tokens"))
     if n_input is None or n_output is None:
         return Usage(calls=1, uncounted=1)
     details = names.get("prompt_tokens_details")
@@ -152,14 +154,14 @@ def _list_price(
     return None if None in by_token else found.total_price
 
 
+# Typical for English text and code in current tokenizers; the worst case is one byte per token.
 BYTES_PER_TOKEN = 3.5
-"""Typical for English text and code in current tokenizers; the worst case is one byte per token."""
 
+# Typical tokens that a request adds to its texts.
 MESSAGE_TOKENS = 16
-"""Typical tokens that a request adds to its texts."""
 
+# Assumed most tokens of a reply without a cap.
 UNCAPPED_REPLY_TOKENS = 1000
-"""Assumed most tokens of a reply without a cap."""
 
 
 class EstimateRow(FrozenModel):

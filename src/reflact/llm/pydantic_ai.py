@@ -32,8 +32,8 @@ from reflact.errors import ConfigError
 from reflact.llm.completions import AnswerFault
 from reflact.messages import AgentAnswer
 
+# Fields of a chat completion's request that pydantic-ai has under the same name.
 SETTINGS = ("temperature", "top_p", "max_tokens", "seed")
-"""Fields of a chat completion's request that pydantic-ai has under the same name."""
 
 
 class PydanticAIModel:
@@ -73,7 +73,8 @@ class PydanticAIModel:
             raise ConnectionError(str(error)) from error
         except UnexpectedModelBehavior as error:
             raise AnswerFault(str(error), "unusable") from error
-        counts, truncated = response.usage, response.finish_reason == "length"
+        counts = response.usage
+        truncated = response.finish_reason == "length"
         text = _read_text(response)
         return AgentAnswer.from_counts(
             text, counts.input_tokens, counts.output_tokens, counts.cache_read_tokens, truncated=truncated

@@ -18,22 +18,23 @@ from anyio.lowlevel import RunVar
 
 from reflact.config.models import ModelConfig
 
+# Calls a second that each second of answers adds to the rate.
 INCREASE = 1.0
-"""Calls a second that each second of answers adds to the rate."""
 
+# Once the rate fell, an answer adds at most this share of it, so that a slow server refuses few
+# calls.
 INCREASE_SHARE = 0.02
-"""Once the rate fell, an answer adds at most this share of it, so that a slow server refuses few
-calls."""
 
+# The factor of the rate at each back-off; found by simulation. With half, as in TCP, a quarter of a
+# limit is unused.
 DECREASE = 0.87
-"""The factor of the rate at each back-off; found by simulation. With half, as in TCP, a quarter of
-a limit is unused."""
 
+# A call that is late by less than this does not delay the next call.
 SLACK_SECONDS = 0.02
-"""A call that is late by less than this does not delay the next call."""
 
-MINUTE_SECONDS, MARGIN = 60.0, 1.01
-"""Seconds of a server's minute, and the safety factor for different transfer times of calls."""
+# Seconds of a server's minute, and the safety factor for different transfer times of calls.
+MINUTE_SECONDS = 60.0
+MARGIN = 1.01
 
 
 class AdaptiveRate:
@@ -135,15 +136,17 @@ class MinuteWindow:
             self._sum -= self._taken.popleft().amount
 
 
+# Statuses with which an endpoint refuses a call because of its rate.
 LIMIT_STATUSES = frozenset({429, 503})
-"""Statuses with which an endpoint refuses a call because of its rate."""
 
-BASE_SECONDS, CAP_SECONDS = 0.5, 30.0
+BASE_SECONDS = 0.5
+CAP_SECONDS = 30.0
+
+# The longest ``Retry-After`` in seconds that is respected.
 PATIENCE_SECONDS = 300.0
-"""The longest ``Retry-After`` in seconds that is respected."""
 
+# Delays shorter than this many seconds count as none.
 SOON = 1e-6
-"""Delays shorter than this many seconds count as none."""
 
 
 class LimitChange(NamedTuple):
@@ -159,12 +162,13 @@ class LimitChange(NamedTuple):
     rate: float | None
 
 
-FIRST_REFUSALS, LATER_REFUSALS = 4, 10
-"""Refused requests in a row that end a role: the first ones, of which three may try formats, and
-after an answer."""
+# Refused requests in a row that end a role: the first ones, of which three may try formats, and
+# after an answer.
+FIRST_REFUSALS = 4
+LATER_REFUSALS = 10
 
+# An answer that was read whole, or a failed attempt.
 Outcome = httpx.Response | Exception
-"""An answer that was read whole, or a failed attempt."""
 
 
 class RoleRefused(Exception):
@@ -443,8 +447,8 @@ def jitter(failures: int, draw: float) -> float:
     return draw * min(CAP_SECONDS, BASE_SECONDS * 2.0 ** min(failures, 10))
 
 
+# The most endpoints without open clients whose rates are remembered.
 MAX_IDLE = 1000
-"""The most endpoints without open clients whose rates are remembered."""
 
 _ENDPOINTS: RunVar[dict[tuple[str, object], Endpoint]] = RunVar("reflact_endpoints")
 

@@ -27,36 +27,36 @@ from reflact.config.models import KeyProvider, ModelConfig
 from reflact.errors import ConfigError
 from reflact.llm.completions import AnswerFault
 
+# The replacement for a key.
 KEY_MARK = "[key]"
-"""The replacement for a key."""
 
+# Headers that carry keys.
 KEY_HEADERS = ("authorization", "api-key")
-"""Headers that carry keys."""
 
+# A text with fewer characters, or without a digit, is a placeholder and no key.
 MIN_KEY_CHARACTERS = 12
-"""A text with fewer characters, or without a digit, is a placeholder and no key."""
 
+# The extension of a request that holds the most bytes of its answer.
 MAX_BYTES = "reflact_max_bytes"
-"""The extension of a request that holds the most bytes of its answer."""
 
+# The bound of a request that states none.
 DEFAULT_MAX_BYTES = 12 * 2**20
-"""The bound of a request that states none."""
 
+# The most bytes that are decoded at once.
 DECODED_BYTES = 2**16
-"""The most bytes that are decoded at once."""
 
 CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
 DETECTS_FORMAT = zlib.MAX_WBITS | 32
 
+# The first byte of each member of a gzip body; any other text after a member is ignored.
 GZIP_START = b"\x1f"
-"""The first byte of each member of a gzip body; any other text after a member is ignored."""
 
+# Seconds before its expiry at which a token is fetched again: a request may be retried for some
+# time.
 TOKEN_MARGIN = 600.0
-"""Seconds before its expiry at which a token is fetched again: a request may be retried for some
-time."""
 
+# Loggers of httpcore, which log raw answers at their lowest level.
 HTTP_LOGGERS = ("connection", "http11", "http2", "proxy", "socks")
-"""Loggers of httpcore, which log raw answers at their lowest level."""
 
 
 async def resolve_key(config: ModelConfig, role: str) -> str | None:
@@ -66,7 +66,8 @@ async def resolve_key(config: ModelConfig, role: str) -> str | None:
         ConfigError: The source has no key, or a text that cannot be a key.
     """
     if config.key is not None:
-        source, key = "the function passed as `key`", await _call_provider(config.key, role)
+        source = "the function passed as `key`"
+        key = await _call_provider(config.key, role)
     elif config.api_key_env is not None:
         source = f"the environment variable {config.api_key_env}"
         key = os.environ.get(config.api_key_env, "")
@@ -161,7 +162,8 @@ class RedactingTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and return its decoded answer without the key."""
         response = await self._inner.handle_async_request(request)
-        keys, most = find_keys(request), request.extensions.get(MAX_BYTES, DEFAULT_MAX_BYTES)
+        keys = find_keys(request)
+        most = request.extensions.get(MAX_BYTES, DEFAULT_MAX_BYTES)
         coded = {"content-encoding", "content-length", "transfer-encoding"}
         headers = [
             (name.encode("utf-8"), remove_keys(keys, value).encode("utf-8"))
@@ -319,7 +321,8 @@ def redact_logs(keys: Sequence[str]) -> Iterator[None]:
         message = record.getMessage()
         redacted = remove_keys([key for key in keys if is_key(key)], message)
         if redacted != message:
-            record.msg, record.args = redacted, ()
+            record.msg = redacted
+            record.args = ()
         return True
 
     with ExitStack() as stack:

@@ -21,41 +21,41 @@ from reflact.jsonutil import describe_problems, replace_surrogates
 from reflact.llm.pricing import CAP_NAMES
 from reflact.messages import CUT_OFF, Message, ReplyModel
 
+# A JSON request body, or a part of one.
 Body = dict[str, Any]
-"""A JSON request body, or a part of one."""
 
 Mode = Literal["json_schema", "tools", "json_object_with_schema", "json"]
 
+# Instructor's name for each mode; it has none for ``json_object`` with a schema.
 HANDLERS: dict[Mode, instructor.Mode] = {
     "json_schema": instructor.Mode.JSON_SCHEMA,
     "tools": instructor.Mode.TOOLS,
     "json_object_with_schema": instructor.Mode.JSON_SCHEMA,
     "json": instructor.Mode.JSON,
 }
-"""Instructor's name for each mode; it has none for ``json_object`` with a schema."""
 
+# The order in which ``auto`` tries modes; the only mode that lengthens the prompt comes last.
 MODE_ORDER = tuple(HANDLERS)
-"""The order in which ``auto`` tries modes; the only mode that lengthens the prompt comes last."""
 
+# The largest ``maxLength`` that a schema states.
 MAX_LENGTH_BOUND = 256
-"""The largest ``maxLength`` that a schema states."""
 
+# The most characters of the reason with which a reply is sent back.
 REASON_CHARACTERS = 500
-"""The most characters of the reason with which a reply is sent back."""
 
+# Statuses with which endpoints refuse an unknown format.
 FORMAT_REFUSALS = frozenset({400, 404, 415, 422, 501})
-"""Statuses with which endpoints refuse an unknown format."""
 
+# Words of endpoints that do not know a field of a request.
 UNKNOWN_FIELD = re.compile("(un|not )(supported|recogni[sz]ed|known|expected|permitted)|extra", re.IGNORECASE)
-"""Words of endpoints that do not know a field of a request."""
 
+# The names of thoughts: of DeepSeek, Qwen and many others, of Seed, and of Magistral in brackets.
 NAMES = "think|seed:think|THINK"
-"""The names of thoughts: of DeepSeek, Qwen and many others, of Seed, and of Magistral in
-brackets."""
 
 OPENING = re.compile(rf"[<\[](?:{NAMES})[>\]]")
+
+# The mark after thoughts; one between quotes or backticks is a quotation.
 CLOSING = re.compile(rf"(?<![`'\"])[<\[]/(?:{NAMES})[>\]]|[<\[]/(?:{NAMES})[>\]](?![`'\"])")
-"""The mark after thoughts; one between quotes or backticks is a quotation."""
 
 MARK = re.compile(rf"[<\[]/?(?:{NAMES})[>\]]")
 
@@ -63,8 +63,8 @@ CHANNEL = re.compile(r"\s*<\|(?:channel|start)\|>")
 FINAL_CHANNEL = re.compile(r"<\|channel\|>final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
 MESSAGE_END = re.compile(r"<\|(?:end|return|start|call)\|>")
 
+# A code block, with its text and its closing fence; one that is not closed reaches to the end.
 BLOCK = re.compile(r"^[ \t]*(`{3,}|~{3,})[^`\n]*\n(.*?)(?:^[ \t]*(\1)[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
-"""A code block, with its text and its closing fence; one that is not closed reaches to the end."""
 
 OBJECT_START = re.compile(r'\{\s*"')
 
@@ -145,10 +145,12 @@ class Conversation(Generic[R]):
         """
         message = completion.choices[0].message
         holder: Any = message
-        name, mode = "content", HANDLERS["json_schema"]
+        name = "content"
+        mode = HANDLERS["json_schema"]
         if message.tool_calls and (self._mode == "tools" or not message.content):
             holder = cast("Any", message.tool_calls[0]).function
-            name, mode = "arguments", HANDLERS["tools"]
+            name = "arguments"
+            mode = HANDLERS["tools"]
         handlers: Any = mode_registry.get_handlers(Provider.OPENAI, mode)
         failure: ValidationError | None = None
         for reading in list_readings(getattr(holder, name) or ""):
@@ -240,7 +242,8 @@ def _find_last_block(answer: str) -> str:
     *_, last = [None, *BLOCK.finditer(answer)]
     if last is None or not last[3]:
         return answer
-    before, after = answer[: last.start()], answer[last.end() :]
+    before = answer[: last.start()]
+    after = answer[last.end() :]
     return answer if MARK.search(before + after) or OBJECT_START.search(after) else last[2]
 
 

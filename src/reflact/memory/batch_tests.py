@@ -26,11 +26,11 @@ from reflact.memory.pairs import (
 from reflact.store.database import Tables
 from reflact.types import canonical_json
 
+# The reason of a pair that a ``demote`` test took back.
 MEASURED_HARM = "measured harm"
-"""The reason of a pair that a ``demote`` test took back."""
 
+# Pairs of a batch that have not changed since their test was opened.
 UNCHANGED_CONDITION = "id IN (SELECT value FROM json_each(?)) AND changed_at <= ? ORDER BY id"
-"""Pairs of a batch that have not changed since their test was opened."""
 
 
 def open_test(
@@ -71,7 +71,8 @@ def _check_testable(
     stored: StoredPair, trace_ids: Collection[str], kind: Literal["promote", "demote"]
 ) -> None:
     """Check that a pair may be tested on traces; DataError says why not."""
-    pair_id, status = stored.pair.id, stored.status
+    pair_id = stored.pair.id
+    status = stored.status
     if kind == "demote" and status != "promoted":
         raise DataError(f"pair {pair_id} is {status}; only promoted pairs can be measured again")
     if kind == "promote" and status != "quarantined":

@@ -64,6 +64,7 @@ def is_visible_to(scope: Scope, asker: Scope) -> bool:
 
 # ----------------------------------------------------------------------------------------- statuses
 
+# The statuses that may follow each status.
 NEXT_STATUSES: Final[Mapping[CardStatus, frozenset[CardStatus]]] = MappingProxyType(
     {
         "candidate": frozenset({"quarantined", "rejected"}),
@@ -73,10 +74,9 @@ NEXT_STATUSES: Final[Mapping[CardStatus, frozenset[CardStatus]]] = MappingProxyT
         "archived": frozenset(),
     }
 )
-"""The statuses that may follow each status."""
 
+# The statuses of pairs that count against the bound of a store.
 ACTIVE_STATUSES: Final[tuple[CardStatus, ...]] = ("candidate", "quarantined", "promoted")
-"""The statuses of pairs that count against the bound of a store."""
 
 
 def check_status_change(
@@ -92,14 +92,14 @@ def check_status_change(
 
 # -------------------------------------------------------------------------------------------- tests
 
+# The one-sided error probability that all tests on one held-out trace share.
 TOTAL_ALPHA = 0.025
-"""The one-sided error probability that all tests on one held-out trace share."""
 
+# The least number of held-out traces of a test.
 MIN_TRACES = 20
-"""The least number of held-out traces of a test."""
 
+# A batch whose pairwise accuracy falls by more is not promoted, whatever its error.
 MAX_ACCURACY_FALL = 0.02
-"""A batch whose pairwise accuracy falls by more is not promoted, whatever its error."""
 
 
 def compute_alpha(n_earlier_tests: int) -> float:
@@ -232,8 +232,8 @@ class AnchorExclusions(NamedTuple):
         return bool(hashes) and not hashes.isdisjoint(map(digest_json, (transition.before, transition.after)))
 
 
+# The most characters of a purpose in a message.
 MAX_PURPOSE_CHARS = 80
-"""The most characters of a purpose in a message."""
 
 
 def describe_other_trace(trace_id: str, purpose: str, other_purpose: str) -> str:

@@ -117,7 +117,8 @@ def _parse_line(number: int, text: str) -> ExportLine:
         problem = describe_problems(error)
         advice = "import what `reflact memory export` of this version wrote"
     except (ValueError, RecursionError):
-        problem, advice = "it is not complete JSON", "if the file was cut off, export it again"
+        problem = "it is not complete JSON"
+        advice = "if the file was cut off, export it again"
     raise DataError(f"line {number} is not part of an exported memory: {problem}; {advice}")
 
 

@@ -11,19 +11,21 @@ from pydantic import Field, JsonValue
 from reflact.jsonutil import is_same_json, iter_json_chunks
 from reflact.types import FrozenModel, ShortReprModel, canonical_json, digest_text, join_canonical_json
 
+# The progress of a state towards a purpose, from 0 (none) to 10 (complete). NaN is rejected.
 Progress = Annotated[float, Field(ge=0, le=10)]
-"""The progress of a state towards a purpose, from 0 (none) to 10 (complete). NaN is rejected."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
+# Known kinds of mistakes of critics; users may add their own.
 MISTAKE_KINDS: Final = (
     "credit_for_intention",
     "inflated_score",
     "ignored_evidence",
     "scale_inconsistency",
 )
-"""Known kinds of mistakes of critics; users may add their own."""
 
+# The origin of a wrong evaluation: the critic's own mistake (``observed``), a mistake that a model
+# was asked to write (``asked``), one that the user wrote (``written``), or a perturbed input.
 Construction = Literal[
     "observed",
     "other_purpose",
@@ -34,8 +36,6 @@ Construction = Literal[
     "asked",
     "written",
 ]
-"""The origin of a wrong evaluation: the critic's own mistake (``observed``), a mistake that a model
-was asked to write (``asked``), one that the user wrote (``written``), or a perturbed input."""
 
 LabelSource = Literal["program", "human", "agreement"]
 
@@ -78,8 +78,8 @@ class Transition(FrozenModel):
         return "".join(iter_json_chunks(self.json_object))
 
 
+# What an evaluation says of progress.
 Direction = Literal["rises", "stays", "falls"]
-"""What an evaluation says of progress."""
 
 
 class Evaluation(FrozenModel):
@@ -166,8 +166,8 @@ class StateScore(FrozenModel):
 
 # -------------------------------------------------------------------------------------------- cards
 
+# The kinds of a pair's cards: of the right evaluation, and of the wrong one.
 CardKind = Literal["critic_calibration", "failure_pattern"]
-"""The kinds of a pair's cards: of the right evaluation, and of the wrong one."""
 
 CardStatus = Literal["candidate", "quarantined", "promoted", "rejected", "archived"]
 

@@ -60,13 +60,14 @@ def format_time(at: datetime) -> str:
 
 # ---------------------------------------------------------------------------------- texts of a pair
 
+# Characters of each text of a pair that are searched.
 MAX_INDEXED_CHARS = 5_000
-"""Characters of each text of a pair that are searched."""
 
 
 def list_pair_texts(pair: ContrastPair) -> tuple[str, ...]:
     """Return all texts of a pair that are scanned, each once."""
-    scope, origin = pair.scope, pair.provenance
+    scope = pair.scope
+    origin = pair.provenance
     names = [*scope.roles, *scope.tools, *scope.task_categories, scope.user]
     names += [origin.trace_id, origin.prompt, origin.model]
     return tuple(dict.fromkeys([*_list_content(pair), *filter(None, names)]))
@@ -108,8 +109,8 @@ def _iter_texts(value: JsonValue) -> Iterator[str]:
 
 # ------------------------------------------------------------------------------------------ origins
 
+# Pairs or anchors that came from a trace.
 FROM_TRACE = "id IN (SELECT owner FROM memory_origins WHERE trace_id = ?1)"
-"""Pairs or anchors that came from a trace."""
 
 
 def add_origins(tables: Tables, owner: str, origins: Iterable[Origin]) -> None:
@@ -133,8 +134,8 @@ def read_origins(tables: Tables, owners: Sequence[str]) -> Mapping[str, tuple[Or
 # ------------------------------------------------------------------------------------------ reading
 
 
+# The columns of ``memory_pairs`` that are fields of ``StoredPair``.
 STORED_COLUMNS = ("status", "reason", "utility", "created_by", "created_at", "changed_at")
-"""The columns of ``memory_pairs`` that are fields of ``StoredPair``."""
 
 
 def select_pairs(tables: Tables, where: str, parameters: Sequence[Any] = ()) -> tuple[StoredPair, ...]:
@@ -158,8 +159,8 @@ def read_pair(tables: Tables, pair_id: str) -> StoredPair:
     raise DataError(f"the memory has no pair {pair_id}; list its pairs with `reflact memory list`")
 
 
+# The index holds all parts of three characters, so shorter words find nothing.
 MIN_WORD_CHARS = 3
-"""The index holds all parts of three characters, so shorter words find nothing."""
 
 FOUND_CONDITION = """
 (?1 = '[]' OR status IN (SELECT value FROM json_each(?1))) AND
@@ -279,10 +280,10 @@ class PairWriter(NamedTuple):
 
 ACTIVE = f"status IN {ACTIVE_STATUSES}"
 
+# The weakest active pairs, which an index gives at once.
 WEAKEST_CONDITION = (
     f"{ACTIVE} ORDER BY failed_test DESC, utility, status = 'promoted', changed_at, number LIMIT ?"
 )
-"""The weakest active pairs, which an index gives at once."""
 
 
 def count_free(tables: Tables, max_active: int) -> int:
@@ -325,11 +326,11 @@ def read_anchors(tables: Tables) -> tuple[ContrastPair, ...]:
 
 # --------------------------------------------------------------------------------------- forgetting
 
+# Cached responses to questions of calibrations, by the role that asked.
 CALIBRATION_RESPONSES = """
 key IN (SELECT key FROM calls WHERE substr(call_id, 1, instr(call_id, '/')) IN
 ('critic/', 'contrast/', 'judge/', 'meta_judge/'))
 """
-"""Cached responses to questions of calibrations, by the role that asked."""
 
 
 def forget_trace(tables: Tables, trace_id: str, *, calls: bool) -> ForgetResult:

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 
 from reflact.types import FrozenModel
 
+# Texts whose findings are remembered, because the pairs of one step share their states.
 CACHED_TEXTS = 64
-"""Texts whose findings are remembered, because the pairs of one step share their states."""
 
 
 class ScanFinding(FrozenModel):
@@ -29,8 +29,8 @@ class ScanFinding(FrozenModel):
     verdict: Literal["quarantine", "reject"]
 
 
+# Scans all texts of a pair and returns the most severe finding, or None.
 Scanner = Callable[[Iterable[str]], ScanFinding | None]
-"""Scans all texts of a pair and returns the most severe finding, or None."""
 
 
 class RuleBook(NamedTuple):
@@ -113,8 +113,9 @@ _SEPARATOR = re.compile(r"[ .\-_*]")
 _SPACES = re.compile(r"\s+")
 _INVISIBLE_CATEGORIES = {"Cc", "Cf", "Mn", "Me", "Co", "Cs", "Cn"}
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
+
+# Invisible copies of ASCII characters, which models read.
 _TAG_LETTERS = {code: code - 0xE0000 for code in range(0xE0020, 0xE007F)}
-"""Invisible copies of ASCII characters, which models read."""
 
 
 def _list_readings(plain: str) -> tuple[str, ...]:

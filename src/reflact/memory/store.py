@@ -39,8 +39,8 @@ from reflact.store.schema import SCHEMA
 
 T = TypeVar("T")
 
+# The default bound on active pairs.
 MAX_ACTIVE_PAIRS = 2_000
-"""The default bound on active pairs."""
 
 MATCHING_PAIRS_QUERY = """
 SELECT id FROM memory_pairs WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id LIMIT 10

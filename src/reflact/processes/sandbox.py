@@ -34,19 +34,26 @@ import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-CONFINED_MARK, TESTS_PASSED_MARK = b"r", b"p"
-"""The process reports these bytes to its parent: it is confined; all tests passed."""
+# The process reports these bytes to its parent: it is confined; all tests passed.
+CONFINED_MARK = b"r"
+TESTS_PASSED_MARK = b"p"
 
+# All environment variables of a process; hash seeds are constant, so that scores are reproducible.
 VARIABLES = {"PYTHONHASHSEED": "0"}
-"""All environment variables of a process; hash seeds are constant, so that scores are reproducible."""
 
+# Paths that an interpreter reads beside its own library.
 SHARED_PATHS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
-"""Paths that an interpreter reads beside its own library."""
 
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
-WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
+CREATE_RULESET = 444
+ADD_RULE = 445
+RESTRICT_SELF = 446
+WRITE_FILE = 1 << 1
+READ_FILE = 1 << 2
+READ_DIR = 1 << 3
+TRUNCATE = 1 << 14
+
+# The rights that change files and folders: writing, removing, making, moving and truncating.
 CHANGING_RIGHTS = 0x7FF2
-"""The rights that change files and folders: writing, removing, making, moving and truncating."""
 
 WRITABLE_DEVICES = (
     "/dev/null",
@@ -57,20 +64,31 @@ WRITABLE_DEVICES = (
     "/dev/tty",
     "/dev/ptmx",
 )
-LANDLOCK_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
-"""Number of access rights of each Landlock version; later versions have 16."""
 
-ALL_PORTS, ALL_SCOPES, SIGNAL_SCOPE = 0b11, 0b11, 0b10
-TRUNCATION_VERSION, PORTS_VERSION, SCOPES_VERSION = 3, 4, 6
+# Number of access rights of each Landlock version; later versions have 16.
+LANDLOCK_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
+
+ALL_PORTS = 0b11
+ALL_SCOPES = 0b11
+SIGNAL_SCOPE = 0b10
+TRUNCATION_VERSION = 3
+PORTS_VERSION = 4
+SCOPES_VERSION = 6
 
 ALL_CAPABILITIES = 2**64 - 1
+
+# SYS_PTRACE, SYS_ADMIN and PERFMON, with which root reads the variables of any process.
 SPYING_CAPABILITIES = 1 << 19 | 1 << 21 | 1 << 38
-"""SYS_PTRACE, SYS_ADMIN and PERFMON, with which root reads the variables of any process."""
 
-SET_DEATH_SIGNAL, SET_SECCOMP, FILTER, NO_NEW_PRIVILEGES = 1, 22, 2, 38
+SET_DEATH_SIGNAL = 1
+SET_SECCOMP = 22
+FILTER = 2
+NO_NEW_PRIVILEGES = 38
+
+# From this number on, all processors use the same call numbers; the first call is from Linux 5.1.
 FIRST_COMMON_CALL = 424
-"""From this number on, all processors use the same call numbers; the first call is from Linux 5.1."""
 
+# Refused system calls by rule, each with its numbers on x86_64 and aarch64.
 REFUSED_CALLS = {
     "processes": "fork 57 -  vfork 58 -  execve 59 221  execveat 322 281  setsid 112 157  setpgid 109 154",
     "signals": "tkill 200 130  rt_sigqueueinfo 129 138  rt_tgsigqueueinfo 297 240",
@@ -109,14 +127,14 @@ REFUSED_CALLS = {
         iopl 172 -  ioperm 173 -  modify_ldt 154 -
     """,
 }
-"""Refused system calls by rule, each with its numbers on x86_64 and aarch64."""
 
+# Commands of fcntl: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC and F_GETPIPE_SZ.
 ALLOWED_FCNTL = (0, 1, 2, 3, 4, 1030, 1032)
-"""Commands of fcntl: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC and F_GETPIPE_SZ."""
 
+# Commands of ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX and FIOCLEX.
 ALLOWED_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""Commands of ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX and FIOCLEX."""
 
+# Rules of the filter that look at a call's arguments.
 ARGUMENT_RULES = (
     "threads alone",
     "own signals",
@@ -128,16 +146,15 @@ ARGUMENT_RULES = (
     "asynchronous files",
     "ioctl commands",
 )
-"""Rules of the filter that look at a call's arguments."""
 
+# Landlock's rules: files (version 1), ports of TCP (4), and signals and abstract sockets (6).
 LANDLOCK_RULES = ("files", "ports", "scopes")
-"""Landlock's rules: files (version 1), ports of TCP (4), and signals and abstract sockets (6)."""
 
+# The names of all rules but the resource limits.
 RULES = (
     *("capabilities", *LANDLOCK_RULES),
     *("foreign calls", "later calls", *REFUSED_CALLS, *ARGUMENT_RULES),
 )
-"""The names of all rules but the resource limits."""
 
 
 class Processor(NamedTuple):
@@ -165,9 +182,17 @@ PROCESSORS = {
 
 CLONE_THREAD = 0x10000
 NOT_A_STREAM = 0b110
-SET_FLAGS, O_ASYNC = 4, 0x2000
-LOAD, EQUAL, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-ALLOW, KILL, DENY, UNKNOWN = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
+SET_FLAGS = 4
+O_ASYNC = 0x2000
+LOAD = 0x20
+EQUAL = 0x15
+AT_LEAST = 0x35
+HAS_BITS = 0x45
+RETURN = 0x06
+ALLOW = 0x7FFF0000
+KILL = 0x80000000
+DENY = 0x50000 | errno.EPERM
+UNKNOWN = 0x50000 | errno.ENOSYS
 
 
 def can_confine() -> bool:
@@ -299,9 +324,11 @@ def confine_process(parent: int | None, *, without: Collection[str] = ()) -> Non
 def _drop_capabilities(libc: Any, dropped: int = ALL_CAPABILITIES) -> None:
     """Give up capabilities, as bits; the call that reads them comes before that which sets them."""
     machine = PROCESSORS[platform.machine()]
-    header, found = struct.pack("=Ii", 0x20080522, 0), ctypes.create_string_buffer(24)
+    header = struct.pack("=Ii", 0x20080522, 0)
+    found = ctypes.create_string_buffer(24)
     _call_kernel(libc.syscall, machine.capset - 1, header, found)
-    low, high = ~dropped & 0xFFFFFFFF, ~dropped >> 32 & 0xFFFFFFFF
+    low = ~dropped & 0xFFFFFFFF
+    high = ~dropped >> 32 & 0xFFFFFFFF
     words = zip(struct.unpack("=6I", found.raw), (low, low, low, high, high, high), strict=True)
     kept = struct.pack("=6I", *(word & mask for word, mask in words))
     _call_kernel(libc.syscall, machine.capset, header, kept)

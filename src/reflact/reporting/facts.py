@@ -62,11 +62,11 @@ from reflact.types import (
 if TYPE_CHECKING:
     from reflact.reporting.history import RunComparison, RunListing
 
+# The cells of a table by the headings of its columns.
 Columns = Mapping[str, Sequence[str]]
-"""The cells of a table by the headings of its columns."""
 
+# A line about a step or an epoch: what it is, and its text, which may come from a model.
 LabelledText = tuple[str, str]
-"""A line about a step or an epoch: what it is, and its text, which may come from a model."""
 
 SPLIT_WORDS = {Split.train: "train", Split.val: "validation", Split.test: "test"}
 
@@ -89,6 +89,7 @@ STOP_WORDS: dict[RunStatus, str] = {
     "failed": "Failed",
 }
 
+# How an item did under two documents, the most telling outcome first.
 OUTCOME_WORDS: dict[ComparisonCategory | None, str] = {
     "improved": "better",
     "regressed": "worse",
@@ -96,7 +97,6 @@ OUTCOME_WORDS: dict[ComparisonCategory | None, str] = {
     "stable_success": "right under both",
     None: "not measured under both",
 }
-"""How an item did under two documents, the most telling outcome first."""
 
 EDIT_WORDS: dict[EditKind, str] = {
     "append": "Addition at the end",
@@ -108,8 +108,8 @@ EDIT_WORDS: dict[EditKind, str] = {
     "examples": "Worked examples",
 }
 
+# Names of scores in words; those that are missing here are words already.
 SCORE_NAMES = {"null_empty": "empty", "null_refusal": "refusal", "null_frequent": "frequent"}
-"""Names of scores in words; those that are missing here are words already."""
 
 DOCUMENT_WORDS = {
     "baseline": "the initial skill",
@@ -119,22 +119,22 @@ DOCUMENT_WORDS = {
     "final": "the last skill",
 }
 
+# What the columns of a table of steps mean, for people who see one for the first time.
 STEP_LEGEND = (
     "val: estimated score before the step -> that of its candidate; solved: train items of the step; "
     "edits: applied of chosen; skill: the version after the step"
 )
-"""What the columns of a table of steps mean, for people who see one for the first time."""
 
 UNMEASURED_NOTE = "* Not all items are measured."
 
+# A hash; its first characters are enough to see that two differ.
 CONTENT_HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,56}\b")
-"""A hash; its first characters are enough to see that two differ."""
 
+# The share of solved test items below which the answers that are still wrong deserve a look.
 OFTEN_WRONG = 0.5
-"""The share of solved test items below which the answers that are still wrong deserve a look."""
 
+# A run of fewer steps has tried few edits.
 FEW_STEPS = 8
-"""A run of fewer steps has tried few edits."""
 
 NO_BETTER = "No better document was found; best_skill.md is your initial one."
 

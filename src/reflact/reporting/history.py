@@ -39,11 +39,11 @@ from reflact.types import FrozenModel, ShortReprModel, Skill, Split, canonical_j
 if TYPE_CHECKING:
     from reflact.store.runs import RunRow, SQLiteRunStore
 
+# Settings that say where a run is, and nothing of what it does.
 LOCATIONS = {"out_dir", "store", "fork"}
-"""Settings that say where a run is, and nothing of what it does."""
 
+# The name of the lock file of a run beside its store.
 LOCK_NAME = re.compile(r"(.+)-r[0-9a-f]{12}\.lock")
-"""The name of the lock file of a run beside its store."""
 
 NOT_MEASURED = "has not measured its initial document yet; start or resume it with reflact train"
 
@@ -182,19 +182,22 @@ async def list_runs(database: Path) -> tuple[RunListing, ...]:
 
 
 async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunListing:
-    summary, last = await store.summary(row.run_id), await store.last_commit(row.run_id)
+    summary = await store.summary(row.run_id)
+    last = await store.last_commit(row.run_id)
 
     def find(name: str, split: Split) -> float | None:
         score = None if summary is None else summary.score(name, split)
         return None if score is None else score.hard
 
-    val, test = find("best", Split.val), find("best", Split.test)
+    val = find("best", Split.val)
+    test = find("best", Split.test)
     if val is None and last is not None:
         val = last.best.score
     evaluations = await store.evaluations(row.run_id)
     if last is None:
         latest = {score.split: score.hard for score in evaluations}
-        val, test = latest.get(Split.val), latest.get(Split.test)
+        val = latest.get(Split.val)
+        test = latest.get(Split.test)
     baseline = find("baseline", Split.val if test is None else Split.test)
     used = sum((entry.usage for entry in await store.spend(row.run_id)), Usage())
     out_dir = row.config.get("out_dir") if isinstance(row.config, dict) else None
@@ -289,7 +292,8 @@ async def read_package(
         StoreError: The store cannot be read.
     """
     async with open_run(path, run_id) as (store, row):
-        settings, summary = dict(flatten_fields(row.config)), await store.summary(row.run_id)
+        settings = dict(flatten_fields(row.config))
+        summary = await store.summary(row.run_id)
     (found,) = await read_versions(path, [version], row.run_id)
     files = settings.get("skill_files")
     default = suggest_name(Path(str(settings.get("out_dir") or path)).name) or "skill"
@@ -358,7 +362,8 @@ async def export_skill(
 async def read_step(path: Path | str, step: int, run_id: str | None = None) -> StepDetails:
     """Return a committed step of a run; errors are those of ``read_run``."""
     async with open_run(path, run_id) as (store, row):
-        records, epochs = await store.records(row.run_id), await store.epochs(row.run_id)
+        records = await store.records(row.run_id)
+        epochs = await store.epochs(row.run_id)
         record = next((record for record in records if record.step == step), None)
         if record is None:
             raise UsageError(f"run {row.run_id} has no step {step}; {len(records)} steps are committed")
@@ -449,7 +454,8 @@ async def compare_runs(
     if len(named) < 2:
         raise UsageError("a comparison needs at least two runs; name the out_dir of each")
     found = [await _read_for_comparison(*each) for each in named]
-    first, others = found[0], found[1:]
+    first = found[0]
+    others = found[1:]
     gains = [
         gain
         for split in (Split.val, Split.test)
@@ -466,7 +472,8 @@ async def compare_runs(
 
 async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) -> _ReadRun:
     async with open_run(path, run_id) as (store, row):
-        summary, last = await store.summary(row.run_id), await store.last_commit(row.run_id)
+        summary = await store.summary(row.run_id)
+        last = await store.last_commit(row.run_id)
         if last is None:
             raise UsageError(f"run {row.run_id} {NOT_MEASURED}")
         items: dict[Split, tuple[ItemResult, ...]] = {Split.val: (), Split.test: ()}

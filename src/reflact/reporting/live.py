@@ -41,15 +41,17 @@ from reflact.text import (
 SHOW_CURSOR = "\x1b[?25h"
 
 PROGRESS_SECONDS = 30.0
+
+# How long lines stay away before a line on the progress; the second number is for the first one in
+# a stage.
 FIRST_PROGRESS_SECONDS = 10.0
-"""How long lines stay away before a line on the progress; the second number is for the first one in a stage."""
 
 REASON_LABELS = {"version_returned": "return", "training_stopped": "stop", "step_retried": "retry"}
 
 LABEL_WIDTH = 12
 
+# Joiners and variation selectors: terminals disagree about the width of joined characters.
 JOINERS = re.compile("[\u200c\u200d\ufe0e\ufe0f]")
-"""Joiners and variation selectors: terminals disagree about the width of joined characters."""
 
 
 # -------------------------------------------------------------------------------------------- lines

@@ -29,26 +29,26 @@ from reflact.text import (
     shorten,
 )
 
+# Cells of the label at the beginning of a line; the rest of a long line is indented by as many.
 INDENT = 10
-"""Cells of the label at the beginning of a line; the rest of a long line is indented by as many."""
 
+# Cells between two columns of a table.
 GAP = 2
-"""Cells between two columns of a table."""
 
+# A column whose cells may wrap keeps this width as long as other columns can be left out.
 MAX_WRAPPED_CELLS = 20
-"""A column whose cells may wrap keeps this width as long as other columns can be left out."""
 
+# The most lines of a text of an item at a terminal.
 TEXT_LINES = 2
-"""The most lines of a text of an item at a terminal."""
 
+# The most characters of a text of an item in a file or a pipe.
 MAX_PIPED_CHARS = 400
-"""The most characters of a text of an item in a file or a pipe."""
 
+# The most characters of a setting's value in a comparison.
 MAX_SETTING_CHARS = 80
-"""The most characters of a setting's value in a comparison."""
 
+# The most steps in the table of a run; a table of 10,000 takes ten seconds.
 MAX_SHOWN_STEPS = 500
-"""The most steps in the table of a run; a table of 10,000 takes ten seconds."""
 
 LEFT_COLUMNS = {"step", "epoch", "decision", "document", "split", "sha-256", "folder", "run", "status"}
 LEFT_COLUMNS |= {
@@ -71,8 +71,8 @@ RUN_FILES = (
     ("run.db", "everything"),
 )
 
+# The line of a unified diff that says where a part of it stands.
 POSITIONS = re.compile(r"^@@ .*\n", re.MULTILINE)
-"""The line of a unified diff that says where a part of it stands."""
 
 
 def build_table(

@@ -17,20 +17,23 @@ from reflact.data import make_rng
 from reflact.records import StepRecord, Usage
 from reflact.types import FrozenModel, RaceEntry, Rollout, Verdict
 
+# Steps in a row without a gain after which another source is tried, with more candidates.
 STALLED_STEPS = 3
-"""Steps in a row without a gain after which another source is tried, with more candidates."""
 
+# Tokens of the optimizer that cost as much as a rollout: 20,000 tokens stand beside 240 rollouts.
 TOKENS_PER_ROLLOUT = 80.0
-"""Tokens of the optimizer that cost as much as a rollout: 20,000 tokens stand beside 240 rollouts."""
 
-PRIOR_GAIN, PRIOR_COST = 0.05, 40.0
-"""The gain in points and the cost in rollouts that are expected of a source before it was tried."""
+# The gain in points and the cost in rollouts that are expected of a source before it was tried.
+PRIOR_GAIN = 0.05
+PRIOR_COST = 40.0
 
+# The least cost of a step in rollouts: one that finds nothing to try still takes the place of
+# another.
 LEAST_COST = 20.0
-"""The least cost of a step in rollouts: one that finds nothing to try still takes the place of another."""
 
+# The weight of a source's earlier step, relative to its next one: what helped early need not help
+# late.
 FADING = 0.8
-"""The weight of a source's earlier step, relative to its next one: what helped early need not help late."""
 
 
 class SourceChoice(FrozenModel):
@@ -105,11 +108,11 @@ def _find_gain(record: StepRecord) -> float:
     return max(0.0, verdict.candidate_score - verdict.current_score)
 
 
+# A step rolls out at most this part of a run's rollouts on train items, and at least one minibatch.
 STEPS_PER_BUDGET = 30
-"""A step rolls out at most this part of a run's rollouts on train items, and at least one minibatch."""
 
+# The part of a budget that is planned for rollouts.
 TARGET_SHARE = 0.7
-"""The part of a budget that is planned for rollouts."""
 
 
 def estimate_rollouts(limits: BudgetConfig, spent: Usage, done: int) -> float:

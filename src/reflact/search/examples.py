@@ -11,11 +11,11 @@ from reflact.types import Candidate, Edit, Skill, WorkedExample
 
 HEADING = "## Worked examples"
 
+# Sizes of the first sets; the set of all examples that fit comes first.
 FIRST_SIZES = (4, 8, 16, 32)
-"""Sizes of the first sets; the set of all examples that fit comes first."""
 
+# A later set swaps one example in so many.
 SWAPPED_SHARE = 4
-"""A later set swaps one example in so many."""
 
 
 def render_examples(examples: Sequence[WorkedExample]) -> str:

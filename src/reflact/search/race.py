@@ -15,26 +15,26 @@ from reflact.concurrency import fan_out
 from reflact.gate.ranked_decision import EffectBelief, ItemScores, compare_paired
 from reflact.types import Candidate, FrozenModel, RaceEntry, Rollout, Skill
 
+# The least items of a first look.
 FIRST_ITEMS = 6
-"""The least items of a first look."""
 
+# The least items of a first look if the budget has room for few candidates only.
 FEWEST_ITEMS = 3
-"""The least items of a first look if the budget has room for few candidates only."""
 
+# A budget that pays for fewer whole passes than this has smaller slices.
 FEW_CANDIDATES = 10
-"""A budget that pays for fewer whole passes than this has smaller slices."""
 
+# A candidate is dropped if it is better than the current document with a smaller probability.
+#
+# A tie has about .33, so it is dropped: each slice holds items that the current document fails, and
+# none was mended.
 DROP_BELOW = 0.35
-"""A candidate is dropped if it is better than the current document with a smaller probability.
 
-A tie has about .33, so it is dropped: each slice holds items that the current document fails, and none was mended.
-"""
-
+# A candidate is dropped if it is better than the leader with a smaller probability.
 BEATEN_BELOW = 0.2
-"""A candidate is dropped if it is better than the leader with a smaller probability."""
 
+# Rolls a document out on validation items, in their order.
 Measure = Callable[[Skill, Sequence[str]], Awaitable[Sequence[Rollout]]]
-"""Rolls a document out on validation items, in their order."""
 
 
 class Contender(FrozenModel):

@@ -22,20 +22,20 @@ from reflact.stages.prompt_sections import (
 from reflact.stages.reply_models import check_whole_document
 from reflact.types import Case, FrozenModel, Rewrite, Skill, WorkedExample
 
+# The prompt, and the purpose of its calls.
 PURPOSE = "write_document"
-"""The prompt, and the purpose of its calls."""
 
+# Documents that a step asks for at a time.
 DOCUMENTS = 4
-"""Documents that a step asks for at a time."""
 
+# Estimated tokens of cases in a prompt, and as many of further right answers.
 CASE_TOKENS = 1_000
-"""Estimated tokens of cases in a prompt, and as many of further right answers."""
 
+# A line that opens or closes a block: its marks, and the name of a language if it opens one.
 FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([^`]*?)\s*")
-"""A line that opens or closes a block: its marks, and the name of a language if it opens one."""
 
+# What stands after the marks that open a document; a block of another language is a part of one.
 DOCUMENT_LANGUAGES = frozenset({"", "markdown", "md", "text", "txt", "plaintext"})
-"""What stands after the marks that open a document; a block of another language is a part of one."""
 
 
 class RewriteInput(FrozenModel):

@@ -27,27 +27,27 @@ RegionName = Literal["front_matter", "slow_update", "appendix", "examples", "fil
 
 MARKER = re.compile(r"<!--[ \t]*(SLOW_UPDATE|APPENDIX|EXAMPLES)_(START|END)[ \t]*-->")
 
+# The mark before a further file, with the line breaks around it.
 FILE_MARK = re.compile(r"(\r?\n)<!-- SKILL_FILE ([\w./-]+) -->\1", re.ASCII)
-"""The mark before a further file, with the line breaks around it."""
 
+# Characters of scripts without spaces between words, as the inside of a character class: Thai, Lao,
+# Tibetan, Burmese, Khmer, kana and Han.
 UNSPACED_SCRIPTS = (
     r"\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
     r"\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
-"""Characters of scripts without spaces between words, as the inside of a character class: Thai, Lao,
-Tibetan, Burmese, Khmer, kana and Han."""
 
+# The order of the regions at the end of a document.
 TAIL_ORDER: tuple[RegionName, ...] = ("examples", "slow_update", "appendix")
-"""The order of the regions at the end of a document."""
 
+# Why an edit is rejected after which the document is as before.
 UNCHANGED_REASON = "the edit changes nothing"
-"""Why an edit is rejected after which the document is as before."""
 
+# Why an edit is rejected whose lines all stand in the document.
 KNOWN_REASON = "the document says this already"
-"""Why an edit is rejected whose lines all stand in the document."""
 
+# The mark of a list's entry.
 LIST_MARK = re.compile(r"^(?:[-*+\u2022]|\d+[.)])\s+")
-"""The mark of a list's entry."""
 
 _ANY_MARKER = re.compile(rf"{MARKER.pattern}|<!--[ \t]*SKILL_FILE\b.*?-->")
 _FENCE = re.compile(r"\ufeff?---[ \t]*(?=\r?\n|\Z)")
@@ -330,7 +330,8 @@ def _drop_known_lines(text: str, edit: Edit) -> Edit:
             return edit.model_copy(update={"content": ""})
     elif edit.op != "rewrite":
         return edit
-    kept, is_code = [], False
+    kept = []
+    is_code = False
     for line in edit.content.splitlines(keepends=True):
         form = normalize_line(line)
         is_code ^= line.lstrip().startswith(("```", "~~~"))

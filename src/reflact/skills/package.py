@@ -32,15 +32,19 @@ MAIN_FILE = "SKILL.md"
 MAX_NAME_CHARS = 64
 MAX_DESCRIPTION_CHARS = 1024
 MAX_BODY_LINES = 500
+
+# Recommended size of a body: 5,000 tokens of about 4 characters, and 500 lines. Larger ones have a
+# hint.
 MAX_BODY_CHARS = 20_000
-"""Recommended size of a body: 5,000 tokens of about 4 characters, and 500 lines. Larger ones have a hint."""
 
 MAX_FILES = 1000
-MAX_FOLDER_BYTES = 64 * 1024 * 1024
-"""Bounds on the files of a folder; more is no skill but, for example, a whole repository."""
 
+# Bounds on the files of a folder; more is no skill but, for example, a whole repository.
+MAX_FOLDER_BYTES = 64 * 1024 * 1024
+
+# Names of files and folders that programs make beside a skill; an export leaves them behind, like
+# hidden ones.
 CACHES = {"__pycache__", "node_modules", "venv", "Thumbs.db", "desktop.ini"}
-"""Names of files and folders that programs make beside a skill; an export leaves them behind, like hidden ones."""
 
 FRONT_MATTER_KEYS = {"name", "description", "license", "compatibility", "metadata", "allowed-tools"}
 
@@ -339,11 +343,13 @@ def _set_front_matter(text: str, key: str, value: str) -> str:
     if found is None:
         changed = f"{key}: {scalar}{newline}{inside}"
     else:
-        start, end = found.start_mark.index, found.end_mark.index
+        start = found.start_mark.index
+        end = found.end_mark.index
         old = inside[start:end]
         changed = inside[:start] + scalar + old[len(old.rstrip()) :] + inside[end:]
     edited = opening + changed + closing + text[_front_matter_end(text) :]
-    before, after = read_front_matter(text), read_front_matter(edited)
+    before = read_front_matter(text)
+    after = read_front_matter(edited)
     if after != {**before, key: value}:
         raise SkillError(f"{key} in the front matter of the skill cannot be replaced; change it by hand")
     return edited

@@ -13,8 +13,8 @@ from reflact.records import StepRecord
 from reflact.skills.document import UNSPACED_SCRIPTS
 from reflact.types import EditKind, EditResult, FrozenModel
 
+# Minimum share of an edit's weight that its words in the text must have.
 MIN_RELEVANCE = 0.25
-"""Minimum share of an edit's weight that its words in the text must have."""
 
 _RUN = re.compile(rf"[{UNSPACED_SCRIPTS}]+|[^\W{UNSPACED_SCRIPTS}]+")
 _UNSPACED_RUN = re.compile(rf"[{UNSPACED_SCRIPTS}]+")

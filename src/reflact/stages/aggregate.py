@@ -30,14 +30,14 @@ from reflact.types import (
     Skill,
 )
 
+# The sides of the merge, in the order in which a final merge gets them.
 SIDES: tuple[RolloutSource, ...] = ("failure", "success")
-"""The sides of the merge, in the order in which a final merge gets them."""
 
+# The kinds of edit in patches, unless the configuration allows fewer.
 OPERATIONS: tuple[EditKind, ...] = ("append", "insert_after", "replace", "delete")
-"""The kinds of edit in patches, unless the configuration allows fewer."""
 
+# What an edit does: its operation, its target, and its content without spaces around it.
 EditKey = tuple[str, str, str]
-"""What an edit does: its operation, its target, and its content without spaces around it."""
 
 
 async def aggregate(

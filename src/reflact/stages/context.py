@@ -14,8 +14,8 @@ from reflact.protocols import LLM, DecisionLog, R
 from reflact.stages.prompt_sections import BYTES_PER_TOKEN
 from reflact.types import Rollout
 
+# The tokens of a reply in the estimate of what a step costs.
 REPLY_TOKENS = 300
-"""The tokens of a reply in the estimate of what a step costs."""
 
 
 @dataclass
@@ -128,12 +128,14 @@ class StageContext:
         """Ask with a rendered prompt, and as ``ask_or_fallback`` does."""
         self.asked.add(prompt)
         call_id = CallId(role="optimizer", purpose=purpose, step=self.step, part=part)
-        no_reply, shortened = f"no_reply/{call_id.label}", f"shortened_prompt/{call_id.label}"
+        no_reply = f"no_reply/{call_id.label}"
+        shortened = f"shortened_prompt/{call_id.label}"
         logged = await self.decision_log.find(self.step, [no_reply, shortened])
         if no_reply in logged:
             return NoReply(reason=str(logged[no_reply]))
         if shorten is not None and shortened in logged:
-            prompt, shorten = shorten(), None
+            prompt = shorten()
+            shorten = None
 
         async def ask(prompt: RenderedPrompt) -> R:
             return (await self.llm.ask(prompt, reply_type, call_id=call_id, check=check)).value

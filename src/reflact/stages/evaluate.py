@@ -33,8 +33,9 @@ from reflact.types import (
 )
 
 RolloutPairs = Sequence[tuple[Rollout, Rollout]]
+
+# Rolls a skill out on one trial of these items, in their order.
 PassRunner = Callable[[Skill, int, Sequence[str]], Awaitable[Sequence[Rollout]]]
-"""Rolls a skill out on one trial of these items, in their order."""
 
 
 class GateMetric(FrozenModel):
@@ -163,7 +164,8 @@ async def evaluate(
     """
     first = await roll_out_pairs(candidate, current, settings.item_ids, trial=0, run_pass=run_pass)
     scores = [metric.score_pair(*pair) for pair in first]
-    ruling, used = decide(settings, scores), first
+    ruling = decide(settings, scores)
+    used = first
 
     if ruling.action == "accept" and settings.confirms:
         repeats = choose_repeats(scores)

@@ -16,8 +16,8 @@ from reflact.records import Claim, Improvement, SkillScore, TaskTypeScore, avera
 from reflact.stages.evaluate import GateMetric, build_measurement
 from reflact.types import Item, Rollout, Skill, Split
 
+# The task type of items that have none, if others have one.
 OTHER_TASKS = "other"
-"""The task type of items that have none, if others have one."""
 
 
 def make_placebo(text: str, template: Skill) -> Skill:
@@ -94,7 +94,8 @@ def judge_claim(
     ``on_these_items``: several trials of each item, whose variance within the items alone counts.
     """
     gain = measure_improvement("best", split, baseline, best, metric=metric)
-    before, after = _group_by_item(baseline, metric), _group_by_item(best, metric)
+    before = _group_by_item(baseline, metric)
+    after = _group_by_item(best, metric)
     repeated = [i for i in before if len(before[i]) > 1 and len(after.get(i, ())) > 1]
     if gain is not None and on_these_items and repeated:
         mean, low, high = within_item_interval([before[i] for i in repeated], [after[i] for i in repeated])
@@ -110,7 +111,8 @@ def _pair_by_item(
     before: Sequence[Rollout], after: Sequence[Rollout], metric: GateMetric
 ) -> tuple[list[float], list[float]]:
     """Return the mean scores of the items that were measured on both sides, in the same order."""
-    first, second = _mean_by_item(before, metric), _mean_by_item(after, metric)
+    first = _mean_by_item(before, metric)
+    second = _mean_by_item(after, metric)
     common = [item_id for item_id in first if item_id in second]
     return [first[item_id] for item_id in common], [second[item_id] for item_id in common]
 

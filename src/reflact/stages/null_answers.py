@@ -21,14 +21,14 @@ from reflact.types import Item, Skill, Turn, canonical_json
 
 REFUSAL = "I cannot help with that"
 
+# The most train items on which each constant is graded before the training.
 MAX_CHECKED_ITEMS = 50
-"""The most train items on which each constant is graded before the training."""
 
+# A constant with at least this mean hard score on train items is worth a warning.
 WARNING_SHARE = 0.5
-"""A constant with at least this mean hard score on train items is worth a warning."""
 
+# The most replies of a constant in one conversation.
 MAX_REPLIES = 200
-"""The most replies of a constant in one conversation."""
 
 
 class NullAnswer(NamedTuple):

@@ -21,12 +21,13 @@ _MIN_TURN_BYTES = 400
 _MARK_BYTES = 64
 _LONG_TEXTS = 5
 
+# Words of trouble. Their first letters come first, since long texts are searched, and few letters
+# begin a word.
 _TROUBLE = re.compile(
     r"(?=[cdefinrtuw])(?:error|exception|traceback|\b(?:fail|invalid|illegal|unexpected|unknown|denied|refused"
     r"|forbidden|timed?[ -]?out|not found|no such|cannot|could not|unable|nothing happens|wrong\b|incorrect))",
     re.IGNORECASE,
 )
-"""Words of trouble. Their first letters come first, since long texts are searched, and few letters begin a word."""
 
 _CHANGE_OF_COURSE = re.compile(
     r"\b(?:instead|actually|wait|mistake|wrong|again|retry|differently|different|another way)\b",
@@ -231,9 +232,11 @@ def show_right_answers(examples: Sequence[WorkedExample], *, max_bytes: int) -> 
     A text longer than a part of ``max_bytes`` is cut, so that at least some examples fit.
     """
     lines: list[str] = []
-    longest, left = max_bytes // _LONG_TEXTS, max_bytes
+    longest = max_bytes // _LONG_TEXTS
+    left = max_bytes
     for example in examples:
-        task, answer = truncate(example.task, longest), truncate(example.answer, longest)
+        task = truncate(example.task, longest)
+        answer = truncate(example.answer, longest)
         line = f"task: {task}\nright answer: {answer}\n"
         left -= count_bytes(line)
         if left >= 0:
@@ -266,7 +269,8 @@ def show_figures(rollouts: Sequence[Rollout], items: Sequence[Item], failed: Col
     scores = [r.score for r in rollouts if r.score is not None]
     lines = [f"{len(rollouts)} tasks under the document as it is: {len(failed)} failed"]
     if scores:
-        hard, soft = fmean(s.hard for s in scores), fmean(s.soft for s in scores)
+        hard = fmean(s.hard for s in scores)
+        soft = fmean(s.soft for s in scores)
         lines.append(f"mean score {hard:.3f}" + (f", with partial credit {soft:.3f}" if soft != hard else ""))
     if len(rollouts) > len(scores):
         lines.append(f"{len(rollouts) - len(scores)} could not be measured")

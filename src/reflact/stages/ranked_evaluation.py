@@ -66,13 +66,15 @@ class RankedEvaluator:
         ``measures_current``: a current skill without a pass gets one first. It was accepted before
         the target showed noise, while no beliefs were kept.
         """
-        settings, skills = self._settings, {skill.hash: skill for skill in (candidate, current)}
+        settings = self._settings
+        skills = {skill.hash: skill for skill in (candidate, current)}
         known = len(ranking.passes)
         ranking = ranking.add_version(candidate.hash, current.hash)
         for skill in skills.values():
             trials = range(ranking.count_passes(skill.hash))
             self._passes[skill.hash] = [await self._read_pass(skill, t, settings.item_ids) for t in trials]
-        n, worth = len(settings.item_ids), settings.worth
+        n = len(settings.item_ids)
+        worth = settings.worth
         first = current.hash if measures_current and not ranking.count_passes(current.hash) else None
         while version := first or choose_pass(
             ranking, candidate.hash, current.hash, worth=worth, n=n, most=settings.max_passes
@@ -100,7 +102,8 @@ class RankedEvaluator:
         self, rollouts: Sequence[Rollout], others: Sequence[Sequence[Rollout]]
     ) -> Verdict | None:
         """Return the verdict if a pass measured too little; as a rejection if only this version's items are refused."""
-        n, share = len(rollouts), self._settings.coverage
+        n = len(rollouts)
+        share = self._settings.coverage
         usual = {r.item_id for each in others for r in each if r.score is not None}
         own = sum(r.refused and r.item_id in usual for r in rollouts)
         measured = sum(r.score is not None for r in rollouts)
@@ -115,8 +118,10 @@ class RankedEvaluator:
         )
 
     async def _decide(self, candidate: Skill, current: Skill, ranking: Ranking, known: int) -> Verdict:
-        posterior, kept = Posterior(ranking), ranking.list_contenders(self._settings.kept)
-        chosen, veto = choose_version(posterior, (*kept, candidate.hash)), None
+        posterior = Posterior(ranking)
+        kept = ranking.list_contenders(self._settings.kept)
+        chosen = choose_version(posterior, (*kept, candidate.hash))
+        veto = None
         if chosen == candidate.hash:
             veto = await self._find_veto(candidate, current)
         if veto is not None:

@@ -49,8 +49,9 @@ T = TypeVar("T")
 
 SOURCES: tuple[RolloutSource, ...] = ("failure", "success")
 
-MAX_FAIL_REASONS, FAIL_REASON_BYTES = 3, 300
-"""Bounds of the failures that are grouped by feedback, if no analyst named a pattern."""
+# Bounds of the failures that are grouped by feedback, if no analyst named a pattern.
+MAX_FAIL_REASONS = 3
+FAIL_REASON_BYTES = 300
 
 
 class Minibatch(FrozenModel):
@@ -260,8 +261,8 @@ async def annotate_failures(batch: Minibatch, annotator: Annotator, context: Sta
     return batch.model_copy(update={"rollouts": await fan_out(annotate, cases)})
 
 
+# A minibatch, and the finished prefix of its batch's order.
 _ReadyMinibatch = tuple[Minibatch, Sequence[Rollout]]
-"""A minibatch, and the finished prefix of its batch's order."""
 
 
 async def roll_out_and_reflect(

@@ -22,28 +22,28 @@ from reflact.skills.rejected_edits import content_words
 from reflact.stages.prompt_sections import show_json
 from reflact.types import Edit, EditKind, Item, Skill
 
+# The tags that fence material in prompts, and the names of a case's parts as tags.
 PLACEHOLDER = re.compile(
     r"</?(?:document|proposal_\d+|case_\d+|answers|attempts|rejected|advice|guidance|notes|background"
     r"|figures|evidence|task|remark|(?:right|wrong)[ _-]answer)_*>",
     re.IGNORECASE,
 )
-"""The tags that fence material in prompts, and the names of a case's parts as tags."""
 
+# A whole text in the tags of a document.
 WRAPPED_DOCUMENT = re.compile(r"\s*<(document_*)>\n?(.*?)\n?</\1>\s*", re.DOTALL)
-"""A whole text in the tags of a document."""
 
+# The length from which a reference in a text counts as quoted, whatever stands beside it.
 MIN_QUOTED_LENGTH = 24
-"""The length from which a reference in a text counts as quoted, whatever stands beside it."""
 
+# Content words that a rule has at least, beside a quoted answer and its question.
 MIN_RULE_WORDS = 4
-"""Content words that a rule has at least, beside a quoted answer and its question."""
 
+# Words that speak of answering, not of a rule.
 ANSWER_WORDS = content_words(
     "answer answers answered asked case cases correct example examples exactly follow following give gives "
     "given input like output question questions reply respond response result return returns right such task "
     "tasks this write asks ask kind type"
 )
-"""Words that speak of answering, not of a rule."""
 
 
 def unwrap_document(text: str) -> str:
@@ -120,12 +120,13 @@ _MERGED = {
         f"{_INSTRUCTION} Empty for delete.",
     ),
 }
+
+# The wording for the first analyst's prompt, which asks for no evidence.
 _FIRST_APPEND = _Wording(
     "AppendReply",
     "One addition to the document.",
     "The rule: the kind of task, then a right answer to imitate.",
 )
-"""The wording for the first analyst's prompt, which asks for no evidence."""
 
 _OPERATION = (
     "append: add content at the end. insert_after: add content after target's line. "
@@ -263,8 +264,8 @@ class ReasonedRankReply(ReplyModel):
     selected: list[int] = Field(description="Numbers of the chosen proposals, most useful first.")
 
 
+# The replies of analysts.
 AnalysisReply = AnalystReply | ReasonedSuccessReply
-"""The replies of analysts."""
 
 
 def list_changes(reply: AnalysisReply | MergeReply) -> tuple[EditReply, ...]:

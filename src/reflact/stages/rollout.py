@@ -40,14 +40,14 @@ from reflact.jsonutil import replace_surrogates
 from reflact.protocols import DecisionLog, Environment, RolloutStore, Session, Target
 from reflact.types import Grade, Item, Rollout, Score, Skill, digest_json
 
+# Takes a finished rollout, and whether it was found in the store.
 RolloutCallback = Callable[[Rollout, bool], Awaitable[None]]
-"""Takes a finished rollout, and whether it was found in the store."""
 
+# Statuses of a wrong address, which serves no other rollout either.
 FATAL_STATUSES = frozenset({404, 301, 302, 303, 307, 308})
-"""Statuses of a wrong address, which serves no other rollout either."""
 
+# How often a rollout begins if its workers end; after that it is unmeasured.
 MAX_TRIES = 3
-"""How often a rollout begins if its workers end; after that it is unmeasured."""
 
 
 def derive_rollout_seed(item: Item, trial: int) -> int:
@@ -116,8 +116,9 @@ class RolloutJob(NamedTuple):
     key: str
 
 
+# Keeps an exception of the caller's code in a rollout; it gets and returns why the rollout is
+# unmeasured, or raises.
 ExceptionCallback = Callable[[RolloutJob, Exception, str], Awaitable[str]]
-"""Keeps an exception of the caller's code in a rollout; it gets and returns why the rollout is unmeasured, or raises."""
 
 
 async def _return_reason(job: RolloutJob, error: Exception, reason: str) -> str:

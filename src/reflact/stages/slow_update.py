@@ -94,13 +94,14 @@ async def update_meta_skill(
 
 
 CHANGED_CATEGORIES: frozenset[ComparisonCategory] = frozenset({"improved", "regressed"})
+
+# The category of an item, by whether it failed before and after.
 CATEGORIES: Mapping[tuple[bool, bool], ComparisonCategory] = {
     (True, False): "improved",
     (False, True): "regressed",
     (True, True): "persistent_failure",
     (False, False): "stable_success",
 }
-"""The category of an item, by whether it failed before and after."""
 CATEGORY_WORDS: Mapping[ComparisonCategory, str] = {
     "improved": "wrong before, right now",
     "regressed": "right before, wrong now",
@@ -158,7 +159,8 @@ async def compare_skills(
     order = shuffle(items, seed + 2000 * epoch, "slow")
     selected: list[ComparedItem] = []
     measured: list[ComparedItem] = []
-    samples, policy = config.samples, config.pair_policy
+    samples = config.samples
+    policy = config.pair_policy
     at_once = (
         1 if earlier.hash == later.hash else 2
     )  # the second of equal skills reads the rollouts of the first

@@ -15,8 +15,8 @@ from reflact.stages.reflect import Analyst, MinibatchDealer
 from reflact.stages.rollout import RolloutRunner
 from reflact.types import AnalystReport, Item, Rollout, Skill, Verdict
 
+# Rollouts in flight.
 CONCURRENCY = 8
-"""Rollouts in flight."""
 
 
 async def roll_out(

@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 LOCK_TIMEOUT_SECONDS = 30.0
 
+# How long SQLite waits for another process before the writer checks whether it closes.
 LOCK_POLL_SECONDS = 0.1
-"""How long SQLite waits for another process before the writer checks whether it closes."""
 
+# How long a checkpoint waits for readers of the log.
 CHECKPOINT_SECONDS = 1.0
-"""How long a checkpoint waits for readers of the log."""
 
 
 class _Job(NamedTuple):
@@ -52,8 +52,8 @@ class _Outcome(NamedTuple):
     error: BaseException | None = None
 
 
+# Jobs of a thread; None ends it.
 _Queue = SimpleQueue[_Job | None]
-"""Jobs of a thread; None ends it."""
 
 
 class Database:

@@ -29,6 +29,7 @@ SQLITE_REASONS: Mapping[int, str] = {
     sqlite3.SQLITE_CONSTRAINT: "a value contradicts what is stored",
 }
 
+# How to undo a change of what is part of a run's identity and no key of the configuration.
 RESTORE_ADVICE = {
     "data": "restore the items of the data",
     "environment": "use the same environment and grader, with the same code and values",
@@ -38,15 +39,17 @@ RESTORE_ADVICE = {
     "annotator": "pass the same annotator",
     "proposer": "pass the same proposer",
 }
-"""How to undo a change of what is part of a run's identity and no key of the configuration."""
 
 PROMPT_ADVICE = "use the same prompts (a new version of reflact, preset or prompts.folder has changed them)"
 
-MAX_SHOWN_DIFFERENCES, MAX_SHOWN_CHARS, SHOWN_BEFORE_CHANGE = 5, 60, 20
-"""Values in a conflict: their number, their length, and how much stands before the first difference of long ones."""
+# Values in a conflict: their number, their length, and how much stands before the first difference
+# of long ones.
+MAX_SHOWN_DIFFERENCES = 5
+MAX_SHOWN_CHARS = 60
+SHOWN_BEFORE_CHANGE = 20
 
+# Errors of the driver for values that SQLite cannot store.
 UNSTORABLE_ERRORS = (UnicodeEncodeError, OverflowError)
-"""Errors of the driver for values that SQLite cannot store."""
 
 
 def translate_error(error: BaseException, path: Path) -> BaseException:
@@ -100,7 +103,8 @@ def describe_changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonVa
         for key in sorted({*before, *after}, key=lambda key: (key in RESTORE_ADVICE, key))
     }
     changed = {key: pair for key, pair in texts.items() if pair[0] != pair[1]}
-    explained, phrases = {key.partition(".")[0] for key in changed if "." in key}, list[str]()
+    explained = {key.partition(".")[0] for key in changed if "." in key}
+    phrases = list[str]()
     for key, pair in changed.items():
         fields = list_field_differences([before.get(key), after.get(key)])
         if key not in explained or not (fields or key == "data"):

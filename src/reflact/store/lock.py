@@ -20,8 +20,8 @@ from filelock import FileLock, Timeout
 from reflact.errors import RunConflict, StoreError
 from reflact.store.artifacts import resolve_inside
 
+# A reader that asks whether a run is at work holds its lock for less.
 READER_SECONDS = 0.02
-"""A reader that asks whether a run is at work holds its lock for less."""
 
 
 @dataclass(frozen=True)

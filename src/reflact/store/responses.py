@@ -39,8 +39,10 @@ SPEND_SUMS = """
     sum(iif(state <> 'settled' OR uncounted > 0, worst_input_tokens, 0)),
     sum(iif(state <> 'settled' OR uncounted > 0, worst_output_tokens, 0))
 """
-SPEND_COLUMNS, STAGE_COLUMNS = "role, purpose", "step, stage, role, purpose"
-"""The columns by which spend is summed: over a run, and by stage."""
+
+# The columns by which spend is summed: over a run, and by stage.
+SPEND_COLUMNS = "role, purpose"
+STAGE_COLUMNS = "step, stage, role, purpose"
 USAGE_COLUMNS = ("calls", "input_tokens", "cached_tokens", "output_tokens", "usd", "uncounted")
 CALL_FIELDS = tuple(name for name in CallReservation.model_fields if name != "worst_case")
 WORST_FIELDS = ("calls", "input_tokens", "output_tokens", "usd")
@@ -51,11 +53,12 @@ ROLLOUT_CALLS_QUERY = (
     f"SELECT call_id, {', '.join(USAGE_COLUMNS)} FROM calls WHERE call_id LIKE '%/rollout=%' ORDER BY id"  # noqa: S608
 )
 
-PAID, UNSETTLED = "usd IS NOT NULL", "worst_usd IS NOT NULL AND (state <> 'settled' OR uncounted > 0)"
-"""Calls with a price, and those whose worst case may have been charged."""
+# Calls with a price, and those whose worst case may have been charged.
+PAID = "usd IS NOT NULL"
+UNSETTLED = "worst_usd IS NOT NULL AND (state <> 'settled' OR uncounted > 0)"
 
+# Raises an error if a call with its worst case does not fit beside the spend so far.
 CheckCall = Callable[[tuple[Spend, ...], Usage], None]
-"""Raises an error if a call with its worst case does not fit beside the spend so far."""
 
 
 def compute_checksum(*parts: object) -> str:

@@ -59,8 +59,9 @@ RECORD_TYPES: dict[str, type[StepRecord] | type[EpochRecord] | type[PromotionRec
     "epoch": EpochRecord,
     "promotion": PromotionRecord,
 }
+
+# The most exceptions of the caller's code that are stored of a run.
 MAX_FAILURES = 1_000
-"""The most exceptions of the caller's code that are stored of a run."""
 
 COMMITS = "SELECT number, kind, step, record, state, checksum FROM commits WHERE run_id = ?"
 
@@ -409,15 +410,14 @@ class SQLiteRunStore(SQLiteResponseStore):
         return await self._database.read(lambda tables: read_run(tables, run_id))
 
 
+# Runs that committed and paid nothing.
+#
+# Calls of a target from Python are not seen, so with rollouts its run has paid.
 IDLE_RUNS = (
     "SELECT run_id FROM runs WHERE run_id NOT IN (SELECT run_id FROM commits) AND run_id NOT IN"
     " (SELECT run_id FROM calls WHERE calls > 0 OR uncounted > 0 OR state <> 'settled') AND"
     " (json_extract(identity, '$.target') IS NULL OR NOT EXISTS (SELECT 1 FROM rollouts))"
 )
-"""Runs that committed and paid nothing.
-
-Calls of a target from Python are not seen, so with rollouts its run has paid.
-"""
 
 
 def delete_idle_runs(tables: Tables, *, run_id: str) -> None:
@@ -475,11 +475,13 @@ def find_kind(record_type: type[CommitRecord]) -> str:
 
 def read_state(tables: Tables, run_id: str) -> RunState | None:
     """Return a run's state after its last commit: the first state, and the records since."""
-    state, records = None, list[CommitRecord]()
+    state = None
+    records = list[CommitRecord]()
     for row in tables.execute(f"{COMMITS} ORDER BY number", (run_id,)):
         commit = parse_commit(run_id, row)
         if isinstance(commit, RunState):
-            state, records = commit, []
+            state = commit
+            records = []
         else:
             records.append(commit)
     return None if state is None else state.after(records)

@@ -31,14 +31,15 @@ from reflact.types import FrozenModel
 
 FOLDER_PREFIX = "reflact-rollout-"
 LOCK_FILE = "lock"
+
+# A younger folder of a rollout may not be locked yet.
 STALE_SECONDS = 600.0
-"""A younger folder of a rollout may not be locked yet."""
 
+# The time that a supervisor gets to end all processes before it is killed itself.
 SECONDS_TO_END = 10.0
-"""The time that a supervisor gets to end all processes before it is killed itself."""
 
+# The time for the rest of an output at its end, which a process that was not found may keep open.
 SECONDS_TO_READ = 1.0
-"""The time for the rest of an output at its end, which a process that was not found may keep open."""
 
 
 class CommandLimits(FrozenModel):

@@ -15,22 +15,22 @@ from pydantic import JsonValue
 
 from reflact.errors import ConfigError
 
+# Fields that pass through, with their names in a chat completion's request.
 KEPT_FIELDS = {
     "max_tokens": "max_tokens",
     "temperature": "temperature",
     "top_p": "top_p",
     "stop_sequences": "stop",
 }
-"""Fields that pass through, with their names in a chat completion's request."""
 
+# Fields that only the provider's own machines can serve.
 REFUSED_FIELDS = ("container", "mcp_servers")
-"""Fields that only the provider's own machines can serve."""
 
+# The beginning of a system block that is no instruction.
 BILLING = "x-anthropic-billing-header:"
-"""The beginning of a system block that is no instruction."""
 
+# The date that Claude Code writes into texts.
 VOLATILE = re.compile(r"^# currentDate\nToday's date is [^\n]*\n?", re.MULTILINE)
-"""The date that Claude Code writes into texts."""
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}

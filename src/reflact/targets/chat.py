@@ -6,8 +6,8 @@ from reflact.messages import CallId, Message, RenderedPrompt, Text
 from reflact.protocols import LLM
 from reflact.types import Skill, Turn, canonical_json
 
+# Version of the request format, part of every rollout's key; raise it if the format changes.
 CHAT_TARGET_VERSION = 1
-"""Version of the request format, part of every rollout's key; raise it if the format changes."""
 
 
 class ChatTarget:

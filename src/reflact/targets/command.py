@@ -36,14 +36,15 @@ from reflact.targets.gateway_session import GatewaySession, test_skill
 from reflact.targets.profiles import PROFILES, AgentProfile
 from reflact.types import Item, Skill, canonical_json, digest_json
 
+# Version of what a command gets, part of every rollout's key; raise it if that changes.
 COMMAND_TARGET_VERSION = 2
-"""Version of what a command gets, part of every rollout's key; raise it if that changes."""
 
 PLACEHOLDER = re.compile(r"\{(task|folder|base_url|root_url|token|model)\}")
 DEFAULT_VARIABLES: Mapping[str, str] = {"OPENAI_BASE_URL": "{base_url}", "OPENAI_API_KEY": "{token}"}
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
+
+# The most characters of a command's error output that a message quotes.
 WORDS_OF_ERROR = 500
-"""The most characters of a command's error output that a message quotes."""
 
 
 class CommandTarget:
@@ -105,7 +106,8 @@ class CommandTarget:
     ) -> None:
         known = _find_profile(profile)
         if known is not None:
-            command, answer_file = command or known.command, answer_file or known.answer_file
+            command = command or known.command
+            answer_file = answer_file or known.answer_file
             side_call = side_call or known.side_call
             if seed is None and skill_file is None:
                 folder = known.skills_folder
@@ -128,15 +130,20 @@ class CommandTarget:
             if Path(path).is_absolute() or ".." in Path(path).parts:
                 raise ConfigError(f"{path} leaves the rollout's folder; name a path below it")
         self.command = (*command, *arguments)
-        self.skill_file, self.skill_name, self.skill_description = skill_file, skill_name, skill_description
-        self.seed, self.workspace, self.answer_file = seed, workspace, answer_file
+        self.skill_file = skill_file
+        self.skill_name = skill_name
+        self.skill_description = skill_description
+        self.seed = seed
+        self.workspace = workspace
+        self.answer_file = answer_file
         self.variables = {**(DEFAULT_VARIABLES if known is None else known.variables), **(variables or {})}
         self.side_call = side_call
         try:
             self.limits = CommandLimits.model_validate(limits)
         except ValidationError as error:
             raise ConfigError(f"limits: {describe_problems(error)}") from error
-        self.confine, self.preflight = confine, preflight
+        self.confine = confine
+        self.preflight = preflight
         if confine and not can_confine_writes():
             raise ConfigError(
                 "this system cannot confine a command, because confine needs Linux 6.2 with Landlock; leave confine out, and "
@@ -206,7 +213,8 @@ class CommandTarget:
     def connect(self, sender: RequestSender, config: ModelConfig) -> CommandTarget:
         """Return the same target with its requests going through a run."""
         connected = copy.copy(self)
-        connected._sender, connected._model = sender, config.model
+        connected._sender = sender
+        connected._model = config.model
         connected._identity = connected._describe()
         return connected
 
@@ -220,7 +228,8 @@ class CommandTarget:
             else f"it is in {self.skill_file} of the rollout's folder, so look whether the agent reads this file there, or "
             "name another one with `skill_file`; if it reads the file later, with a tool, set `preflight: false`"
         )
-        name, seconds = self.skill_name, self.limits.seconds
+        name = self.skill_name
+        seconds = self.limits.seconds
         return await test_skill(
             self, environment, items, skill, config, place=place, name=name, seconds=seconds
         )
@@ -260,7 +269,8 @@ class CommandSession(GatewaySession):
             raise EnvironmentFailure("a command answers one message; use an environment with one turn")
         self._task = replace_surrogates(message)
         async with open_rollout_folder() as own:
-            folder, self._folder = own / "work", json.dumps(str(own), ensure_ascii=False)[1:-1]
+            folder = own / "work"
+            self._folder = json.dumps(str(own), ensure_ascii=False)[1:-1]
             await anyio.to_thread.run_sync(self._write_folder, folder)
             async with open_gateway(self._answer, model=self._model, on_refusal=self._refuse) as address:
                 with anyio.CancelScope() as scope:

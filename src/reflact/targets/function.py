@@ -28,8 +28,8 @@ from reflact.targets.gateway import open_gateway
 from reflact.targets.gateway_session import GatewaySession, has_text, test_skill
 from reflact.types import FrozenModel, Item, Skill, canonical_json
 
+# Version of what a function gets, part of every rollout's key; raise it if that changes.
 FUNCTION_TARGET_VERSION = 2
-"""Version of what a function gets, part of every rollout's key; raise it if that changes."""
 
 
 class AgentRollout(FrozenModel):
@@ -50,8 +50,8 @@ class AgentRollout(FrozenModel):
     model: str
 
 
+# Runs an agent and returns its answer; a function that is not async runs in a thread of its own.
 RunAgent = Callable[[AgentRollout], str | Awaitable[str]]
-"""Runs an agent and returns its answer; a function that is not async runs in a thread of its own."""
 
 
 class FunctionTarget:
@@ -79,7 +79,9 @@ class FunctionTarget:
         preflight: bool = True,
         description: str = "",
     ) -> None:
-        self.run_agent, self.seconds, self.description = run_agent, seconds, description
+        self.run_agent = run_agent
+        self.seconds = seconds
+        self.description = description
         self.preflight = preflight
         self._version = version
         self._sender: RequestSender | None = None
@@ -107,7 +109,8 @@ class FunctionTarget:
     def connect(self, sender: RequestSender, config: ModelConfig) -> FunctionTarget:
         """Return the same target with its agent's requests going through a run."""
         connected = copy.copy(self)
-        connected._sender, connected._model = sender, config.model
+        connected._sender = sender
+        connected._model = config.model
         return connected
 
     async def test_skill(

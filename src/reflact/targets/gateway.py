@@ -26,24 +26,29 @@ from reflact.errors import ConfigError, ReflactError
 from reflact.jsonutil import parse_foreign
 from reflact.targets import anthropic_messages, responses
 
+# The most bytes of an agent's request, and of all that a gateway has at a time.
 MAX_REQUEST_BYTES = 2**25
-"""The most bytes of an agent's request, and of all that a gateway has at a time."""
 
-MAX_PARTS, MAX_DEPTH = 2**18, 200
-"""The most texts, commas and opening brackets of a body, and the most levels: each may take 100 bytes when it is read."""
+# The most texts, commas and opening brackets of a body, and the most levels: each may take 100
+# bytes when it is read.
+MAX_PARTS = 2**18
+MAX_DEPTH = 200
 
 PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|[\[{,]|[\]}]', re.DOTALL)
 LEVELS = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 
+# A body of more bytes is read on a worker thread, so that the event loop does not wait for it.
 INLINE_BYTES = 2**14
-"""A body of more bytes is read on a worker thread, so that the event loop does not wait for it."""
 
 READ_BYTES = 2**16
-SKIPPED_BYTES, SKIPPED_SECONDS = 2**20, 1.0
-"""How much of a refused request is still received, and how long, so that the agent reads the refusal."""
 
+# How much of a refused request is still received, and how long, so that the agent reads the
+# refusal.
+SKIPPED_BYTES = 2**20
+SKIPPED_SECONDS = 1.0
+
+# The date that opencode writes into texts.
 VOLATILE = re.compile(r"^ +Today's date: [^\n]*\n(?=</env>)", re.MULTILINE)
-"""The date that opencode writes into texts."""
 
 
 class GatewayAddress(NamedTuple):
@@ -76,8 +81,8 @@ class Dialect(NamedTuple):
     end: str = ""
 
 
+# Answers the body of a chat completion's request with a chat completion, in JSON.
 Answer = Callable[[dict[str, Any]], Awaitable[str]]
-"""Answers the body of a chat completion's request with a chat completion, in JSON."""
 
 
 @asynccontextmanager
@@ -172,7 +177,8 @@ class _Connection:
         request = await self._read_event()
         if not isinstance(request, h11.Request):
             return None
-        headers, self._wants_body = dict(request.headers), request.method != b"HEAD"
+        headers = dict(request.headers)
+        self._wants_body = request.method != b"HEAD"
         sent = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
         if not hmac.compare_digest(sent, self._gateway.token.encode("ascii")):
             await self._refuse(401, "the token of this rollout is missing")
@@ -314,7 +320,8 @@ def _parse(dialect: Dialect, content: bytes) -> tuple[Mapping[str, Any], dict[st
 def _check_messages(messages: list[Any]) -> None:
     """Check what the run itself reads of messages; the provider checks the rest. TypeError if it is of a wrong type."""
     for message in messages:
-        content, calls = message.get("content"), message.get("tool_calls") or []
+        content = message.get("content")
+        calls = message.get("tool_calls") or []
         is_sound = isinstance(message.get("role", ""), str) and isinstance(content, str | list | None)
         if not (is_sound and isinstance(calls, list) and all(isinstance(c["function"], dict) for c in calls)):
             raise TypeError
@@ -363,6 +370,7 @@ def _split_completion(completion: Mapping[str, Any]) -> Iterator[dict[str, Any]]
         yield {**frame, "choices": [], "usage": completion["usage"]}
 
 
+# The dialects of agents by the paths of their requests.
 DIALECTS = {
     "/v1/chat/completions": Dialect(
         "a chat completion", _read_completion, _write_completion, _split_completion, end="data: [DONE]\n\n"
@@ -377,4 +385,3 @@ DIALECTS = {
         anthropic_messages.split_message,
     ),
 }
-"""The dialects of agents by the paths of their requests."""

@@ -18,19 +18,22 @@ from reflact.messages import AgentAnswer, CallId
 from reflact.protocols import ConnectedTarget, Environment, RequestSender, Session
 from reflact.types import Item, Skill, Turn, digest_json
 
+# Fields that the run sets itself, that differ between equal rollouts, or that ask for several
+# answers.
 DROPPED_FIELDS = frozenset(
     {"model", "n", "stream", "stream_options", "user", "prompt_cache_key", "safety_identifier"}
 )
-"""Fields that the run sets itself, that differ between equal rollouts, or that ask for several answers."""
 
+# The line that a test adds to a skill, and looks for in the agent's requests.
 PROBE = "This line tests whether an agent reads these instructions: 7f3b91c2d4."
-"""The line that a test adds to a skill, and looks for in the agent's requests."""
 
-MAX_PROBED_REQUESTS, MAX_PROBED_ITEMS = 5, 3
-"""The requests that a test answers before it ends the agent, and the tasks that it tries if the agent asks nothing."""
+# The requests that a test answers before it ends the agent, and the tasks that it tries if the
+# agent asks nothing.
+MAX_PROBED_REQUESTS = 5
+MAX_PROBED_ITEMS = 3
 
+# What a model sees instead of the folder of a rollout, whose name differs between equal rollouts.
 SHOWN_FOLDER = "/reflact-rollout"
-"""What a model sees instead of the folder of a rollout, whose name differs between equal rollouts."""
 
 
 class GatewaySession:
@@ -57,7 +60,8 @@ class GatewaySession:
         self._sender = sender
         self.skill = skill
         self.rollout = rollout
-        self._seed, self._side_call = seed, side_call
+        self._seed = seed
+        self._side_call = side_call
         self._copied: tuple[Turn, ...] | None = None
         self._asked: Counter[str] = Counter()
         self._last: list[Mapping[str, Any]] = []
@@ -159,7 +163,8 @@ def _flatten(path: str) -> str:
 
 def _read_turns(message: Mapping[str, Any]) -> list[Turn]:
     """Return a chat message as turns; instructions are none."""
-    role, content = message.get("role"), message.get("content")
+    role = message.get("role")
+    content = message.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     turns = []

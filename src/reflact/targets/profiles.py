@@ -32,6 +32,7 @@ class AgentProfile(FrozenModel):
     tried: str
 
 
+# The profiles that ``CommandTarget(profile=...)`` takes.
 PROFILES: Mapping[str, AgentProfile] = {
     "codex": AgentProfile(
         command=(
@@ -89,4 +90,3 @@ PROFILES: Mapping[str, AgentProfile] = {
         tried="2.1.197",
     ),
 }
-"""The profiles that ``CommandTarget(profile=...)`` takes."""

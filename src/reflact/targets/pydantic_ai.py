@@ -54,12 +54,13 @@ from reflact.types import Item, Skill, Turn, canonical_json
 D = TypeVar("D")
 Out = TypeVar("Out")
 
+# Makes the dependencies of one rollout from its item.
 MakeDeps = Callable[[Item], D | Awaitable[D]]
-"""Makes the dependencies of one rollout from its item."""
 
+# Version of the request format, part of every rollout's key; raise it if the format changes.
 REQUEST_VERSION = 1
-"""Version of the request format, part of every rollout's key; raise it if the format changes."""
 
+# Fields of messages and parts that differ between equal runs, and that a model does not read.
 UNSTABLE_FIELDS = frozenset(
     {
         "timestamp",
@@ -71,19 +72,19 @@ UNSTABLE_FIELDS = frozenset(
         "metadata",
     }
 )
-"""Fields of messages and parts that differ between equal runs, and that a model does not read."""
 
+# Settings that may hold a key, or that no reply depends on.
 PRIVATE_SETTINGS = frozenset({"extra_headers", "timeout"})
-"""Settings that may hold a key, or that no reply depends on."""
 
 ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
+# A section of a skill that describes a tool: up to the next heading of level 1 or 2, or a protected
+# region.
 TOOL_SECTION = re.compile(
     r"^##[ \t]+Tool:[ \t]*`?([\w.-]+)`?[ \t]*\r?$(.*?)"
     r"(?=^\#{1,2}[ \t]|<!--[ \t]*(?:EXAMPLES_START|SLOW_UPDATE_START|APPENDIX_START|SKILL_FILE)\b|\Z)",
     re.MULTILINE | re.DOTALL,
 )
-"""A section of a skill that describes a tool: up to the next heading of level 1 or 2, or a protected region."""
 
 TOOLS_ARE_TRAINED = (
     "The document may describe tools too: a section under the heading '## Tool: NAME' replaces the description of that "
@@ -245,7 +246,8 @@ class AgentSession(Generic[D, Out]):
             ModelError: Its model gave no answer.
             EnvironmentFailure: A tool, an instruction function or ``deps`` raised an error.
         """
-        target, capability = self._target, self._capability
+        target = self._target
+        capability = self._capability
         try:
             if not self._deps:
                 made: Any = None if target._deps is None else target._deps(self._item)
@@ -351,10 +353,8 @@ async def _ask_model(handler: WrapModelRequestHandler, request_context: ModelReq
 
 def _write_request(request_context: ModelRequestContext) -> dict[str, JsonValue]:
     """Return all that an answer depends on, without what differs between equal runs."""
-    parameters, settings = (
-        request_context.model_request_parameters,
-        _dump_settings(request_context.model_settings),
-    )
+    parameters = request_context.model_request_parameters
+    settings = _dump_settings(request_context.model_settings)
     cap = settings.get("max_tokens") if isinstance(settings, dict) else None
     tools = [_dump_tool(tool) for tool in (*parameters.function_tools, *parameters.output_tools)]
     return {

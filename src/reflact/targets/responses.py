@@ -18,27 +18,29 @@ from reflact.errors import ConfigError
 
 FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 KEPT_FIELDS = ("temperature", "top_p", "top_logprobs", "seed")
+
+# The text of each kind of call, and the events that hold it.
 CALL_FIELDS = {
     "function_call": ("arguments", "function_call_arguments"),
     "custom_tool_call": ("input", "custom_tool_call_input"),
 }
-"""The text of each kind of call, and the events that hold it."""
 
+# Fields that name what a server has stored.
 REFUSED_FIELDS = ("previous_response_id", "conversation", "prompt")
-"""Fields that name what a server has stored."""
 
+# The parameters of a function that stands for a freeform tool.
 TEXT_PARAMETERS = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
     "additionalProperties": False,
 }
-"""The parameters of a function that stands for a freeform tool."""
 
+# What Codex writes into texts and what differs between equal rollouts: the date, and ids and times
+# of commands.
 VOLATILE = re.compile(
     r"[ \t]*<current_date>[^<]*</current_date>\n?|^Chunk ID: \w+\nWall time: [\d.]+ seconds\n", re.MULTILINE
 )
-"""What Codex writes into texts and what differs between equal rollouts: the date, and ids and times of commands."""
 
 
 def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
@@ -265,7 +267,8 @@ def _read_input(arguments: str) -> str:
 
 
 def _write_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    asked, answered = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+    asked = usage.get("prompt_tokens", 0)
+    answered = usage.get("completion_tokens", 0)
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     return {

@@ -24,22 +24,28 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
-INTERVAL, LOOKS = 0.1, 5
-"""Seconds between two looks at the command, and how many of them make one at all processes and their memory."""
+SET_DEATH_SIGNAL = 1
+SET_CHILD_SUBREAPER = 36
 
+# Seconds between two looks at the command, and how many of them make one at all processes and their
+# memory.
+INTERVAL = 0.1
+LOOKS = 5
+
+# The most threads of a command for each process of its limit; the kernel counts both together for
+# users and groups.
 THREADS_OF_PROCESS = 16
-"""The most threads of a command for each process of its limit; the kernel counts both together for users and groups."""
 
 IS_LINUX = sys.platform == "linux"
 
+# What to do if a program cannot be started, by the number of the error; EINVAL is an argument with
+# a NUL.
 START_ADVICE = {
     errno.ENOENT: "give its full path, or install it",
     errno.EACCES: "allow its execution",
     errno.E2BIG: "leave out {task}, so that the task goes to standard input",
     errno.EINVAL: "leave out {task}, so that the task goes to standard input",
 }
-"""What to do if a program cannot be started, by the number of the error; EINVAL is an argument with a NUL."""
 
 
 class SupervisorRequest(NamedTuple):
@@ -179,7 +185,8 @@ def _count_processes() -> int:
 
 def _find_descendants() -> dict[int, tuple[int, int]]:
     """Return the ids of all processes below this one, each with its resident memory in bytes and its threads."""
-    parents, sizes = {}, {}
+    parents = {}
+    sizes = {}
     page = os.sysconf("SC_PAGE_SIZE")
     for name in os.listdir("/proc"):  # noqa: PTH208 - starts faster
         if name.isdecimal():

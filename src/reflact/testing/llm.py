@@ -17,13 +17,13 @@ from reflact.messages import NO_VALID_REPLY, CallId, RenderedPrompt, Reply, Repl
 from reflact.protocols import R
 from reflact.records import Usage
 
+# An answer of a script; see ``ScriptedLLM``.
 ScriptedAnswer: TypeAlias = ReplyModel | JsonValue | Exception
-"""An answer of a script; see ``ScriptedLLM``."""
 
+# Answers a prompt; may be async.
 Script: TypeAlias = Callable[
     [RenderedPrompt, type[ReplyModel], CallId], ScriptedAnswer | Awaitable[ScriptedAnswer]
 ]
-"""Answers a prompt; may be async."""
 
 
 class ScriptedCall(NamedTuple):
@@ -154,5 +154,6 @@ def append_edit(reply_type: type[ReplyModel], content: str) -> dict[str, JsonVal
 def find_bounds(reply_type: type[ReplyModel], field: str) -> tuple[int, int | None]:
     """Return how many elements a list of the reply type must and may have; None: any number."""
     known = {type(bound): bound for bound in reply_type.model_fields[field].metadata}
-    low, high = known.get(MinLen), known.get(MaxLen)
+    low = known.get(MinLen)
+    high = known.get(MaxLen)
     return low.min_length if low else 0, high.max_length if high else None

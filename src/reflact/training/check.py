@@ -37,8 +37,8 @@ CHECK_PROMPT = RenderedPrompt(
     ),
 )
 
+# Retries during a check, since a person waits for it.
 CHECK_RETRIES = 1
-"""Retries during a check, since a person waits for it."""
 
 
 class ReadyReply(ReplyModel):

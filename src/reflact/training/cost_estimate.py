@@ -28,20 +28,20 @@ from reflact.training.plan import RunPlan
 from reflact.training.trouble import PREFLIGHT
 from reflact.types import Item, Split, canonical_json
 
+# Candidates of a step, in estimates.
 CANDIDATES = 4
-"""Candidates of a step, in estimates."""
 
+# The rollouts that a candidate takes on average, those of its step on train items included.
 ROLLOUTS_PER_CANDIDATE = 8
-"""The rollouts that a candidate takes on average, those of its step on train items included."""
 
+# The passes of a candidate before the ranked gate decides, on average.
 RANKED_PASSES = 1.5
-"""The passes of a candidate before the ranked gate decides, on average."""
 
+# The size of the call that tests the optimizer's connection.
 PREFLIGHT_BYTES = 70.0
-"""The size of the call that tests the optimizer's connection."""
 
+# What a prompt shows beside its own text and the document, if it shows no trajectories.
 OTHER_BYTES = 2000.0
-"""What a prompt shows beside its own text and the document, if it shows no trajectories."""
 
 
 class RunCostEstimate(CostEstimate):

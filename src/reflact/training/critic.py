@@ -79,7 +79,8 @@ async def measure_critic(
 
     async def measure() -> CriticAccuracy | None:
         anchors: tuple[ContrastPair, ...] = ()
-        path, most = config.critic.memory, config.critic.max_anchors
+        path = config.critic.memory
+        most = config.critic.max_anchors
         if path is not None and most and path.is_file():
             async with MemoryStore(path) as memory:
                 anchors = (await memory.anchors())[:most]

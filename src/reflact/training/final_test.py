@@ -21,6 +21,7 @@ from reflact.training.run import Run
 from reflact.training.state import choose_best, find_current, replaces_best
 from reflact.types import Rollout, Skill, Split
 
+# The names of final scores, in the order of reports.
 SCORE_ORDER = (
     "baseline",
     "placebo",
@@ -31,13 +32,13 @@ SCORE_ORDER = (
     "best",
     "final",
 )
-"""The names of final scores, in the order of reports."""
 
+# New trials for the validation scores of a noisy target without a test split: fewer decide on few
+# gains.
 REPORT_TRIALS = 4
-"""New trials for the validation scores of a noisy target without a test split: fewer decide on few gains."""
 
+# A split, and the hash of the document that is rolled out on it.
 DocumentKey = tuple[Split, str]
-"""A split, and the hash of the document that is rolled out on it."""
 
 Trials = tuple[tuple[Rollout, ...], ...]
 

@@ -23,14 +23,16 @@ from reflact.training.rollouts import make_pass_reader, make_pass_runner
 from reflact.training.run import Run
 from reflact.types import HARD_VARIANCE, Ranking, Rollout, Skill, Verdict
 
+# A run with fewer validation items begins with a warning.
 FEW_ITEMS = 20
-"""A run with fewer validation items begins with a warning."""
 
+# The gain that all rollouts of a budget should bring together: the least worth of one is this part
+# of it.
 WORTH_OF_BUDGET = 0.25
-"""The gain that all rollouts of a budget should bring together: the least worth of one is this part of it."""
 
+# Versions after which a run with a budget of rollouts stops to repeat items of a target that always
+# agreed.
 CONFIRMED_VERSIONS = 2
-"""Versions after which a run with a budget of rollouts stops to repeat items of a target that always agreed."""
 
 
 def rank_baseline(plan: RunPlan, passes: Sequence[Sequence[Rollout]]) -> Ranking | None:

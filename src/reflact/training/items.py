@@ -30,21 +30,24 @@ async def read_items(
         UsageError: Nothing is measured on the split.
         StoreError: The items are missing or damaged.
     """
-    summary, last = await store.summary(run.run_id), await store.last_commit(run.run_id)
+    summary = await store.summary(run.run_id)
+    last = await store.last_commit(run.run_id)
     if last is None:
         raise UsageError(
             f"run {run.run_id} has not measured its initial document yet; start or resume it with reflact train"
         )
     identity = await store.identity(run.run_id)
     config = parse_stored(TrainerConfig.model_validate, run.config, f"configuration of run {run.run_id}")
-    baseline, best = str(identity["skill"]), (version or last.best).skill_hash
+    baseline = str(identity["skill"])
+    best = (version or last.best).skill_hash
     if split is None:
         opened = summary is not None and summary.score("best", Split.test) is not None
         split = Split.test if opened else Split.val
     rollouts = await store.list_rollouts((baseline, best))
     items = (await store.items(str(identity["data"]))).items(split)
     find_key = _make_key_finder(config, identity)
-    usage, errors = await store.rollout_usage(), await store.unmeasured(run.run_id)
+    usage = await store.rollout_usage()
+    errors = await store.unmeasured(run.run_id)
     by_item: dict[tuple[str, str], list[Rollout]] = {}
     for rollout in rollouts:
         by_item.setdefault((rollout.item_id, rollout.skill_hash), []).append(rollout)
@@ -122,7 +125,8 @@ def _choose_rollouts(
 def _compare(
     item: Item, split: Split, baseline: DocumentResult, best: DocumentResult, threshold: float | None
 ) -> ItemResult:
-    before, after = baseline.hard, best.hard
+    before = baseline.hard
+    after = best.hard
     wrong = after is not None and after < (1 if threshold is None else threshold)
     category: ComparisonCategory | None = None
     if before is not None and after is not None:

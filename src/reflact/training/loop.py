@@ -62,22 +62,24 @@ from reflact.training.trouble import (
 )
 from reflact.types import Split
 
+# Active time is stored this far in advance; after a kill it is too long by at most this.
 TIME_RECORD_SECONDS = 1.0
-"""Active time is stored this far in advance; after a kill it is too long by at most this."""
 
+# How long the end of a cancelled run waits for a database that another process has locked.
 LOCK_SECONDS = 0.4
-"""How long the end of a cancelled run waits for a database that another process has locked."""
 
+# How long it may take in total to store the summary; only a busy machine needs more than a fraction
+# of a second.
 FINISH_SECONDS = 3.0
-"""How long it may take in total to store the summary; only a busy machine needs more than a fraction of a second."""
 
 REJECTED_EDITS_ADAPTER: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(tuple[RejectedEdit, ...])
 
+# All that can end a run whose summary is stored; a KeyboardInterrupt of code arrives in a group.
 ENDS = (Exception, BaseExceptionGroup, asyncio.CancelledError)
-"""All that can end a run whose summary is stored; a KeyboardInterrupt of code arrives in a group."""
 
+# What a run does between two commits: a step, the end of an epoch, or the comparison of the last
+# skill with the best.
 Task = Callable[[Run, RunState], Awaitable[CommitRecord]]
-"""What a run does between two commits: a step, the end of an epoch, or the comparison of the last skill with the best."""
 
 
 async def train(run: Run) -> RunSummary:

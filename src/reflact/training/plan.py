@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from reflact.protocols import RequestSender
 
 
+# The roles of every run.
 ROLES = ("target", "optimizer")
-"""The roles of every run."""
 
+# The fewest rollouts that a step usually takes.
 ROLLOUTS_PER_STEP = 6
-"""The fewest rollouts that a step usually takes."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,8 @@ def refuse_idle_keys(config: TrainerConfig, overrides: Overrides) -> None:
 
 def _list_inherited(config: TrainerConfig, role: str) -> set[str]:
     """Return the settings of a role's model that are those of the target's."""
-    own, target = getattr(config.models, role), config.models.target
+    own = getattr(config.models, role)
+    target = config.models.target
     names = own.model_fields_set & target.model_fields_set
     return {name for name in names if getattr(own, name) == getattr(target, name)}
 

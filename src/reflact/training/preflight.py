@@ -23,16 +23,16 @@ from reflact.training.run import Run
 from reflact.training.trouble import PREFLIGHT
 from reflact.types import Item, Split
 
+# The label of the warning of a test of the skill in the decision log; empty if there is none.
 SKILL_TEST_LABEL = "skill_test"
-"""The label of the warning of a test of the skill in the decision log; empty if there is none."""
 
+# The label of the null answers' scores on train items.
 CHECK_LABEL = "null_answers"
-"""The label of the null answers' scores on train items."""
 
 SCORES_ADAPTER: TypeAdapter[tuple[SkillScore, ...]] = TypeAdapter(tuple[SkillScore, ...])
 
+# Errors that leave a measurement beside the training out; all others end the run.
 UNMEASURABLE = (ModelError, EnvironmentFailure, RunFailed)
-"""Errors that leave a measurement beside the training out; all others end the run."""
 
 
 async def check_run(run: Run) -> None:

@@ -18,8 +18,8 @@ from reflact.training.run import Run
 from reflact.training.trouble import FailureLog
 from reflact.types import Item, Rollout, Skill, Split
 
+# The first trial for reported scores; the gate uses only trials below it.
 FIRST_REPORT_TRIAL = 1_000_000_000
-"""The first trial for reported scores; the gate uses only trials below it."""
 
 
 def choose_stage(split: Split) -> events.Stage:
@@ -145,8 +145,8 @@ def make_progress_counter(
     return count
 
 
+# How long the environment of a cancelled run may take to close.
 CLOSE_SECONDS = 0.4
-"""How long the environment of a cancelled run may take to close."""
 
 
 @asynccontextmanager

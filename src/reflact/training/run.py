@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from reflact.integrations.opentelemetry import Tracing
     from reflact.store.runs import SQLiteRunStore
 
+# A step, and what is measured in it.
 StageKey = tuple[int, str]
-"""A step, and what is measured in it."""
 
 
 async def ignore_event(event: Event) -> None:

@@ -18,8 +18,8 @@ from reflact.types import Item, Rollout
 
 R = TypeVar("R", bound=ReplyModel)
 
+# Time to decide and commit on the last results.
 SETTLE_SECONDS = 0.2
-"""Time to decide and commit on the last results."""
 
 
 class GracefulStop:

@@ -63,14 +63,15 @@ from reflact.types import (
     is_failure,
 )
 
+# Sets of examples that a step compares.
 CANDIDATES = 6
-"""Sets of examples that a step compares."""
 
+# Items of a batch that are rolled out for a source other than the stages, if nothing else bounds
+# them.
 CASES = 16
-"""Items of a batch that are rolled out for a source other than the stages, if nothing else bounds them."""
 
+# The most bytes of an agent's transcript as an example.
 TRANSCRIPT_BYTES = 1_500
-"""The most bytes of an agent's transcript as an example."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,28 +32,32 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("reflact")
 
+# The most characters of a stored traceback; a longer one loses its middle.
 MAX_TRACEBACK_CHARS = 8_000
-"""The most characters of a stored traceback; a longer one loses its middle."""
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
 ROLES = ("target", "optimizer", "critic")
 
+# Failures of attempts that count for a storm; pauses for a rate limit are reported as such.
 OUTAGES: frozenset[FaultKind] = frozenset(
     ["408", "409", "5xx", "timeout", "unreachable", "reset", "truncated", "malformed", "broken stream"]
 )
-"""Failures of attempts that count for a storm; pauses for a rate limit are reported as such."""
 
-LAST_ATTEMPTS, MIN_ATTEMPTS = 20, 10
-"""The attempts of an endpoint that are watched, and the least of them that can be a storm, if half of them failed."""
+# The attempts of an endpoint that are watched, and the least of them that can be a storm, if half
+# of them failed.
+LAST_ATTEMPTS = 20
+MIN_ATTEMPTS = 10
 
-MIN_ANSWERS, FAULTY_SHARE = 20, 0.1
-"""A tenth of the target's answers that are cut or empty is reported, and after 20 answers while the run goes on."""
+# A tenth of the target's answers that are cut or empty is reported, and after 20 answers while the
+# run goes on.
+MIN_ANSWERS = 20
+FAULTY_SHARE = 0.1
 
+# The purpose of the call that tests an optimizer with its own connection before the baseline.
 PREFLIGHT = "preflight"
-"""The purpose of the call that tests an optimizer with its own connection before the baseline."""
 
+# The calls of a role without a valid reply, and none with one, after which it counts as mute.
 MUTE_CALLS = 3
-"""The calls of a role without a valid reply, and none with one, after which it counts as mute."""
 
 
 def log_line(run_id: str, label: str, level: int, message: str) -> None:

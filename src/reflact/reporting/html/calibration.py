@@ -32,13 +32,13 @@ from reflact.reporting.html.page import (
 )
 from reflact.text import escape_controls, name_count
 
+# Why a mistake that was asked for became no pair, in words.
 DROP_MEANINGS = {
     "bad_reply": "The model gave no valid reply, although it was asked again if that is allowed.",
     "too_long": "The prompt exceeds the model's context.",
     "judged_wrong": "The judge did not prefer the right side in both orders.",
     "known": "The memory already had this pair.",
 }
-"""Why a mistake that was asked for became no pair, in words."""
 
 
 def render_calibration_page(report: CalibrationReport) -> str:
@@ -83,7 +83,9 @@ def describe_result(report: CalibrationReport) -> str:
             f"{name_count(best.n_traces, 'held-out trace')} ({escape_controls(describe_outcome(best))})."
         )
     pairs = name_count(report.n_promoted, "pair was", "pairs were")
-    before, after, gain = report.held_out.before, report.held_out.after, report.held_out.gain
+    before = report.held_out.before
+    after = report.held_out.after
+    gain = report.held_out.gain
     if before is None or after is None or gain is None:
         return f"{pairs} promoted."
     chance = "; the interval includes no change" if gain.low <= 0 <= gain.high else ""

@@ -17,14 +17,15 @@ from reflact.reporting.html.page import PageSection, TextLimit, render_node
 from reflact.skills.document import diff_texts
 from reflact.text import escape_line, name_count, shorten
 
+# Filters and sorts the list; without it, the list is complete and in the order of outcomes.
 SCRIPT = "items.js"
-"""Filters and sorts the list; without it, the list is complete and in the order of outcomes."""
 
 ITEM_BYTES = 2_000_000
 DIFF_BYTES = 750_000
 EDIT_BYTES = 1_000_000
+
+# The room for texts of models and data.
 EPOCH_BYTES = 750_000
-"""The room for texts of models and data."""
 
 MAX_ITEMS = 1_000
 MAX_DIFF_LINES = 4_000
@@ -34,6 +35,7 @@ MAX_LINES = 40
 PREVIEW_CHARS = 72
 QUESTION_CHARS = 110
 
+# The outcomes of items by shape, because not everyone sees colours.
 MARKS: dict[ComparisonCategory | None, str] = {
     "improved": "▲",
     "regressed": "▼",
@@ -41,7 +43,6 @@ MARKS: dict[ComparisonCategory | None, str] = {
     "stable_success": "●",
     None: "–",
 }
-"""The outcomes of items by shape, because not everyone sees colours."""
 
 
 # ------------------------------------------------------------------------------------------- the edits

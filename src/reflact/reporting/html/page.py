@@ -24,8 +24,8 @@ from reflact.calibration.report import format_interval, format_number
 from reflact.records import IntervalEstimate
 from reflact.text import escape_controls, format_count, name_count, shorten
 
+# How much of a text is shown when the room for texts is used up.
 MIN_SHOWN_CHARS = 60
-"""How much of a text is shown when the room for texts is used up."""
 
 
 class TextLimit:
@@ -208,16 +208,18 @@ def format_estimate(estimate: IntervalEstimate | None) -> h.Node:
 
 # ------------------------------------------------------------------------------------------- charts
 
+# How a mark looks: a hollow circle, or a filled diamond.
 MarkStyle = Literal["before", "after"]
-"""How a mark looks: a hollow circle, or a filled diamond."""
 
 CHART_WIDTH = 340
+
+# The scores by step have a wider chart, which a narrow page shrinks.
 SCORES_WIDTH = 640
-"""The scores by step have a wider chart, which a narrow page shrinks."""
 
 MAX_STEP_LABELS = 16
+
+# A description in words names at most this many points that were not accepted.
 MAX_DESCRIBED = 60
-"""A description in words names at most this many points that were not accepted."""
 
 AXIS_TICKS = tuple(n / 10 for n in range(0, 11, 2))
 
@@ -238,7 +240,8 @@ class AxisScale(NamedTuple):
 
 def draw_reliability(name: str, title: str, bins: Sequence[ReliabilityBin], *, look: MarkStyle) -> h.Element:
     """Return how often a critic is right by its confidence, with the number of steps in each bin below."""
-    across, up = AxisScale(0, 1, 46, 330), AxisScale(0, 1, 314, 30)
+    across = AxisScale(0, 1, 46, 330)
+    up = AxisScale(0, 1, 314, 30)
     most = max((one.n_transitions for one in bins), default=1)
     described = "; ".join(
         f"confidence {format_number(one.confidence)}: right {format_number(one.right_share)} of {one.n_transitions}"
@@ -392,7 +395,8 @@ def draw_estimates(
     name: str, title: str, rows: Sequence[tuple[str, MarkStyle, IntervalEstimate]]
 ) -> h.Element:
     """Return figures between 0 and 1 below each other, each with its interval."""
-    across, height = AxisScale(0, 1, 120, 328), 30 * len(rows)
+    across = AxisScale(0, 1, 120, 328)
+    height = 30 * len(rows)
     described = "; ".join(f"{row}: {format_number(one.value)} {format_interval(one)}" for row, _, one in rows)
     return build_svg(
         name,

@@ -26,8 +26,8 @@ from reflact.reporting.html.details import (
 from reflact.text import escape_line, format_count, format_duration, name_count, shorten
 from reflact.types import FrozenModel, Split, Verdict, canonical_json
 
+# The room for texts in a section without one of its own.
 OTHER_BYTES = 300_000
-"""The room for texts in a section without one of its own."""
 
 MAX_STEPS = 1_000
 MAX_ROWS = 60

@@ -34,16 +34,17 @@ from reflact.reporting.html.run import read_report, render_run_page
 from reflact.text import escape_line, name_count
 
 ADDRESS = "127.0.0.1"
-LOCAL_HOSTS = (ADDRESS, "localhost")
-"""Names of this machine. Another name in a request may be one that a foreign page has pointed here."""
 
+# Names of this machine. Another name in a request may be one that a foreign page has pointed here.
+LOCAL_HOSTS = (ADDRESS, "localhost")
+
+# The rest of the policy is written in each page, with the hashes of its style and scripts.
 HEADERS = {
     "content-security-policy": "frame-ancestors 'none'",
     "cache-control": "no-store",
     "cross-origin-resource-policy": "same-origin",
     "x-content-type-options": "nosniff",
 }
-"""The rest of the policy is written in each page, with the hashes of its style and scripts."""
 
 POLL_SECONDS = 0.5
 BEAT_SECONDS = 15.0
