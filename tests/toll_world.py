@@ -95,7 +95,7 @@ class Provider(httpx.AsyncBaseTransport):
         await anyio.sleep(self._chance.random())
         match self._chance.randrange(6):
             case 0:
-                return httpx.Response(429)
+                return httpx.Response(502)  # a 429 would lower the rate, and all calls shall be in flight
             case 1:
                 return httpx.Response(500)
             case 2:
