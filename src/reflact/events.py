@@ -383,8 +383,6 @@ class RunFinished(_LiveEvent):
     summary: RunSummary
 
 
-# Any event of a run; its ``kind`` tells which. All kinds and their fields are on the page of
-# events.
 Event = Annotated[
     RunStarted
     | GatePowerEstimated
@@ -419,6 +417,8 @@ Event = Annotated[
     | RunFinished,
     Field(discriminator="kind"),
 ]
+"""Any event of a run; its ``kind`` tells which. All kinds and their fields are on the page of
+events."""
 
-# Reads an event from JSON: ``EVENT_ADAPTER.validate_json(text)``.
 EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
+"""Reads an event from JSON: ``EVENT_ADAPTER.validate_json(text)``."""

@@ -30,11 +30,11 @@ from reflact.types import Case, FrozenModel, Grade, Item, Rewrite, Rollout, Skil
 R = TypeVar("R", bound=ReplyModel)
 T = TypeVar("T")
 
-# Is called with every event; a slow callback delays the run.
 EventCallback = Callable[[Event], Awaitable[None]]
+"""Is called with every event; a slow callback delays the run."""
 
-# Reviews a candidate that the gate would accept; True approves it, False or a reason is a veto.
 Approver = Callable[[CandidateReview], Awaitable[bool | str]]
+"""Reviews a candidate that the gate would accept; True approves it, False or a reason is a veto."""
 
 
 class LLM(Protocol):

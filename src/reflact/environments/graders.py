@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 # The results that a grader may return; a number is a share of success in 0..1.
 GraderOutput: TypeAlias = Grade | Score | float | bool
 
-# Grades an answer to an item.
 Grader: TypeAlias = Callable[[Item, str], Awaitable[GraderOutput] | GraderOutput]
+"""Grades an answer to an item."""
 
 E = TypeVar("E")
 

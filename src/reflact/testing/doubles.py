@@ -31,10 +31,10 @@ class Truncation(NamedTuple):
     silent: bool = False
 
 
-# A response that is served instead of the server's, an error that is raised, or a broken answer.
-#
-# The server works only for requests whose answer is truncated or late (``httpx.ReadTimeout``).
 Fault: TypeAlias = httpx.Response | httpx.TransportError | Truncation
+"""A response that is served instead of the server's, an error that is raised, or a broken answer.
+
+The server works only for requests whose answer is truncated or late (``httpx.ReadTimeout``)."""
 
 
 class FaultyTransport(httpx.AsyncBaseTransport):

@@ -51,7 +51,6 @@ class ToyRule(NamedTuple):
     answer: Callable[[int], str]
 
 
-# All rules by name, in the order in which worlds use them.
 TOY_RULES: Mapping[str, ToyRule] = MappingProxyType(
     {
         "double": ToyRule("- double: answer with twice the number.", lambda n: str(2 * n)),
@@ -62,6 +61,7 @@ TOY_RULES: Mapping[str, ToyRule] = MappingProxyType(
         "length": ToyRule("- length: answer with the number of digits.", lambda n: str(len(str(n)))),
     }
 )
+"""All rules by name, in the order in which worlds use them."""
 
 
 class ToyEnvironment(DatasetEnvironment):
