@@ -165,7 +165,11 @@ def attack_with_kills(campaign: Campaign, folder: Path, chance: random.Random) -
             while True:
                 process = start(out_dir)
                 goal, wait = chance.randrange(max(2, n_calls // 6)), chance.random() * 0.05
-                while not campaign.is_over and process.is_alive() and len(requests(port, "seen")) < goal:
+                while (
+                    not campaign.is_over
+                    and process.is_alive()
+                    and len(requests(port, "seen")) < goal
+                ):
                     process.join(0.01)
                 process.join(None if campaign.is_over else wait)
                 process.kill()
@@ -177,7 +181,11 @@ def attack_with_kills(campaign: Campaign, folder: Path, chance: random.Random) -
                 campaign.count(f"run {number}, kill {killed}", inspect_database(out_dir))
             repeats = asked - Counter(set(asked))
             campaign.notes["calls in flight were repeated"] += repeats.total()
-            outcome = compare(out_dir, whole) if process.exitcode == 0 else f"exit code {process.exitcode}"
+            outcome = (
+                compare(out_dir, whole)
+                if process.exitcode == 0
+                else f"exit code {process.exitcode}"
+            )
             if repeats - unsettled_calls(out_dir):
                 outcome = "settled calls were repeated"
             if outcome != ALIKE:
@@ -241,7 +249,10 @@ def damage(out_dir: Path, chance: random.Random) -> str:
     others = [p for p in sorted(out_dir.rglob("*")) if p.is_file() and p not in {database, log}]
     filled = [p for p in (database, log) if p.exists() and p.stat().st_size]
     path = chance.choice(others) if chance.random() < 0.1 else chance.choice(filled)
-    content, way = bytearray(path.read_bytes()), chance.choice(("flip", "flip", "write", "cut off", "remove"))
+    content, way = (
+        bytearray(path.read_bytes()),
+        chance.choice(("flip", "flip", "write", "cut off", "remove")),
+    )
     place = chance.randrange(max(1, len(content)))
     if way == "remove":
         path.unlink()
@@ -313,7 +324,9 @@ def attack_with_cancellations(campaign: Campaign, folder: Path, chance: random.R
             after = chance.randrange(max(2, len(network.samples) // 4))
             if not anyio.run(partial(train_cancelled, config, after=after)):
                 break
-            campaign.count(f"run {number}, request {after}", inspect_database(Path(config["out_dir"])))
+            campaign.count(
+                f"run {number}, request {after}", inspect_database(Path(config["out_dir"]))
+            )
         run_here(config)
         campaign.notes["runs"] += 1
         outcome = compare(Path(config["out_dir"]), whole)
@@ -349,7 +362,9 @@ def attack_together(campaign: Campaign, folder: Path, chance: random.Random) -> 
         cuts = [chance.choice((0, 0, 1, 2)) for _ in configs]
         anyio.run(run_all, configs, cuts)
         for seed, config in enumerate(configs):
-            campaign.count(f"round {number}, trainer {seed}", compare(Path(config["out_dir"]), wholes[seed]))
+            campaign.count(
+                f"round {number}, trainer {seed}", compare(Path(config["out_dir"]), wholes[seed])
+            )
         campaign.notes["cancellations"] += sum(cuts)
         number += 1
 
@@ -363,7 +378,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--short", action="store_true", help="a few cases of each campaign")
-    parser.add_argument("--minutes", type=float, default=19.0, help="the most minutes of all campaigns")
+    parser.add_argument(
+        "--minutes", type=float, default=19.0, help="the most minutes of all campaigns"
+    )
     parser.add_argument("--seed", type=int, default=13)
     parser.add_argument("--only", choices=sorted(SHARES), help="one campaign, with all of the time")
     options = parser.parse_args()
@@ -374,7 +391,9 @@ def main() -> None:
         "cancellations": (size.cancellations, attack_with_cancellations),
         "ten trainers": (size.rounds * TRAINERS, attack_together),
     }
-    print("| campaign | cases | ended as the undisturbed run | refused with one sentence | wrong | beside |")
+    print(
+        "| campaign | cases | ended as the undisturbed run | refused with one sentence | wrong | beside |"
+    )
     print("|---|---|---|---|---|---|", flush=True)
     wrong = []
     with tempfile.TemporaryDirectory() as place:

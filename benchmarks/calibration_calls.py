@@ -41,7 +41,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     default = CalibratorSettings().max_asked
-    parser.add_argument("--asked", type=int, default=default, help="mistakes that a model writes in a round")
+    parser.add_argument(
+        "--asked", type=int, default=default, help="mistakes that a model writes in a round"
+    )
     options = parser.parse_args()
     settings = CalibratorSettings(max_asked=options.asked)
     anyio.run(measure, settings)

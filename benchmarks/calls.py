@@ -110,15 +110,24 @@ async def bare(url: str, work: Callable[[Ask], Awaitable[Any]], *, own_pool: boo
 async def typed(url: str, work: Callable[[Ask], Awaitable[Any]]) -> Any:
     """Do some work with instructor alone."""
     async with connect(url) as client:
-        ask = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA).chat.completions.create
+        ask = instructor.from_openai(
+            client, mode=instructor.Mode.JSON_SCHEMA
+        ).chat.completions.create
         own = {"model": "m", "max_tokens": 100, "messages": BODY["messages"]}
         return await work(lambda _: ask(**own, response_model=ReasonedRankReply))
 
 
-async def through_reflact(url: str, work: Callable[[Ask], Awaitable[Any]], *, store: SQLiteRunStore) -> Any:
+async def through_reflact(
+    url: str, work: Callable[[Ask], Awaitable[Any]], *, store: SQLiteRunStore
+) -> Any:
     """Do some work with the whole stack; every reply is stored before it is used, or found in the store."""
     config = ModelConfig(
-        model="m", base_url=url, api_key_env=None, mode="json_schema", concurrency=MANY, max_tokens=100
+        model="m",
+        base_url=url,
+        api_key_env=None,
+        mode="json_schema",
+        concurrency=MANY,
+        max_tokens=100,
     )
     async with Client(config, "optimizer", Account("r", store, store.decision_log("r"))) as client:
 
@@ -145,11 +154,16 @@ def compare(url: str, in_flight: int, calls: int, n_rounds: int) -> dict[str, fl
 
     async def both(store: SQLiteRunStore) -> dict[str, float]:
         stored = await through_reflact(url, work, store=store)
-        return {"reflact": stored, "reflact, read back": await through_reflact(url, work, store=store)}
+        return {
+            "reflact": stored,
+            "reflact, read back": await through_reflact(url, work, store=store),
+        }
 
     cases = {
         "openai": lambda: {"openai": anyio.run(bare, url, work)},
-        "own pool": lambda: {"openai, its own pool": anyio.run(partial(bare, own_pool=True), url, work)},
+        "own pool": lambda: {
+            "openai, its own pool": anyio.run(partial(bare, own_pool=True), url, work)
+        },
         "instructor": lambda: {"instructor": anyio.run(typed, url, work)},
         "reflact": lambda: anyio.run(in_new_store, both),
     }
@@ -162,12 +176,16 @@ def compare_lag(url: str, n_rounds: int) -> dict[str, dict[str, float]]:
     cases = {
         "openai": lambda: {"openai": anyio.run(bare, url, measure_lag)},
         "reflact": lambda: {
-            "reflact": anyio.run(in_new_store, lambda store: through_reflact(url, measure_lag, store=store))
+            "reflact": anyio.run(
+                in_new_store, lambda store: through_reflact(url, measure_lag, store=store)
+            )
         },
     }
     rounds = take_turns(cases, n_rounds)
     return {
-        name: {key: statistics.median(each[name][key] for each in rounds) for key in rounds[0][name]}
+        name: {
+            key: statistics.median(each[name][key] for each in rounds) for key in rounds[0][name]
+        }
         for name in rounds[0]
     }
 
@@ -183,13 +201,18 @@ def main() -> None:
     with running(0, "nothing", 20) as url:
         for in_flight in IN_FLIGHT:
             costs[in_flight] = found = compare(url, in_flight, arguments.calls, arguments.rounds)
-            cells = (f"{name} {took:.2f} ms ({took / found['openai']:.2f})" for name, took in found.items())
+            cells = (
+                f"{name} {took:.2f} ms ({took / found['openai']:.2f})"
+                for name, took in found.items()
+            )
             print(in_flight, *cells, sep=" | ", flush=True)
     with running(0, "nothing", int(1000 * SECONDS)) as url:
         lag = compare_lag(url, arguments.rounds)
     print(json.dumps(lag, indent=1))
     about = {"machine": [machine, describe_machine()], "rounds": arguments.rounds}
-    write_results("calls", {**about, "milliseconds of processor time": costs, "1,000 calls at once": lag})
+    write_results(
+        "calls", {**about, "milliseconds of processor time": costs, "1,000 calls at once": lag}
+    )
 
 
 if __name__ == "__main__":

@@ -54,7 +54,14 @@ SEED = 4
 RETRIES = 12
 """With the usual 5, one call in 1,400 would be lost at this share of faults."""
 
-LLMOCK = (sys.executable, "-c", "from llmock.cli import app; app()", "serve", "--log-level", "error")
+LLMOCK = (
+    sys.executable,
+    "-c",
+    "from llmock.cli import app; app()",
+    "serve",
+    "--log-level",
+    "error",
+)
 STATUSES = {429: 0.07, 500: 0.05, 503: 0.03}
 STREAMS = {"truncate": 0.1, "disconnect": 0.1, "malformed": 0.1, "stall": 0.02}
 DECK = ("reset", "truncated", "malformed", "timeout", *["none"] * 16)
@@ -187,7 +194,9 @@ class Proxy:
         if fault == "timeout":
             await self._delay_next()
         try:
-            answer = await asyncio.wait_for(self._forward(request), self._size.timeout * self._size.hurry)
+            answer = await asyncio.wait_for(
+                self._forward(request), self._size.timeout * self._size.hurry
+            )
         except TimeoutError:
             self.dealt["timeout"] += 1
             self._put_back(fault)
@@ -249,7 +258,11 @@ def write_world(folder: Path, size: Size) -> None:
     numbers = iter(range(1000))
     for split, count in size.items.items():
         items = [
-            {"id": f"{split}-{n}", "input": f"Question {next(numbers)}", "reference": ".*mock-content(?s:.*)"}
+            {
+                "id": f"{split}-{n}",
+                "input": f"Question {next(numbers)}",
+                "reference": ".*mock-content(?s:.*)",
+            }
             for n in range(count)
         ]
         (folder / split).mkdir(parents=True)
@@ -318,7 +331,15 @@ async def measure(size: Size, folder: Path) -> Chaos:
         async with httpx.AsyncClient(base_url=f"{faulty}/_llmock", timeout=None) as control:
             streams_dealt = count_requests((await control.get("/requests")).json()["requests"])
     return Chaos(
-        calm, chaos, proxy.asked, proxy.dealt, calm_texts, chaos_texts, counted, streams_dealt, verdict
+        calm,
+        chaos,
+        proxy.asked,
+        proxy.dealt,
+        calm_texts,
+        chaos_texts,
+        counted,
+        streams_dealt,
+        verdict,
     )
 
 
@@ -392,7 +413,9 @@ def table(dealt: Counter[str], faults: tuple[FaultCount, ...]) -> None:
 
 def main() -> None:
     """Measure, and print what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--short", action="store_true", help="the form that the tests run")
     size = SHORT if parser.parse_args().short else FULL
     with tempfile.TemporaryDirectory() as folder:
@@ -400,9 +423,12 @@ def main() -> None:
         told = anyio.run(measure, size, Path(folder), backend_options=hurried)
     for name, summary in (("calm", told.calm), ("chaos", told.chaos)):
         scores = ", ".join(
-            f"{s.name} {s.split} {math.nan if s.hard is None else s.hard:.3f}" for s in summary.scores
+            f"{s.name} {s.split} {math.nan if s.hard is None else s.hard:.3f}"
+            for s in summary.scores
         )
-        print(f"{name}: {summary.status} after {summary.steps} steps in {summary.seconds:.1f} s; {scores}")
+        print(
+            f"{name}: {summary.status} after {summary.steps} steps in {summary.seconds:.1f} s; {scores}"
+        )
     share = sum(fault.count for fault in told.chaos.faults) / told.asked
     print(f"\n{told.asked} requests of the run, {share:.1%} of them failed:\n")
     table(told.dealt, told.chaos.faults)
@@ -414,7 +440,11 @@ def main() -> None:
         *(["the runs differ"] if alike(told.calm) != alike(told.chaos) else []),
         *(["the streams differ"] if told.calm_texts != told.chaos_texts else []),
         *(["faults went uncounted"] if uncounted(told.dealt, told.chaos.faults) else []),
-        *(["faults of streams went uncounted"] if uncounted(told.streams_dealt, told.streamed) else []),
+        *(
+            ["faults of streams went uncounted"]
+            if uncounted(told.streams_dealt, told.streamed)
+            else []
+        ),
     ]
     if failures:
         raise SystemExit("; ".join(failures))

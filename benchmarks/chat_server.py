@@ -33,7 +33,9 @@ COMPLETION = {
 def running(rate: int, says: str, milliseconds: int) -> Iterator[str]:
     """Run the server for the length of the block; gives the root of its API."""
     arguments = [sys.executable, __file__, str(rate), says, str(milliseconds)]
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
@@ -57,7 +59,9 @@ class Connection(asyncio.Protocol):
         if not end:
             return
         length = next(
-            int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
+            int(line[15:])
+            for line in head.lower().split(b"\r\n")
+            if line.startswith(b"content-length:")
         )
         if len(body) < length:
             return

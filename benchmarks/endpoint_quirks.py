@@ -38,8 +38,30 @@ BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 RULE = "RULE: write the name of the town in capitals."
 TOWNS = {
     "train": ["aarau", "bern", "chur", "davos", "elm", "fribourg", "glarus", "horgen"],
-    "val": ["ilanz", "jona", "kloten", "locarno", "murten", "nyon", "olten", "pully", "quarten", "rolle"],
-    "test": ["sion", "thun", "uster", "vevey", "wil", "yverdon", "zermatt", "arosa", "baden", "cham"],
+    "val": [
+        "ilanz",
+        "jona",
+        "kloten",
+        "locarno",
+        "murten",
+        "nyon",
+        "olten",
+        "pully",
+        "quarten",
+        "rolle",
+    ],
+    "test": [
+        "sion",
+        "thun",
+        "uster",
+        "vevey",
+        "wil",
+        "yverdon",
+        "zermatt",
+        "arosa",
+        "baden",
+        "cham",
+    ],
 }
 TRAIN, FLAGGED = TOWNS["train"][3], TOWNS["val"][3]
 """The towns that some providers refuse to hear of, from an analyst and from the target."""
@@ -118,13 +140,19 @@ def quirk(*roles: str, **settings: Any) -> Callable[[Quirk], Quirk]:
 # ------------------------------------------------------------------------------------------- the endpoint
 
 
-def say(content: str | None, finish: str = "stop", *, usage: Any = (50, 20), **more: Any) -> httpx.Response:
+def say(
+    content: str | None, finish: str = "stop", *, usage: Any = (50, 20), **more: Any
+) -> httpx.Response:
     """Return a chat completion."""
     message = {"role": "assistant", "content": content, **more}
     body: dict[str, Any] = {"model": "m", "object": "chat.completion", "id": "x", "created": 1}
     body["choices"] = [{"index": 0, "finish_reason": finish, "message": message}]
     if isinstance(usage, tuple):
-        usage = {"prompt_tokens": usage[0], "completion_tokens": usage[1], "total_tokens": sum(usage)}
+        usage = {
+            "prompt_tokens": usage[0],
+            "completion_tokens": usage[1],
+            "total_tokens": sum(usage),
+        }
     return httpx.Response(200, json=body if usage is None else {**body, "usage": usage})
 
 
@@ -136,7 +164,9 @@ def refuse(status: int, message: str, code: str | None = None, **more: Any) -> h
 def call_tool(call: Call, arguments: str) -> httpx.Response:
     """Return a reply as a call of the first tool."""
     function = {"name": call.body["tools"][0]["function"]["name"], "arguments": arguments}
-    return say(None, "tool_calls", tool_calls=[{"id": "c", "type": "function", "function": function}])
+    return say(
+        None, "tool_calls", tool_calls=[{"id": "c", "type": "function", "function": function}]
+    )
 
 
 def answer_rightly(call: Call) -> httpx.Response:
@@ -144,7 +174,9 @@ def answer_rightly(call: Call) -> httpx.Response:
     return call_tool(call, call.right) if call.body.get("tools") else say(call.right)
 
 
-def write_events(response: httpx.Response, *, before: str = "", after: str = "data: [DONE]\n\n") -> str:
+def write_events(
+    response: httpx.Response, *, before: str = "", after: str = "data: [DONE]\n\n"
+) -> str:
     """Return a completion as a stream of events."""
     body = response.json()
     choice = body["choices"][0]
@@ -153,8 +185,12 @@ def write_events(response: httpx.Response, *, before: str = "", after: str = "da
     calls = [{"index": number, **each} for number, each in enumerate(message.pop("tool_calls", ()))]
     deltas: list[dict[str, Any]] = [{**message, "tool_calls": calls} if calls else message]
     deltas += [{"content": content[at : at + 40]} for at in range(0, len(content), 40)]
-    events = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
-    events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]})
+    events = [
+        {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas
+    ]
+    events.append(
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]}
+    )
     if "usage" in body:
         events.append({"choices": [], "usage": body["usage"]})
     return before + "".join(f"data: {json.dumps(event)}\n\n" for event in events) + after
@@ -170,7 +206,9 @@ def fill(schema: dict[str, Any], name: str = "") -> Any:
     for key in ("anyOf", "oneOf"):
         if key in schema:
             return fill(next(part for part in schema[key] if part.get("type") != "null"), name)
-    value: Any = {"target": "", "content": RULE, "document": RULE}.get(name, "towns are written small")
+    value: Any = {"target": "", "content": RULE, "document": RULE}.get(
+        name, "towns are written small"
+    )
     match schema:
         case {"const": const}:
             value = const
@@ -217,11 +255,14 @@ class QuirkyEndpoint(httpx.AsyncBaseTransport):
         town = body["messages"][-1]["content"].removeprefix("Town: ")
         right = town.upper() if RULE in json.dumps(body["messages"]) else town
         self.requests[role] += 1
-        call = Call(role, self.requests[role], body, right if schema is None else json.dumps(fill(schema)))
+        call = Call(
+            role, self.requests[role], body, right if schema is None else json.dumps(fill(schema))
+        )
         response = self.quirk(call) if self.quirk is not None and self.role == role else None
         response = response or answer_rightly(call)
         is_whole = (
-            response.headers.get("content-type") == "application/json" and b'"role":' in response.content
+            response.headers.get("content-type") == "application/json"
+            and b'"role":' in response.content
         )
         is_whole = is_whole and response.is_success
         return stream(write_events(response)) if body.get("stream") and is_whole else response
@@ -335,7 +376,10 @@ def formats_refused_with_500(call: Call) -> httpx.Response | None:
     """The format `json_schema` is refused with 500 and a list of problems."""
     if call.kind != "json_schema":
         return None
-    problems = [{"loc": ["body", "messages", n, "role"], "msg": "Input should be 'system'"} for n in range(3)]
+    problems = [
+        {"loc": ["body", "messages", n, "role"], "msg": "Input should be 'system'"}
+        for n in range(3)
+    ]
     problems += [{"loc": ["body", "response_format", "type"], "msg": "Input should be 'text'"}]
     return refuse(500, json.dumps(problems))
 
@@ -353,7 +397,9 @@ def other_name_of_the_cap(call: Call) -> httpx.Response | None:
 def tool_call_for_text(call: Call) -> httpx.Response:
     """A tool call stands in place of the answer."""
     function = {"name": "answer", "arguments": json.dumps({"text": call.right})}
-    return say(None, "tool_calls", tool_calls=[{"id": "c", "type": "function", "function": function}])
+    return say(
+        None, "tool_calls", tool_calls=[{"id": "c", "type": "function", "function": function}]
+    )
 
 
 @quirk("optimizer")
@@ -397,7 +443,9 @@ def no_usage(call: Call) -> httpx.Response:
 @quirk("target")
 def usage_in_fractions(call: Call) -> httpx.Response:
     """Counts of tokens are written as 50.0."""
-    return say(call.right, usage={"prompt_tokens": 50.0, "completion_tokens": 20.0, "total_tokens": 70.0})
+    return say(
+        call.right, usage={"prompt_tokens": 50.0, "completion_tokens": 20.0, "total_tokens": 70.0}
+    )
 
 
 @quirk("target")
@@ -424,7 +472,9 @@ def compressed_unasked(call: Call) -> httpx.Response:
 def busy_in_an_array(call: Call) -> httpx.Response | None:
     """Some calls are refused with 429 and an array that names the delay."""
     delay = {"@type": "RetryInfo", "retryDelay": "1s"}
-    busy = httpx.Response(429, json=[{"error": {"code": 429, "message": "exhausted", "details": [delay]}}])
+    busy = httpx.Response(
+        429, json=[{"error": {"code": 429, "message": "exhausted", "details": [delay]}}]
+    )
     return busy if call.number % 9 == 3 else None
 
 
@@ -451,20 +501,30 @@ def error_with_success(call: Call) -> httpx.Response | None:
 @quirk("optimizer")
 def refused_sample(call: Call) -> httpx.Response | None:
     """The provider refuses some replies of its model: 400 `json_validate_failed`."""
-    failed = refuse(400, "Failed to generate JSON.", "json_validate_failed", failed_generation='{"p": [')
+    failed = refuse(
+        400, "Failed to generate JSON.", "json_validate_failed", failed_generation='{"p": ['
+    )
     return failed if call.number % 3 == 2 else None
 
 
 @quirk("optimizer")
 def refused_first_sample(call: Call) -> httpx.Response | None:
     """The provider refuses the first reply of its model: 400 `json_validate_failed`."""
-    return refuse(400, "Failed to generate JSON.", "json_validate_failed") if call.number == 1 else None
+    return (
+        refuse(400, "Failed to generate JSON.", "json_validate_failed")
+        if call.number == 1
+        else None
+    )
 
 
 @quirk("optimizer", mode="tools")
 def refused_tool_call(call: Call) -> httpx.Response | None:
     """The provider refuses some calls of a tool: 400 `tool_use_failed`."""
-    return refuse(400, "Failed to call a function.", "tool_use_failed") if call.number % 3 == 2 else None
+    return (
+        refuse(400, "Failed to call a function.", "tool_use_failed")
+        if call.number % 3 == 2
+        else None
+    )
 
 
 @quirk("target", "optimizer")
@@ -478,7 +538,11 @@ def filtered_prompt(call: Call) -> httpx.Response | None:
 def flagged_prompt(call: Call) -> httpx.Response | None:
     """Each prompt with one town is refused for ever: 403, flagged input."""
     town = FLAGGED if call.role == "target" else TRAIN
-    return refuse(403, "This prompt was flagged.", metadata={"reasons": ["x"]}) if town in call.text else None
+    return (
+        refuse(403, "This prompt was flagged.", metadata={"reasons": ["x"]})
+        if town in call.text
+        else None
+    )
 
 
 @quirk("target")
@@ -491,7 +555,11 @@ def firewall_page(call: Call) -> httpx.Response | None:
 @quirk("target")
 def words_of_an_unknown_model(call: Call) -> httpx.Response | None:
     """A 400 about one item has the words of an unknown model."""
-    return refuse(400, "The model could not read the file: not found") if FLAGGED in call.text else None
+    return (
+        refuse(400, "The model could not read the file: not found")
+        if FLAGGED in call.text
+        else None
+    )
 
 
 @quirk("target")
@@ -607,8 +675,12 @@ class Outcome:
     def row(self) -> str:
         """The row of the table."""
         summary, solved = self.summary, self.solved
-        happens = summary.status if solved is None else f"{solved[0]}, then {solved[1]} of {solved[2]}"
-        said = "; ".join(dict.fromkeys(filter(None, (summary.reason, *self.warnings, *summary.missing))))
+        happens = (
+            summary.status if solved is None else f"{solved[0]}, then {solved[1]} of {solved[2]}"
+        )
+        said = "; ".join(
+            dict.fromkeys(filter(None, (summary.reason, *self.warnings, *summary.missing)))
+        )
         said = " ".join(said.replace(f" at {URL}", "").split()).replace("|", "\\|")
         said = said if len(said) <= SHOWN else f"{said[: SHOWN - 3].rstrip()}..."
         requests = f"{self.requests['target']} and {self.requests['optimizer']}"
@@ -620,8 +692,12 @@ def write_data(folder: Path) -> Path:
     """Write the towns as a data set with its splits."""
     for split, towns in TOWNS.items():
         (folder / split).mkdir(parents=True)
-        items = ({"id": town, "input": f"Town: {town}", "reference": town.upper()} for town in towns)
-        (folder / split / "items.jsonl").write_text("".join(f"{json.dumps(item)}\n" for item in items))
+        items = (
+            {"id": town, "input": f"Town: {town}", "reference": town.upper()} for town in towns
+        )
+        (folder / split / "items.jsonl").write_text(
+            "".join(f"{json.dumps(item)}\n" for item in items)
+        )
     return folder
 
 
@@ -679,7 +755,9 @@ HEADER = """| quirk | role | what the endpoint does | test items solved | reques
 
 def main() -> None:
     """Play quirks and print the table, or write it into its page."""
-    parser = argparse.ArgumentParser(description="Play quirks of endpoints through short trainings.")
+    parser = argparse.ArgumentParser(
+        description="Play quirks of endpoints through short trainings."
+    )
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="play these alone")
     parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.name}")
     options = parser.parse_args()

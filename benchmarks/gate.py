@@ -158,9 +158,16 @@ class World:
         label = f"{SEED}/{landscape.name}/{n}/{run}"
         self.ceiling, self.is_steady = ceiling, is_steady
         self._ideas, self._draws = random.Random(f"{label}/ideas"), random.Random(f"{label}/scores")
-        self.landscape, self.items, self.spent, self.steps = landscape, tuple(f"{i}" for i in range(n)), 0, 0
+        self.landscape, self.items, self.spent, self.steps = (
+            landscape,
+            tuple(f"{i}" for i in range(n)),
+            0,
+            0,
+        )
         accuracy = START if start is None else start
-        self.baseline = Version("0", accuracy, [self._ideas.gauss(0, ITEM_SPREAD) for _ in range(n)])
+        self.baseline = Version(
+            "0", accuracy, [self._ideas.gauss(0, ITEM_SPREAD) for _ in range(n)]
+        )
         self.trace: list[tuple[int, float]] = []
 
     def note_best(self, best: Version) -> None:
@@ -171,7 +178,11 @@ class World:
         """Return the candidate of the next step, after the step's training batch; ``jump`` is a gain for certain."""
         self.spent += BATCH
         self.steps += 1
-        landscape, kind, size = self.landscape, self._ideas.random(), self._ideas.gammavariate(2, 0.5)
+        landscape, kind, size = (
+            self.landscape,
+            self._ideas.random(),
+            self._ideas.gammavariate(2, 0.5),
+        )
         accuracy = parent.accuracy
         if jump:
             accuracy += jump
@@ -256,11 +267,15 @@ def choose_best(posterior: Posterior, current: Version, baseline: Version) -> Ve
     return current if is_better else baseline
 
 
-def measure_versions(world: World, ranking: Ranking, candidate: Version, current: Version) -> Ranking:
+def measure_versions(
+    world: World, ranking: Ranking, candidate: Version, current: Version
+) -> Ranking:
     """Return the ranking after the passes that are worth their rollouts."""
     sides = {version.name: version for version in (candidate, current)}
     n = len(world.items)
-    while name := choose_pass(ranking, candidate.name, current.name, worth=WORTH, n=n, most=MAX_PASSES):
+    while name := choose_pass(
+        ranking, candidate.name, current.name, worth=WORTH, n=n, most=MAX_PASSES
+    ):
         earlier = tuple(sides[name].passes)
         result = build_pass(ranking, name, world.run_pass(sides[name]), earlier=earlier, others=())
         ranking = ranking.add_pass(result)
@@ -297,7 +312,10 @@ def run_pool(world: World, has_rollouts: Callable[[], bool]) -> Result:
     world.run_pass(world.baseline)
     while has_rollouts():
         tops = [max(version.passes[0][item] for version in pool) for item in world.items]
-        wins = [sum(v.passes[0][i] == top for i, top in zip(world.items, tops, strict=True)) for v in pool]
+        wins = [
+            sum(v.passes[0][i] == top for i, top in zip(world.items, tops, strict=True))
+            for v in pool
+        ]
         pool.append(world.edit(chance.choices(pool, weights=[n + 1e-9 for n in wins])[0]))
         world.run_pass(pool[-1])
     means = [fmean(version.passes[0].values()) for version in pool]
@@ -371,7 +389,9 @@ class CalibrationCell:
 
     def _simulate_run(self, run: int) -> Iterator[Statement]:
         start = FIRST_GAINS[self.first_gain]
-        world = World(self.landscape, self.n, run, start=start, ceiling=CALIBRATION_CEILING, is_steady=True)
+        world = World(
+            self.landscape, self.n, run, start=start, ceiling=CALIBRATION_CEILING, is_steady=True
+        )
         steps = CALIBRATION_STEPS + bool(self.first_gain)
         for step, (statement, _) in enumerate(
             follow_ranked(world, lambda: world.steps < steps, self.first_gain)
@@ -417,7 +437,10 @@ class Calibration:
             group = self.select(decile / 10, (decile + 1) / 10 if decile < 9 else 1.1)
             if group:
                 kinds = ", ".join(f"{kind} {sum(s.kind == kind for s in group)}" for kind in KINDS)
-                stated, truth = fmean(s.probability for s in group), fmean(s.effect > 0 for s in group)
+                stated, truth = (
+                    fmean(s.probability for s in group),
+                    fmean(s.effect > 0 for s in group),
+                )
                 yield f"  {decile / 10:.1f} to {(decile + 1) / 10:.1f}: stated {stated:.2f}, true {truth:.2f} ({kinds})"
 
 
@@ -481,7 +504,9 @@ class Summary:
     @property
     def error(self) -> float:
         """The standard error of the mean gain in points."""
-        return 100 * stdev(outcome.gain for outcome in self.outcomes) / math.sqrt(len(self.outcomes))
+        return (
+            100 * stdev(outcome.gain for outcome in self.outcomes) / math.sqrt(len(self.outcomes))
+        )
 
     @property
     def design(self) -> float | None:
@@ -564,7 +589,10 @@ def describe_claims(summary: Summary) -> str:
     """Return a sentence on the final claims of a cell."""
     n, parts = len(summary.outcomes), []
     for test, size in enumerate(TESTS):
-        false, confirmed = summary.count_false_claims(test), sum(o.claims[test] for o in summary.outcomes)
+        false, confirmed = (
+            summary.count_false_claims(test),
+            sum(o.claims[test] for o in summary.outcomes),
+        )
         parts.append(
             f"{size} items: confirmed in {confirmed / n:.1%}, falsely in {false / n:.1%} (at most {at_most(false, n):.1%})"
         )
@@ -581,7 +609,12 @@ def time_replay(versions: int) -> float:
         for trial in range(2):
             score = float(chance.random() < START)
             result = PassResult(
-                skill_hash=str(number), trial=trial, mean=score, n=1, variance=0.14, change_variance=0.01
+                skill_hash=str(number),
+                trial=trial,
+                mean=score,
+                n=1,
+                variance=0.14,
+                change_variance=0.01,
             )
             ranking = ranking.add_pass(result)
         choose_version(Posterior(ranking), [node.skill_hash for node in ranking.nodes])
@@ -608,11 +641,18 @@ def find_misses(summaries: Sequence[Summary]) -> Iterator[str]:
         yield f"ranked is only {ranked.gain - strict.gain:.1f} points above strict in the realistic landscape"
     for summary in summaries:
         stated = summary.design
-        if stated is not None and summary.cell.policy == "ranked" and abs(summary.gain - stated) > 1:
+        if (
+            stated is not None
+            and summary.cell.policy == "ranked"
+            and abs(summary.gain - stated) > 1
+        ):
             yield f"ranked, {summary.cell.landscape.name}: {summary.gain:+.1f} and not {stated:+.1f} as designed"
     claimed = [s for s in summaries if s.cell.policy == "ranked"]
     for test, size in enumerate(TESTS):
-        false, n = sum(s.count_false_claims(test) for s in claimed), sum(len(s.outcomes) for s in claimed)
+        false, n = (
+            sum(s.count_false_claims(test) for s in claimed),
+            sum(len(s.outcomes) for s in claimed),
+        )
         if at_most(false, n) > 0.025:
             yield f"tests of {size} items: up to {at_most(false, n):.1%} of claims are false"
 
@@ -620,7 +660,9 @@ def find_misses(summaries: Sequence[Summary]) -> Iterator[str]:
 def main() -> int:
     """Run everything; return 1 where a stated bound is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runs", type=int, default=200, help="runs of most cells; see ``Cell.weight``")
+    parser.add_argument(
+        "--runs", type=int, default=200, help="runs of most cells; see ``Cell.weight``"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     options = parser.parse_args()
     started, summaries = time.perf_counter(), list[Summary]()
@@ -641,7 +683,9 @@ def main() -> int:
             runs, size = options.runs, 20
             chunks = [range(first, min(first + size, runs)) for first in range(0, runs, size)]
             calibrated.append((each, [pool.submit(each.simulate, chunk) for chunk in chunks]))
-        print("Statements of ranked, by their tenths (a statement on an edit without effect is false):")
+        print(
+            "Statements of ranked, by their tenths (a statement on an edit without effect is false):"
+        )
         calibrations = []
         for each, statements in calibrated:
             stated = [one for future in statements for one in future.result()]
@@ -652,7 +696,9 @@ def main() -> int:
         if summary.cell.policy == "ranked" and summary.cell.n == 40 and summary.cell.budget == 4000:
             print(describe_claims(summary))
     replay, misses = time_replay(REPLAYED), list(find_misses(summaries))
-    print(f"replaying {REPLAYED} versions, with the beliefs after each: {replay:.2f} s of processor time")
+    print(
+        f"replaying {REPLAYED} versions, with the beliefs after each: {replay:.2f} s of processor time"
+    )
     misses += find_calibration_misses(calibrations)
     misses += [f"replaying {REPLAYED} versions takes {replay:.2f} s"] if replay >= 1 else []
     print(f"{time.perf_counter() - started:.0f} s with {options.workers} processes")

@@ -20,10 +20,13 @@ COLOURS = ("#1f5fa8", "#c2571a")
 Points = Sequence[tuple[float, float]]
 
 
-def take_turns(cases: Mapping[K, Callable[[], Mapping[Any, Any]]], rounds: int) -> list[dict[Any, Any]]:
+def take_turns(
+    cases: Mapping[K, Callable[[], Mapping[Any, Any]]], rounds: int
+) -> list[dict[Any, Any]]:
     """Run all cases once in each round, and return the figures of each round."""
     return [
-        {name: figure for case in cases.values() for name, figure in case().items()} for _ in range(rounds)
+        {name: figure for case in cases.values() for name, figure in case().items()}
+        for _ in range(rounds)
     ]
 
 
@@ -80,14 +83,18 @@ STYLE = (
 
 def draw_lines(name: str, panels: Mapping[str, Mapping[str, Points]], *, x: str) -> None:
     """Write a plot for the docs: panels side by side, each with measured points and their straight lines."""
-    drawn = [_draw_panel(title, lines, x, WIDTH * n) for n, (title, lines) in enumerate(panels.items())]
+    drawn = [
+        _draw_panel(title, lines, x, WIDTH * n) for n, (title, lines) in enumerate(panels.items())
+    ]
     width = WIDTH * len(panels)
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" font-family="sans-serif" '
         f'font-size="10">\n<title>{escape("; ".join(panels))}</title>\n'
         f"<desc>Measured points by {escape(x)}, with the straight lines through them.</desc>\n"
         f"<style>{STYLE}</style>\n"
-        f'<rect class="back" width="{width}" height="{HEIGHT}"/>\n' + "\n".join(drawn) + "\n</svg>\n"
+        f'<rect class="back" width="{width}" height="{HEIGHT}"/>\n'
+        + "\n".join(drawn)
+        + "\n</svg>\n"
     )
     (PLOTS / f"benchmark-{name}.svg").write_text(svg, encoding="utf-8")
 

@@ -80,7 +80,10 @@ class Texts:
             purpose=self.phrase(8),
             transition=Transition(before=state, action=Action(name=self.phrase(1)), after=after),
             right=Evaluation(
-                progress_before=2, progress_after=3, reasoning=self.phrase(15), evidence=(self.phrase(3),)
+                progress_before=2,
+                progress_after=3,
+                reasoning=self.phrase(15),
+                evidence=(self.phrase(3),),
             ),
             wrong=Evaluation(progress_before=2, progress_after=9, reasoning=self.phrase(15)),
             reason=self.phrase(8),
@@ -205,7 +208,9 @@ def main() -> int:
         started = time.perf_counter()
         anyio.run(load, folder / "memory.db", texts, options.pairs)
         size = (folder / "memory.db").stat().st_size / 1e6
-        print(f"{options.pairs} pairs loaded in {time.perf_counter() - started:.0f} s, {size:.0f} MB")
+        print(
+            f"{options.pairs} pairs loaded in {time.perf_counter() - started:.0f} s, {size:.0f} MB"
+        )
         figures = anyio.run(measure, folder / "memory.db", texts, options.pairs)
         figures["disk alone p95"] = p95(disk(folder))
         kept = table(f"{options.pairs} pairs", figures, BOUNDS)

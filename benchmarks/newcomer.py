@@ -89,7 +89,10 @@ def list_questions(n: int = 60) -> list[tuple[str, str, str]]:
                 "prices",
             )
         else:
-            question, subject = f"Room {'ABCD'[k % 4]}, place {7 * k % 90 + 1}: which shelf is it?", "shelves"
+            question, subject = (
+                f"Room {'ABCD'[k % 4]}, place {7 * k % 90 + 1}: which shelf is it?",
+                "shelves",
+            )
         made.append((question, answer(question, "\n".join(RULES.values())), subject))
     return made
 
@@ -119,10 +122,15 @@ def reply(schema: dict[str, Any], asked: str) -> Any:
 
 def write_edits(asked: str) -> list[tuple[str, list[int]]]:
     """Return the instructions that the cases or the proposals of a prompt ask for, with their sources."""
-    proposals = {int(number): text.rpartition("content: ")[2] for _, number, text in PROPOSAL.findall(asked)}
+    proposals = {
+        int(number): text.rpartition("content: ")[2] for _, number, text in PROPOSAL.findall(asked)
+    }
     if proposals:
         texts = dict.fromkeys(proposals.values())
-        return [(text, [number for number, other in proposals.items() if other == text]) for text in texts]
+        return [
+            (text, [number for number, other in proposals.items() if other == text])
+            for text in texts
+        ]
     kinds = ("date", "sum", "shelf")
     asked_for = dict.fromkeys(
         kinds[0 if found["day"] else 1 if found["cups"] else 2]
@@ -132,7 +140,9 @@ def write_edits(asked: str) -> list[tuple[str, list[int]]]:
     return [(RULES[kind], [1]) for kind in asked_for if RULES[kind] not in asked]
 
 
-def fill(schema: dict[str, Any], definitions: dict[str, Any], edits: list[tuple[str, list[int]]]) -> Any:
+def fill(
+    schema: dict[str, Any], definitions: dict[str, Any], edits: list[tuple[str, list[int]]]
+) -> Any:
     """Return a value of a JSON schema, with the edits where it has a place for them."""
     if "$ref" in schema:
         return fill(definitions[schema["$ref"].rpartition("/")[2]], definitions, edits)
@@ -140,22 +150,30 @@ def fill(schema: dict[str, Any], definitions: dict[str, Any], edits: list[tuple[
         return fill(schema["anyOf"][0], definitions, edits)
     if "properties" in schema:
         return {
-            name: fill_field(name, part, definitions, edits) for name, part in schema["properties"].items()
+            name: fill_field(name, part, definitions, edits)
+            for name, part in schema["properties"].items()
         }
     if schema.get("enum"):
         return schema["enum"][0]
     if schema.get("type") == "array":
         numbers = range(1, 1 + schema.get("minItems", 1))
         return [
-            n if schema["items"].get("type") == "integer" else fill(schema["items"], definitions, edits)
+            n
+            if schema["items"].get("type") == "integer"
+            else fill(schema["items"], definitions, edits)
             for n in numbers
         ]
     plain = {"integer": schema.get("minimum", 1), "number": 0.5, "boolean": False}
-    return plain.get(schema.get("type", ""), "The answers have the right content in the wrong form.")
+    return plain.get(
+        schema.get("type", ""), "The answers have the right content in the wrong form."
+    )
 
 
 def fill_field(
-    name: str, schema: dict[str, Any], definitions: dict[str, Any], edits: list[tuple[str, list[int]]]
+    name: str,
+    schema: dict[str, Any],
+    definitions: dict[str, Any],
+    edits: list[tuple[str, list[int]]],
 ) -> Any:
     """Return the value of a field: the edits, or what fits its schema."""
     if name != "edits":
@@ -173,7 +191,8 @@ def fill_field(
         for text, sources in edits
     ]
     return [
-        {key: edit[key] for key in fields["properties"]} for edit in made[: schema.get("maxItems", len(made))]
+        {key: edit[key] for key in fields["properties"]}
+        for edit in made[: schema.get("maxItems", len(made))]
     ]
 
 
@@ -198,7 +217,11 @@ class Handler(BaseHTTPRequestHandler):
             "completion_tokens": len(text) // 4 + 1,
         }
         usage["total_tokens"] = sum(usage.values())
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+        choice = {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": text},
+        }
         sent = {
             "id": "1",
             "object": "chat.completion",
@@ -251,12 +274,19 @@ def play(folder: Path) -> str:
         for title, command in COMMANDS:
             words = [word.replace("URL", url) for word in shlex.split(command)]
             done = subprocess.run(
-                [program, *words], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+                [program, *words],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
             )
             if done.returncode:
                 raise SystemExit(f"{command}\n{done.stdout}{done.stderr}")
             shown = "$ reflact " + command.replace("URL", ADDRESS)
-            page += f"\n## {title}\n\n{fence(shown + chr(10) + cut(settle(done.stdout, folder, url)))}"
+            page += (
+                f"\n## {title}\n\n{fence(shown + chr(10) + cut(settle(done.stdout, folder, url)))}"
+            )
             if path := WRITTEN.get(words[0]):
                 text = settle((folder / path).read_text(encoding="utf-8"), folder, url)
                 page += f"\n`{path}` now has:\n\n{fence(text, Path(path).suffix[1:])}"

@@ -18,10 +18,20 @@ Run = Mapping[str, float]
 
 def main() -> None:
     """Replace what stands between the marks of each table."""
-    runs, calls = (json.loads((RESULTS / f"{name}.json").read_text("utf-8")) for name in ("runs", "calls"))
+    runs, calls = (
+        json.loads((RESULTS / f"{name}.json").read_text("utf-8")) for name in ("runs", "calls")
+    )
     tables = {
-        "runs": [*describe_origin(runs), *show_runs(runs["runs"]), *show_slopes(runs["runs"], "rollouts")],
-        "stores": [*describe_origin(runs), *show_runs(runs["large"]), *show_slopes(runs["large"], "disk")],
+        "runs": [
+            *describe_origin(runs),
+            *show_runs(runs["runs"]),
+            *show_slopes(runs["runs"], "rollouts"),
+        ],
+        "stores": [
+            *describe_origin(runs),
+            *show_runs(runs["large"]),
+            *show_slopes(runs["large"], "disk"),
+        ],
         "resume": list(show_starts(runs)),
         "calls": [*describe_origin(calls), *show_calls(calls["milliseconds of processor time"])],
         "thousand": list(show_thousand(calls["1,000 calls at once"])),

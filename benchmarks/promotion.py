@@ -109,12 +109,19 @@ def sides(kind: Kind, traces: int, chance: random.Random) -> Sides:
             old_extra = FLATTERY * claims
             kept = claims and chance.random() < kind.left
             new_extra = FLATTERY * (kept or (not claims and chance.random() < kind.flattered))
-            place, gold = f"t{trace:04}", Label(progress_before=before, progress_after=phi, source="program")
+            place, gold = (
+                f"t{trace:04}",
+                Label(progress_before=before, progress_after=phi, source="program"),
+            )
             scores: list[ScoredStep | None] = []
             for shift, extra in ((old_shift, old_extra), (new_shift, new_extra)):
-                said = [clipped(true + shift + chance.gauss(0, STEP_NOISE)) for true in (before, phi)]
+                said = [
+                    clipped(true + shift + chance.gauss(0, STEP_NOISE)) for true in (before, phi)
+                ]
                 evaluation = Evaluation(
-                    progress_before=said[0], progress_after=clipped(said[1] + extra), reasoning="scripted"
+                    progress_before=said[0],
+                    progress_after=clipped(said[1] + extra),
+                    reasoning="scripted",
                 )
                 unread = kind.unread > 0 and chance.random() < kind.unread
                 score = ScoredStep(trace_id=place, step=step, label=gold, evaluation=evaluation)
@@ -132,7 +139,9 @@ def sides(kind: Kind, traces: int, chance: random.Random) -> Sides:
 
 def planned(kind: Kind, traces: int) -> tuple[float, float]:
     """Return a kind's mean effect and its ratio to the deviation between traces."""
-    effects = compute_trace_effects(*sides(kind, traces, random.Random(f"{SEED}/{kind.name}/planned")))
+    effects = compute_trace_effects(
+        *sides(kind, traces, random.Random(f"{SEED}/{kind.name}/planned"))
+    )
     return fmean(effects), fmean(effects) / stdev(effects)
 
 
@@ -144,9 +153,9 @@ def outcome(kind: Kind, traces: int, seed: str, *, before: int = 0) -> Outcome:
         raise SystemExit(found.explanation)
     gains = [abs(old.error) - abs(new.error) for old, new in zip(without, with_, strict=True)]
     gains += [step.effect for step in silent]
-    by_steps = fmean(gains) * math.sqrt(len(gains)) > NormalDist().inv_cdf(1 - compute_alpha(before)) * stdev(
-        gains
-    )
+    by_steps = fmean(gains) * math.sqrt(len(gains)) > NormalDist().inv_cdf(
+        1 - compute_alpha(before)
+    ) * stdev(gains)
     return Outcome(found.has_passed, by_steps, found.outcome == "accuracy_fell")
 
 
@@ -204,8 +213,12 @@ def main() -> int:
     print(
         f"{seeds} seeds; the first batch on a held-out set has level {compute_alpha(0):.4f}; bounds are at 95%"
     )
-    print("| batch            | traces | effect |      d | promoted |  bound | by steps | blocked |")
-    print("| ---------------- | ------ | ------ | ------ | -------- | ------ | -------- | ------- |")
+    print(
+        "| batch            | traces | effect |      d | promoted |  bound | by steps | blocked |"
+    )
+    print(
+        "| ---------------- | ------ | ------ | ------ | -------- | ------ | -------- | ------- |"
+    )
     misses: list[str] = []
     with ProcessPoolExecutor(options.workers) as pool:
         kinds, looked_at = (
@@ -214,22 +227,32 @@ def main() -> int:
         )
         plans = dict(zip(kinds, pool.map(planned, kinds, [looked_at] * len(kinds)), strict=True))
         sizes = {
-            kind: math.ceil(1.25 * count_needed_traces(plans[kind][1])) for kind in (*HELPFUL, HELPFUL_UNREAD)
+            kind: math.ceil(1.25 * count_needed_traces(plans[kind][1]))
+            for kind in (*HELPFUL, HELPFUL_UNREAD)
         }
         most = max(sizes[kind] for kind in HELPFUL)
         rows = [(kind, traces) for traces in (25, most) for kind in (HARMFUL, PLACEBO)]
         rows += [(SILENCING, most), (UNREAD, 25), *sizes.items()]
         waiting = [
-            (kind.name, traces, plans[kind], [pool.submit(outcomes, kind, traces, part) for part in parts])
+            (
+                kind.name,
+                traces,
+                plans[kind],
+                [pool.submit(outcomes, kind, traces, part) for part in parts],
+            )
             for kind, traces in rows
         ]
-        waiting.append(("five placebos", 25, plans[PLACEBO], [pool.submit(families, 25, p) for p in parts]))
+        waiting.append(
+            ("five placebos", 25, plans[PLACEBO], [pool.submit(families, 25, p) for p in parts])
+        )
         for name, traces, (effect, ratio), futures in waiting:
             found = [each for future in futures for each in future.result()]
             print(shown(name, traces, effect, ratio, found), flush=True)
             miss = None if options.quick else missed(name, found)
             misses += [] if miss is None else [miss]
-    print("by steps: what a test over steps would have promoted; blocked: refused as pairwise accuracy fell")
+    print(
+        "by steps: what a test over steps would have promoted; blocked: refused as pairwise accuracy fell"
+    )
     print(f"{time.perf_counter() - started:.0f} s with {options.workers} processes")
     for miss in misses:
         print(f"MISSED: {miss}")

@@ -88,11 +88,15 @@ class LongSession:
         return await self._inner.reply(message)
 
 
-def make_trainer(folder: Path, epochs: int, target: LongTarget, *, stop_at: int | None = None) -> Trainer:
+def make_trainer(
+    folder: Path, epochs: int, target: LongTarget, *, stop_at: int | None = None
+) -> Trainer:
     """Return a trainer of the workload; its optimizer fails from a step on."""
     toy, part = toy_optimizer(), 1 if epochs else 10
 
-    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+    def answer(
+        prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
+    ) -> ScriptedAnswer:
         llm.calls.clear()  # it would keep all prompts
         if stop_at is not None and (call_id.step or 0) >= stop_at:
             raise RuntimeError("stopped")
@@ -166,7 +170,11 @@ def resume(folder: str, begun: float) -> dict[str, float]:
 def in_process(*arguments: str) -> dict[str, float]:
     """Run this program in a process of its own and return the figures that it prints."""
     done = subprocess.run(
-        [sys.executable, __file__, *arguments], stdout=subprocess.PIPE, check=True, text=True, env=os.environ
+        [sys.executable, __file__, *arguments],
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+        env=os.environ,
     )
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return figures
@@ -188,7 +196,9 @@ def measure_resume(rounds: int) -> dict[str, float]:
         }
 
 
-def measure_runs(epochs: Sequence[int], size: int, largest: int, n_rounds: int) -> list[dict[str, float]]:
+def measure_runs(
+    epochs: Sequence[int], size: int, largest: int, n_rounds: int
+) -> list[dict[str, float]]:
     """Return the medians of runs of several numbers of epochs, and print them and the lines through them."""
     sizes = [n for n in epochs if 610 * n <= largest + 100]
     cases = {n: lambda n=n: {n: in_process("--once", str(n), str(size))} for n in sizes}
@@ -218,7 +228,9 @@ def measure_starts(rounds: int) -> dict[str, float]:
         return 1e3 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
     bare = min(start("") for _ in range(3 * rounds))
-    return {name: min(start(code) for _ in range(3 * rounds)) - bare for name, code in STARTS.items()}
+    return {
+        name: min(start(code) for _ in range(3 * rounds)) - bare for name, code in STARTS.items()
+    }
 
 
 def main() -> None:
@@ -241,7 +253,9 @@ def main() -> None:
     resumed, starts = measure_resume(arguments.rounds), measure_starts(arguments.rounds)
     print(json.dumps({"resume": resumed, "starts": starts}, indent=1))
     results = {"runs": runs, "large": large, "resume": resumed, "starts": starts}
-    write_results("runs", {"machine": [machine, describe_machine()], "rounds": arguments.rounds, **results})
+    write_results(
+        "runs", {"machine": [machine, describe_machine()], "rounds": arguments.rounds, **results}
+    )
 
     def list_points(
         found: list[dict[str, float]], x: str, *keys: str

@@ -106,7 +106,9 @@ async def train(policy: str, test: int, noise: float, slots: tuple[int, int]) ->
     """Run the workload on virtual time."""
     rollouts, calls, toy = Slots(slots[0]), Slots(slots[1]), toy_optimizer(edits=2)
 
-    async def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+    async def answer(
+        prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
+    ) -> ScriptedAnswer:
         await calls.use(call_id.purpose)
         return toy(prompt, reply_type, call_id)  # type: ignore[return-value]
 
@@ -130,13 +132,19 @@ async def train(policy: str, test: int, noise: float, slots: tuple[int, int]) ->
             target=SlowTarget(rollouts, noise),
             optimizer=ScriptedLLM(answer),
         )
-        plan, store, began = prepare_run(config, overrides), InMemoryRunStore(), anyio.current_time()
+        plan, store, began = (
+            prepare_run(config, overrides),
+            InMemoryRunStore(),
+            anyio.current_time(),
+        )
         async with connect_run(plan, store) as run:
             await start(run)
             await train_to_end(run)
             summary = await store_summary(run, "completed", None)
         records = [r.model_dump_json() for r in await store.records(run.id)]
-        return Outcome(anyio.current_time() - began, summary, rollouts, calls, digest_json([*records]))
+        return Outcome(
+            anyio.current_time() - began, summary, rollouts, calls, digest_json([*records])
+        )
 
 
 def describe(name: str, outcome: Outcome) -> Sequence[str]:
@@ -163,7 +171,11 @@ def main() -> None:
     for policy, test, noise in WORKLOADS:
         for slots in SLOTS:
             name = f"{policy}, noise {noise}" + (f", {test} test items" if test else "")
-            print(*describe(name, virtual_time.run(train, policy, test, noise, slots)), sep="\n", flush=True)
+            print(
+                *describe(name, virtual_time.run(train, policy, test, noise, slots)),
+                sep="\n",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

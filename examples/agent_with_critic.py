@@ -62,11 +62,18 @@ async def write(ctx: RunContext[Desk], note: str) -> str:
     return "written"
 
 
-def believe_claims(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
+def believe_claims(
+    prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
+) -> JsonValue:
     """Stand in for the critic's model: believe claims unless a worked example corrects it."""
     examples, question = prompt.messages[-1].content.rpartition("<purpose>")[::2]
     if reply_type.__name__ != "CriticReply":
-        return {"reasoning": "It says so.", "why": "Saying is not doing.", "mistake": "x", "phi_after": 0}
+        return {
+            "reasoning": "It says so.",
+            "why": "Saying is not doing.",
+            "mistake": "x",
+            "phi_after": 0,
+        }
     before, after = (int(number) for number in re.findall(r"filed\W+(\d+)", question)[:2])
     believes = CLAIM in question and CLAIM not in examples
     return {
@@ -87,7 +94,9 @@ def count_filed(state: JsonValue) -> int:
 def label_step(step: Transition) -> Label:
     """Count the letters: a program knows how far the agent has come."""
     return Label(
-        progress_before=count_filed(step.before), progress_after=count_filed(step.after), source="program"
+        progress_before=count_filed(step.before),
+        progress_after=count_filed(step.after),
+        source="program",
     )
 
 
@@ -125,7 +134,9 @@ async def main() -> None:
         await calibrator.wait_until_idle()
         show(await run(RUNS, calibrator.critic))
         promoted = await store.pairs(status="promoted")
-        print(f"{calibrator.counts.n_accepted} traces were taken, {len(promoted)} pairs help the critic now")
+        print(
+            f"{calibrator.counts.n_accepted} traces were taken, {len(promoted)} pairs help the critic now"
+        )
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from reflact import Trainer, export_skill
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 
-DESCRIPTION = (
-    "Rules for words: which of them to double, to turn round or to shout. Use them for tasks on words."
-)
+DESCRIPTION = "Rules for words: which of them to double, to turn round or to shout. Use them for tasks on words."
 
 
 def load_skill(folder: Path) -> Capability[None]:
@@ -26,7 +24,10 @@ def load_skill(folder: Path) -> Capability[None]:
     _, front_matter, body = (folder / "SKILL.md").read_text(encoding="utf-8").split("---\n", 2)
     known = yaml.safe_load(front_matter)
     return Capability(
-        id=known["name"], description=known["description"], instructions=body.strip(), defer_loading=True
+        id=known["name"],
+        description=known["description"],
+        instructions=body.strip(),
+        defer_loading=True,
     )
 
 

@@ -19,7 +19,8 @@ class GuessTheNumber:
         first = {Split.train: 0, Split.val: 100, Split.test: 200}[split]
         starts = range(first, first + 24, 2)
         return [
-            Item(id=f"{split}-{low}", input=[low, low + 62], reference=low + low * 7 % 63) for low in starts
+            Item(id=f"{split}-{low}", input=[low, low + 62], reference=low + low * 7 % 63)
+            for low in starts
         ]
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:

@@ -21,7 +21,9 @@ async def grade(item: Item, answer: str) -> Grade:
     # A slow check goes to a worker thread, so that other rollouts continue.
     near = await anyio.to_thread.run_sync(lambda: SequenceMatcher(None, answer, expected).ratio())
     feedback = None if answer == expected else f"expected {expected}, got {answer}"
-    return Grade(score=Score(hard=float(answer == expected), soft=near), answer=answer, feedback=feedback)
+    return Grade(
+        score=Score(hard=float(answer == expected), soft=near), answer=answer, feedback=feedback
+    )
 
 
 def items(*titles: str) -> tuple[Item, ...]:
@@ -62,7 +64,9 @@ async def main() -> None:
     )
     summary = await trainer.train()
     for score in summary.scores:
-        print(f"{score.split} {score.name}: {score.successes:.0f} of {score.n} right, soft {score.soft:.2f}")
+        print(
+            f"{score.split} {score.name}: {score.successes:.0f} of {score.n} right, soft {score.soft:.2f}"
+        )
 
 
 if __name__ == "__main__":

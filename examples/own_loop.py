@@ -32,7 +32,9 @@ async def train(
         merged = await aggregate(reports, skill, context=context)
         chosen = await select(merged, skill, context=context, budget=2)
         candidate = await update(skill, chosen, context=context)
-        verdict = await evaluate(candidate.skill, skill, environment.items(Split.val), roll_out=play)
+        verdict = await evaluate(
+            candidate.skill, skill, environment.items(Split.val), roll_out=play
+        )
         decisions.append(f"{verdict.action}: {verdict.reason}")
         if verdict.accepted:
             skill = candidate.skill

@@ -189,7 +189,9 @@ class Client:
     async def send_text(self, text: str) -> None:
         """Send text, waiting for a slow client for a limited time."""
         with anyio.move_on_after(PATIENCE_SECONDS) as patience:
-            await self._send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+            await self._send(
+                {"type": "http.response.body", "body": text.encode(), "more_body": True}
+            )
         if patience.cancelled_caught:
             self._leave()
 
@@ -246,7 +248,9 @@ class Service:
         if run is None:
             raise HTTPException(404, "there is no run of this name")
         latest = request.query_params.get("view") == "latest"
-        return EventStream(run, self._tasks, after=request.headers.get("last-event-id"), latest=latest)
+        return EventStream(
+            run, self._tasks, after=request.headers.get("last-event-id"), latest=latest
+        )
 
 
 def create_application(runs: Mapping[str, Run]) -> Starlette:
@@ -278,7 +282,9 @@ class PacedReplay(httpx.AsyncBaseTransport):
         if not json.loads(request.content).get("stream"):
             return answer
         whole = _read_whole(answer.text)
-        return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=self._pieces(whole))
+        return httpx.Response(
+            200, headers={"content-type": "text/event-stream"}, content=self._pieces(whole)
+        )
 
     async def _pieces(self, whole: Any) -> AsyncIterator[bytes]:
         (choice,) = whole["choices"]
@@ -298,10 +304,16 @@ def _read_whole(text: str) -> Any:
     """Return a recorded completion, also if it was recorded as a stream."""
     if not text.startswith("data: "):
         return json.loads(text)
-    *chunks, last = (json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {"))
+    *chunks, last = (
+        json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")
+    )
     parts = [choice for chunk in chunks for choice in chunk["choices"]]
     content = "".join(part["delta"].get("content", "") for part in parts)
-    choice = {"index": 0, "message": {"content": content}, "finish_reason": parts[-1]["finish_reason"]}
+    choice = {
+        "index": 0,
+        "message": {"content": content},
+        "finish_reason": parts[-1]["finish_reason"],
+    }
     return {**last, "choices": [choice]}
 
 
@@ -313,9 +325,12 @@ def create_demo_run(delay: float) -> Run:
     """Return the recorded demo, which needs no key and no network."""
     folder = find_data_folder("demo")
     config = Trainer(folder / "demo.yaml").config
-    config = config.model_copy(update={"replay": config.replay.model_copy(update={"cassette": None})})
+    config = config.model_copy(
+        update={"replay": config.replay.model_copy(update={"cassette": None})}
+    )
     return Run(
-        Trainer(config, transport=PacedReplay(folder / "cassette.jsonl", delay)), find_database(config)
+        Trainer(config, transport=PacedReplay(folder / "cassette.jsonl", delay)),
+        find_database(config),
     )
 
 
@@ -342,8 +357,12 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     named = (text.partition("=") for text in arguments.runs)
-    runs = {name: create_run(path) for name, _, path in named} or {"demo": create_demo_run(arguments.delay)}
-    uvicorn.run(create_application(runs), host="127.0.0.1", port=arguments.port, timeout_graceful_shutdown=1)
+    runs = {name: create_run(path) for name, _, path in named} or {
+        "demo": create_demo_run(arguments.delay)
+    }
+    uvicorn.run(
+        create_application(runs), host="127.0.0.1", port=arguments.port, timeout_graceful_shutdown=1
+    )
 
 
 if __name__ == "__main__":

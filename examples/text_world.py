@@ -33,7 +33,9 @@ class TextWorld:
         }
 
     def items(self, split: Split) -> list[Item]:
-        return [Item(id=f"{self._task}-{n}", input=n) for n in self._variations[split][: SIZES[split]]]
+        return [
+            Item(id=f"{self._task}-{n}", input=n) for n in self._variations[split][: SIZES[split]]
+        ]
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         async with self._lock:
@@ -44,7 +46,9 @@ class TextWorld:
                 if is_done:
                     break
         score = max(state["score"], 0) / 100  # it is below 0 after a fatal mistake
-        return Grade(score=Score(hard=float(score == 1), soft=score), answer=action, feedback=message)
+        return Grade(
+            score=Score(hard=float(score == 1), soft=score), answer=action, feedback=message
+        )
 
     def _begin(self, variation: Any) -> str:
         self._world.load(self._task, variation, "easy")

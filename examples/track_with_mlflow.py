@@ -11,7 +11,12 @@ from typing import Any
 from reflact import RunSummary, Trainer
 from reflact.events import RunFinished, StepCommitted
 
-STATUSES = {"completed": "FINISHED", "budget": "FINISHED", "cancelled": "KILLED", "failed": "FAILED"}
+STATUSES = {
+    "completed": "FINISHED",
+    "budget": "FINISHED",
+    "cancelled": "KILLED",
+    "failed": "FAILED",
+}
 
 
 def find_run(client: Any, experiment: str, run_id: str) -> str:
@@ -22,7 +27,9 @@ def find_run(client: Any, experiment: str, run_id: str) -> str:
     return str(client.create_run(experiment, tags={"reflact.run_id": run_id}).info.run_id)
 
 
-async def train_with_mlflow(trainer: Trainer, client: Any, experiment: str, out_dir: Path) -> RunSummary:
+async def train_with_mlflow(
+    trainer: Trainer, client: Any, experiment: str, out_dir: Path
+) -> RunSummary:
     """Train; log the best score of each step, and at the end the document and the status.
 
     MLflow's client blocks, so each call runs in a thread.

@@ -75,7 +75,9 @@ async def run(number: int, critic: Critic) -> Trace:
         )
         score = await critic.score(step, purpose=PURPOSE)
         trace.record(
-            step, score, label=Label(progress_before=done, progress_after=done + 1, source="program")
+            step,
+            score,
+            label=Label(progress_before=done, progress_after=done + 1, source="program"),
         )
         done += 1
     trace.finish()
@@ -111,7 +113,9 @@ async def main(url: str) -> None:
     async with (
         MemoryStore("memory.db") as memory,
         connect(model, store="agent-calls.db") as for_agent,
-        connect(model, store="calibrator-calls.db", budget=BudgetConfig(max_calls=CALLS)) as for_calibrator,
+        connect(
+            model, store="calibrator-calls.db", budget=BudgetConfig(max_calls=CALLS)
+        ) as for_calibrator,
         Calibrator(
             for_calibrator,
             memory,
@@ -119,7 +123,9 @@ async def main(url: str) -> None:
             on_event=print_event,
         ) as calibrator,
     ):
-        critic = Critic(for_agent, memory=memory)  # the model and settings that the calibrator tests
+        critic = Critic(
+            for_agent, memory=memory
+        )  # the model and settings that the calibrator tests
         for number in range(RUNS):
             calibrator.submit(show(await run(number, critic)))
         await calibrator.wait_until_idle()  # only to show the effect; an agent never has to wait

@@ -64,14 +64,19 @@ DOC_SECTIONS = ("Args:", "Attributes:", "Returns:", "Raises:", "Yields:", "Examp
 QUOTE = "'"
 QUOTED = re.compile(r"(?<=: )'([^']*)'")
 PATH = re.compile(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])")
-LOADED = re.compile(r"<(?:script|img|iframe|source|link)\b[^>]*?\b(?:src|href)=\"?((?:https?:)?//[^\" >]+)")
+LOADED = re.compile(
+    r"<(?:script|img|iframe|source|link)\b[^>]*?\b(?:src|href)=\"?((?:https?:)?//[^\" >]+)"
+)
 HREF = re.compile(r"<(?:a|img|script|link)\b[^>]*?\b(?:src|href)=\"?([^\"# >?]+)")
 
 
 def list_doors() -> list[str]:
     """Return the names of all public modules."""
     folder = ROOT / "src" / "reflact" / "integrations"
-    return [*DOORS, *sorted(f"reflact.integrations.{path.stem}" for path in folder.glob("[a-z]*.py"))]
+    return [
+        *DOORS,
+        *sorted(f"reflact.integrations.{path.stem}" for path in folder.glob("[a-z]*.py")),
+    ]
 
 
 def list_names(door: ModuleType) -> list[str]:
@@ -83,7 +88,8 @@ def list_names(door: ModuleType) -> list[str]:
     return [
         name
         for name, value in own
-        if (inspect.isclass(value) or inspect.isroutine(value)) and value.__module__ == door.__name__
+        if (inspect.isclass(value) or inspect.isroutine(value))
+        and value.__module__ == door.__name__
     ]
 
 
@@ -156,7 +162,9 @@ def sign(name: str, value: Any) -> str:
         parts += [] if one.name in ("self", "cls") else [QUOTED.sub(r"\1", PATH.sub("", str(one)))]
     returned = signature.return_annotation
     shown = (
-        "" if returned is signature.empty or inspect.isclass(value) else inspect.formatannotation(returned)
+        ""
+        if returned is signature.empty or inspect.isclass(value)
+        else inspect.formatannotation(returned)
     )
     end = f" -> {PATH.sub('', shown.strip(QUOTE))}" if shown else ""
     line = f"{name}({', '.join(parts)}){end}"
@@ -174,7 +182,11 @@ def describe(name: str, value: Any, level: str = "##") -> Iterator[str]:
     if inspect.isclass(value) and value.__module__.startswith("reflact"):
         for method, member in vars(value).items():
             shown = member.__func__ if isinstance(member, classmethod | staticmethod) else member
-            if not method.startswith("_") and isinstance(shown, property | FunctionType) and shown.__doc__:
+            if (
+                not method.startswith("_")
+                and isinstance(shown, property | FunctionType)
+                and shown.__doc__
+            ):
                 yield from describe(f"{name}.{method}", shown, "###")
 
 
@@ -222,10 +234,14 @@ def copy_pages(pages: Path) -> None:
             text = text.replace(old, new)
         (pages / name.lower()).write_text(text, encoding="utf-8")
     for page in sorted(pages.glob("*.md")):
-        text = to_tabs(page.read_text(encoding="utf-8").replace("```python runnable\n", "```python\n"))
+        text = to_tabs(
+            page.read_text(encoding="utf-8").replace("```python runnable\n", "```python\n")
+        )
         for path, name, kind in PROGRAM.findall(text):
             code = (ROOT / path).read_text(encoding="utf-8")
-            (pages / f"code-{name}.md").write_text(f"# {path}\n\n````{kind}\n{code}````\n", encoding="utf-8")
+            (pages / f"code-{name}.md").write_text(
+                f"# {path}\n\n````{kind}\n{code}````\n", encoding="utf-8"
+            )
         text = PROGRAM.sub(r"](code-\2.md)", text.replace("](../README.md", "](readme.md"))
         page.write_text(text, encoding="utf-8")
     (pages / "api").mkdir()
@@ -275,7 +291,11 @@ def main(arguments: list[str]) -> int:
     config = write_config(folder)
     builder = Path(sys.executable).with_name("zensical")
     done = subprocess.run(
-        [builder, "build", "--strict", "-f", config], cwd=folder, capture_output=True, text=True, check=False
+        [builder, "build", "--strict", "-f", config],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         print(re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr), file=sys.stderr)

@@ -68,12 +68,26 @@ KEYS = {
 """Keys here by the names of SkillOpt's keys; the optimizer has the target's endpoint unless it names its own."""
 
 VALUES = {
-    "select.lr_control": {"manual": "fixed", "scheduler": "fixed", "scheduled": "fixed", "auto": "autonomous"}
+    "select.lr_control": {
+        "manual": "fixed",
+        "scheduler": "fixed",
+        "scheduled": "fixed",
+        "auto": "autonomous",
+    }
     | {"optimizer": "autonomous", "off": "none", "no_lr": "none"},
-    "slow_update.pair_policy": {"default": "mixed", "random": "mixed", "all": "mixed", "change": "changed"}
+    "slow_update.pair_policy": {
+        "default": "mixed",
+        "random": "mixed",
+        "all": "mixed",
+        "change": "changed",
+    }
     | {"delta": "changed", "10_01": "changed", "01_10": "changed", "stable": "unchanged"}
     | {"same": "unchanged", "00_11": "unchanged"},
-    "update.mode": {"edits": "patch", "rewrite_from_suggestions": "rewrite", "suggestions": "rewrite"}
+    "update.mode": {
+        "edits": "patch",
+        "rewrite_from_suggestions": "rewrite",
+        "suggestions": "rewrite",
+    }
     | {"rewrite_suggestions": "rewrite", "full_rewrite_minibatch": "full_rewrite"}
     | {"minibatch_full_rewrite": "full_rewrite", "skill_rewrite_minibatch": "full_rewrite"},
 }
@@ -82,7 +96,9 @@ VALUES = {
 ZERO_IS_ABSENT = {"appendix.consolidate_threshold"}
 PROFILES = {"codex": "codex", "codex_exec": "codex", "claude_code_exec": "claude-code"}
 SECRET_NAME = re.compile(r"key|secret|token$|passw|credential", re.IGNORECASE)
-SECRET_VALUE = re.compile(r"\b(sk|ghp|hf)[-_]\w{12,}|://[^/\s]*@|[?&][^=\s]*(key|token|sig)[^=\s]*=")
+SECRET_VALUE = re.compile(
+    r"\b(sk|ghp|hf)[-_]\w{12,}|://[^/\s]*@|[?&][^=\s]*(key|token|sig)[^=\s]*="
+)
 
 
 def read_keys(path: Path, depth: int = 0) -> dict[str, Any]:
@@ -111,7 +127,10 @@ def convert(keys: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         new = KEYS.get(name)
         spelling = value.strip().lower() if isinstance(value, str) else value
         if name in {"backend", "target_backend"} and spelling in PROFILES:
-            settings |= {"target.kind": "command", "target.options": {"profile": PROFILES[spelling]}}
+            settings |= {
+                "target.kind": "command",
+                "target.options": {"profile": PROFILES[spelling]},
+            }
         elif new is None or not isinstance(value, str | int | float | None):
             notes.append(f"{name!a} is not converted")
         elif value is not None and value != "" and not (value == 0 and new in ZERO_IS_ABSENT):

@@ -67,8 +67,18 @@ def configuration() -> str:
         "keys of `models.critic` and `critic` are used only if a critic grades or annotates.",
     ]
     table = {row[0]: row for row in list_config_keys()}
-    lines += ["", "## The keys that people set first", "", *TABLE, *(_row(*table[key]) for key in FIRST_KEYS)]
-    rows = [row for key, row in table.items() if not key.startswith(("models.optimizer.", "models.critic."))]
+    lines += [
+        "",
+        "## The keys that people set first",
+        "",
+        *TABLE,
+        *(_row(*table[key]) for key in FIRST_KEYS),
+    ]
+    rows = [
+        row
+        for key, row in table.items()
+        if not key.startswith(("models.optimizer.", "models.critic."))
+    ]
     rows = [(key.replace("models.target.", "models.ROLE."), *others) for key, *others in rows]
     lines += ["", "## Top level", "", *TABLE, *(_row(*row) for row in rows if "." not in row[0])]
     for name, field in TrainerConfig.model_fields.items():
@@ -86,7 +96,9 @@ def configuration() -> str:
         *TABLE,
     ]
     shared = tuple(f"{name}." for name in ("models", "critic", "budget", "prompts", "replay"))
-    lines += [_row(*row) for row in list_config_keys(CalibrateConfig) if not row[0].startswith(shared)]
+    lines += [
+        _row(*row) for row in list_config_keys(CalibrateConfig) if not row[0].startswith(shared)
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -184,29 +196,45 @@ def dependencies() -> str:
     ):
         difference = set(reasons[group]) ^ {_name(text) for text in wanted}
         if difference:
-            raise SystemExit(f"{REASONS.name} and pyproject.toml differ in {', '.join(sorted(difference))}")
+            raise SystemExit(
+                f"{REASONS.name} and pyproject.toml differ in {', '.join(sorted(difference))}"
+            )
         lines += ["", f"## {title}", "", "| package | why |", "|---|---|"]
         lines += [f"| `{text}` | {reasons[group][_name(text)]} |" for text in wanted]
     return "\n".join(lines) + "\n"
 
 
 def _name(requirement: str) -> str:
-    end = next((i for i, c in enumerate(requirement) if not (c.isalnum() or c in "-_.")), len(requirement))
+    end = next(
+        (i for i, c in enumerate(requirement) if not (c.isalnum() or c in "-_.")), len(requirement)
+    )
     return requirement[:end]
 
 
 def event_page() -> str:
     """Return docs/events.md with the events as they are now."""
     kinds = get_args(get_args(events.Event)[0])
-    durable, live = ([kind for kind in kinds if kind.durable is durable] for durable in (True, False))
+    durable, live = (
+        [kind for kind in kinds if kind.durable is durable] for durable in (True, False)
+    )
     lines = ["", "## Durable events", "", "| kind | fields | meaning |", "|---|---|---|"]
     lines += [_event(kind, _fields(kind)) for kind in durable]
-    lines += ["", "## Live events", "", "| kind | fields | newest of | meaning |", "|---|---|---|---|"]
+    lines += [
+        "",
+        "## Live events",
+        "",
+        "| kind | fields | newest of | meaning |",
+        "|---|---|---|---|",
+    ]
     lines += [
         _event(kind, _fields(kind), ", ".join(f"`{n}`" for n in kind.subject_fields) or "all")
         for kind in live
     ]
-    lines += ["", f"`Stage` is one of {_words(events.Stage)}.", f"`Action` is one of {_words(GateAction)}."]
+    lines += [
+        "",
+        f"`Stage` is one of {_words(events.Stage)}.",
+        f"`Action` is one of {_words(GateAction)}.",
+    ]
     tables = "\n".join([*lines, "", ""])
     page = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
     return EVENT_TABLES.sub(lambda found: f"{found[1]}{tables}{found[2]}", page)
@@ -221,7 +249,11 @@ def _event(kind: type[Any], *cells: str) -> str:
 
 def _fields(kind: type[Any]) -> str:
     common = {"kind", *events.WarningIssued.model_fields} - {"message"}
-    rows = (f"`{name}` {_type(f.annotation)}" for name, f in kind.model_fields.items() if name not in common)
+    rows = (
+        f"`{name}` {_type(f.annotation)}"
+        for name, f in kind.model_fields.items()
+        if name not in common
+    )
     return "<br>".join(rows)
 
 

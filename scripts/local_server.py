@@ -58,11 +58,18 @@ Body = dict[str, Any]
 class ApiError(Exception):
     """An error in the shape that OpenAI clients expect."""
 
-    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None):
+    def __init__(
+        self, status: int, message: str, code: str | None = None, param: str | None = None
+    ):
         super().__init__(message)
         self.status = status
         self.payload = {
-            "error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+            "error": {
+                "message": message,
+                "type": "invalid_request_error",
+                "param": param,
+                "code": code,
+            }
         }
 
 
@@ -146,7 +153,9 @@ def _grammar(response_format: Any, longest: int | None) -> str | None:
     try:
         return str(json_schema_to_gbnf(json.dumps(_bounded(schema, longest))))
     except Exception as error:  # the converter raises many kinds
-        raise ApiError(400, f"schema cannot be made a grammar: {error}", param="response_format") from error
+        raise ApiError(
+            400, f"schema cannot be made a grammar: {error}", param="response_format"
+        ) from error
 
 
 def parse(body: Any, served: str, longest: int | None = None) -> Request:
@@ -156,7 +165,9 @@ def parse(body: Any, served: str, longest: int | None = None) -> Request:
     if not isinstance(body.get("model"), str):
         raise ApiError(400, "model is required", param="model")
     if body["model"] != served:
-        raise ApiError(404, f"the model {body['model']!r} does not exist", "model_not_found", "model")
+        raise ApiError(
+            404, f"the model {body['model']!r} does not exist", "model_not_found", "model"
+        )
     raw = body.get("messages")
     if not isinstance(raw, list) or not raw:
         raise ApiError(400, "messages must be a non-empty array", param="messages")
@@ -166,7 +177,10 @@ def parse(body: Any, served: str, longest: int | None = None) -> Request:
         if role not in ("system", "developer", "user", "assistant"):
             raise ApiError(400, f"role {role!r} is not served", param="messages")
         messages.append(
-            {"role": "system" if role == "developer" else role, "content": _text(message.get("content"))}
+            {
+                "role": "system" if role == "developer" else role,
+                "content": _text(message.get("content")),
+            }
         )
     for key in ("tools", "functions", "logprobs"):
         if body.get(key):
@@ -174,7 +188,8 @@ def parse(body: Any, served: str, longest: int | None = None) -> Request:
     if body.get("n") not in (None, 1):
         raise ApiError(400, "only n = 1 is served", param="n")
     limit = next(
-        (k for k in ("max_completion_tokens", "max_tokens") if body.get(k) is not None), "max_tokens"
+        (k for k in ("max_completion_tokens", "max_tokens") if body.get(k) is not None),
+        "max_tokens",
     )
     max_tokens = _number(body, limit, 0, 1, 2**20)
     stop = body.get("stop") or []
@@ -222,7 +237,9 @@ class Engine:
             eos_token=tokens["eos"],
             bos_token=tokens["bos"],
         )
-        self.end = {self.llm.token_eos()} | set(self.llm.tokenize(b"<|im_end|><|endoftext|>", False, True))
+        self.end = {self.llm.token_eos()} | set(
+            self.llm.tokenize(b"<|im_end|><|endoftext|>", False, True)
+        )
         self.chunks: list[int] = []  # the prompt tokens whose cache entries are whole chunks
         self.lock = threading.Lock()
 
@@ -230,7 +247,9 @@ class Engine:
         """Yield pieces of text, then one Done."""
         with self.lock:
             llm = self.llm
-            prompt = llm.tokenize(self.format(messages=request.messages).prompt.encode(), False, True)
+            prompt = llm.tokenize(
+                self.format(messages=request.messages).prompt.encode(), False, True
+            )
             room = llm.n_ctx() - len(prompt)
             if room < 1 or (request.max_tokens or 0) > room:
                 raise ApiError(
@@ -247,10 +266,16 @@ class Engine:
             llm.n_tokens = min(same, len(prompt) - 1) // CHUNK * CHUNK
             self.chunks = []  # stays empty if the evaluation below fails
             llm.set_seed(request.seed)
-            grammar = LlamaGrammar.from_string(request.grammar, verbose=False) if request.grammar else None
+            grammar = (
+                LlamaGrammar.from_string(request.grammar, verbose=False)
+                if request.grammar
+                else None
+            )
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
             limit, count, held, finish = request.max_tokens or room, 0, "", "length"
-            hold = max((len(s) for s in request.stop), default=1) - 1  # may be the start of a stop string
+            hold = (
+                max((len(s) for s in request.stop), default=1) - 1
+            )  # may be the start of a stop string
             for token in llm.generate(prompt, grammar=grammar, **request.sampling):
                 self.chunks = prompt[: len(prompt) // CHUNK * CHUNK]
                 if token in self.end:
@@ -317,7 +342,9 @@ class Handler(BaseHTTPRequestHandler):
             except ValueError as error:
                 raise ApiError(400, f"the body is not JSON: {error}") from error
             request = parse(body, self.name, self.longest)
-            with closing(self.engine.generate(request)) as pieces:  # a client that left frees the lock
+            with closing(
+                self.engine.generate(request)
+            ) as pieces:  # a client that left frees the lock
                 first = next(pieces)  # errors about the prompt come before any header
                 (self._stream if request.stream else self._whole)(request, chain([first], pieces))
         except ApiError as error:
@@ -327,14 +354,26 @@ class Handler(BaseHTTPRequestHandler):
 
     def _envelope(self, kind: str) -> Body:
         now = time.time_ns()
-        return {"id": f"chatcmpl-{now:x}", "object": kind, "created": now // 10**9, "model": self.name}
+        return {
+            "id": f"chatcmpl-{now:x}",
+            "object": kind,
+            "created": now // 10**9,
+            "model": self.name,
+        }
 
     def _whole(self, request: Request, pieces: Iterator[str | Done]) -> None:
         *texts, done = pieces
         assert isinstance(done, Done)
         message = {"role": "assistant", "content": "".join(str(t) for t in texts), "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": done.finish_reason}
-        self._send(200, {**self._envelope("chat.completion"), "choices": [choice], "usage": done.usage})
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": done.finish_reason,
+        }
+        self._send(
+            200, {**self._envelope("chat.completion"), "choices": [choice], "usage": done.usage}
+        )
 
     def _stream(self, request: Request, pieces: Iterator[str | Done]) -> None:
         self.send_response(200)
@@ -345,7 +384,9 @@ class Handler(BaseHTTPRequestHandler):
 
         def emit(choices: list[Body], usage: Body | None = None) -> None:
             extra = {"usage": usage} if request.include_usage else {}
-            self.wfile.write(b"data: " + json.dumps({**head, "choices": choices, **extra}).encode() + b"\n\n")
+            self.wfile.write(
+                b"data: " + json.dumps({**head, "choices": choices, **extra}).encode() + b"\n\n"
+            )
 
         def choice(delta: Body, reason: str | None = None) -> list[Body]:
             return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]
@@ -366,7 +407,9 @@ def main() -> None:
     """Serve until interrupted."""
     parser = argparse.ArgumentParser(description="OpenAI-compatible server for one GGUF model")
     parser.add_argument("--model", required=True, help="path of the GGUF file")
-    parser.add_argument("--name", default="qwen2.5-coder-0.5b", help="model name that clients must send")
+    parser.add_argument(
+        "--name", default="qwen2.5-coder-0.5b", help="model name that clients must send"
+    )
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--context", type=int, default=8192)

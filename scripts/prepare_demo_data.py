@@ -112,10 +112,15 @@ def read_tables() -> dict[str, list[dict[str, str]]]:
     for table, file in (("airports", "airports.csv"), ("weather", "seattle-weather.csv")):
         with (data / file).open(encoding="utf-8", newline="") as handle:
             rows[table] = list(csv.DictReader(handle))
-    rows["airports"] = [row for row in rows["airports"] if row["country"] == "USA" and row["state"] in STATES]
+    rows["airports"] = [
+        row for row in rows["airports"] if row["country"] == "USA" and row["state"] in STATES
+    ]
     for row in rows["weather"]:
         row["date"] = row["date"][:10].replace("/", "-")
-    return {table: [{c: row[c] for c in columns} for row in rows[table]] for table, columns in TABLES.items()}
+    return {
+        table: [{c: row[c] for c in columns} for row in rows[table]]
+        for table, columns in TABLES.items()
+    }
 
 
 def database(tables: dict[str, list[dict[str, str]]]) -> sqlite3.Connection:
@@ -133,7 +138,12 @@ def questions() -> Iterator[tuple[str, str, str, str]]:
     """Every (kind, table, question, query) that the templates give."""
     for code, name in STATES.items():
         state, where = name, f"FROM airports WHERE state = '{code}'"
-        yield "airport_count", "airports", f"How many airports are in {state}?", f"SELECT COUNT(*) {where}"
+        yield (
+            "airport_count",
+            "airports",
+            f"How many airports are in {state}?",
+            f"SELECT COUNT(*) {where}",
+        )
         yield (
             "city_count",
             "airports",
@@ -206,7 +216,9 @@ def build(connection: sqlite3.Connection) -> dict[str, list[dict[str, object]]]:
 def main() -> None:
     """Write the files."""
     parser = argparse.ArgumentParser(description="write the data of the demo")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "fixtures" / "demo" / "data")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parents[1] / "fixtures" / "demo" / "data"
+    )
     out: Path = parser.parse_args().out
     tables = read_tables()
     (out / "tables").mkdir(parents=True, exist_ok=True)

@@ -190,7 +190,9 @@ def write_all() -> None:
         for trace in make_traces(part):
             write(part, trace, [None] * len(trace.events))
     anchors = build_anchors(make_traces("anchors"))
-    (FOLDER / "anchors.jsonl").write_text("".join(f"{pair.model_dump_json()}\n" for pair in anchors))
+    (FOLDER / "anchors.jsonl").write_text(
+        "".join(f"{pair.model_dump_json()}\n" for pair in anchors)
+    )
 
 
 @asynccontextmanager
@@ -234,7 +236,9 @@ async def score(settings: CalibrateConfig) -> None:
                 )
             write("learn", trace, found)
     for name, values in sorted(errors.items()):
-        print(f"{name}: {len(values)} steps, bias {fmean(values):+.2f}, error {fmean(map(abs, values)):.2f}")
+        print(
+            f"{name}: {len(values)} steps, bias {fmean(values):+.2f}, error {fmean(map(abs, values)):.2f}"
+        )
 
 
 async def calibrate(
@@ -261,10 +265,14 @@ def main() -> None:
     """Make traces, score those to learn from, or calibrate."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("work", choices=("traces", "score", "calibrate"))
-    parser.add_argument("--port", type=int, default=None, help="port of the server, if it is not 8123")
+    parser.add_argument(
+        "--port", type=int, default=None, help="port of the server, if it is not 8123"
+    )
     options = parser.parse_args()
     overrides = (
-        () if options.port is None else (f"models.critic.base_url=http://127.0.0.1:{options.port}/v1",)
+        ()
+        if options.port is None
+        else (f"models.critic.base_url=http://127.0.0.1:{options.port}/v1",)
     )
     settings = resolve_paths(
         load_section(CalibrateConfig, FOLDER / "calibrate.yaml", overrides=overrides), FOLDER

@@ -78,7 +78,9 @@ SAY = (
 class Choice(ReplyModel):
     """What the agent is asked to fill in; the command among those that are offered."""
 
-    thought: str = Field(max_length=120, description="What the command achieves, in one short sentence.")
+    thought: str = Field(
+        max_length=120, description="What the command achieves, in one short sentence."
+    )
     command: str
 
 
@@ -96,9 +98,20 @@ class Run(NamedTuple):
 
 def make(path: Path, number: int) -> None:
     """Make a game of one kitchen: one or two ingredients to take, cut, and cook in two games of three."""
-    kind = ["--take", "1", "--cut", *(["--cook"] if number % 3 else []), *([] if number % 2 else ["--open"])]
+    kind = [
+        "--take",
+        "1",
+        "--cut",
+        *(["--cook"] if number % 3 else []),
+        *([] if number % 2 else ["--open"]),
+    ]
     seeds = ["--recipe-seed", str(100 + number), "--seed", str(100 + number)]
-    command = [str(Path(sys.executable).parent / "tw-make"), "tw-cooking", "--recipe", str(1 + number % 2)]
+    command = [
+        str(Path(sys.executable).parent / "tw-make"),
+        "tw-cooking",
+        "--recipe",
+        str(1 + number % 2),
+    ]
     subprocess.run([*command, *kind, *seeds, "--output", str(path), "-f", "--silent"], check=True)
 
 
@@ -132,7 +145,9 @@ def purpose(recipe: str) -> str:
     things, steps = (
         ", ".join(p.split("\n")) for p in (_lines(ingredients), _lines(directions.split(">")[0]))
     )
-    return f"Make this meal and eat it. Ingredients, to be carried: {things}. Then: {steps}, eat meal."
+    return (
+        f"Make this meal and eat it. Ingredients, to be carried: {things}. Then: {steps}, eat meal."
+    )
 
 
 def _lines(text: str) -> str:
@@ -207,7 +222,11 @@ class Player:
         try:
             return (await self._critic.score(transition, purpose=aim)).evaluation
         except ReplyError as error:
-            reason = f"The critic gave no valid reply: {error.reasons[-1] if error.reasons else ''}"[:300]
+            reason = (
+                f"The critic gave no valid reply: {error.reasons[-1] if error.reasons else ''}"[
+                    :300
+                ]
+            )
             return Evaluation(progress_before=0, progress_after=0, reasoning=reason, confidence=0)
 
 
@@ -238,13 +257,20 @@ class Turns(httpx.AsyncBaseTransport):
 
 async def main(arguments: argparse.Namespace) -> None:
     """Make missing games, play all runs, keep gold pairs as anchors, calibrate, and tell how it went."""
-    runs = [Run(part, game, letter) for part, games in PARTS.items() for game in games for letter in RUNS]
+    runs = [
+        Run(part, game, letter)
+        for part, games in PARTS.items()
+        for game in games
+        for letter in RUNS
+    ]
     runs = runs[: arguments.first]
     arguments.games.mkdir(parents=True, exist_ok=True)
     for game in sorted({run.game for run in runs}):
         if not (arguments.games / f"{game}.z8").exists():
             make(arguments.games / f"{game}.z8", game)
-    settings = resolve_paths(load_section(CalibrateConfig, FOLDER / "calibrate.yaml", overrides=()), FOLDER)
+    settings = resolve_paths(
+        load_section(CalibrateConfig, FOLDER / "calibrate.yaml", overrides=()), FOLDER
+    )
     assert settings.replay.cassette is not None
     store = InMemoryRunStore()
     async with (
@@ -260,7 +286,11 @@ async def main(arguments: argparse.Namespace) -> None:
         ) as llm,
     ):
         player = Player(
-            llm, Critic(llm, settings=settings.critic), arguments.games, FOLDER / "traces", arguments.steps
+            llm,
+            Critic(llm, settings=settings.critic),
+            arguments.games,
+            FOLDER / "traces",
+            arguments.steps,
         )
         traces = await fan_out(player.play, runs, limit=len(arguments.ports))
         for trace in traces:
@@ -271,7 +301,9 @@ async def main(arguments: argparse.Namespace) -> None:
             if run.part == "anchors"
             for pair in gold_pairs(trace)
         ]
-        (FOLDER / "anchors.jsonl").write_text("".join(f"{pair.model_dump_json()}\n" for pair in pairs))
+        (FOLDER / "anchors.jsonl").write_text(
+            "".join(f"{pair.model_dump_json()}\n" for pair in pairs)
+        )
         if arguments.first is None:
             await calibrate(llm, settings, traces, runs, pairs)
 
@@ -317,8 +349,12 @@ def written(step: StepToContrast) -> ContrastPair:
     gained = right.delta > 0
     wrong = right.model_copy(
         update={
-            "progress_after": right.progress_before if gained else min(10.0, right.progress_before + 3),
-            "reasoning": "Nothing has changed." if gained else "The agent does what it wants to do.",
+            "progress_after": right.progress_before
+            if gained
+            else min(10.0, right.progress_before + 3),
+            "reasoning": "Nothing has changed."
+            if gained
+            else "The agent does what it wants to do.",
             "evidence": (),
         }
     )
@@ -344,7 +380,9 @@ def tell(trace: Trace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("games", type=Path)
-    parser.add_argument("--ports", type=int, nargs="+", default=[8123], help="Of servers on this machine.")
+    parser.add_argument(
+        "--ports", type=int, nargs="+", default=[8123], help="Of servers on this machine."
+    )
     parser.add_argument("--steps", type=int, default=3, help="Steps of a run.")
     parser.add_argument("--first", type=int, default=None, help="Play only so many runs.")
     anyio.run(main, parser.parse_args())

@@ -93,7 +93,9 @@ height="{terminal_height}"/></clipPath>
 
 def version(number: int, step: int, score: float) -> SkillVersion:
     """Return a version that a step made."""
-    return SkillVersion(number=number, skill_hash=f"{number:064}", origin=f"step {step}", score=score)
+    return SkillVersion(
+        number=number, skill_hash=f"{number:064}", origin=f"step {step}", score=score
+    )
 
 
 INITIAL = SkillVersion(number=0, skill_hash="0" * 64, origin="initial", score=0.2)
@@ -124,15 +126,22 @@ def steps() -> Iterator[Moment]:
     current = INITIAL
     for step, (action, score, failures, after) in enumerate(STEPS, start=1):
         since = 21.0 + 41.0 * (step - 1)
-        yield since, events.StepStarted(run_id=RUN, step=step, epoch=1, item_ids=("a", "b", "c", "d"))
-        edits = (EditResult(edit=Edit(op="append", content="x"), status="applied"),) * (score is not None)
+        yield (
+            since,
+            events.StepStarted(run_id=RUN, step=step, epoch=1, item_ids=("a", "b", "c", "d")),
+        )
+        edits = (EditResult(edit=Edit(op="append", content="x"), status="applied"),) * (
+            score is not None
+        )
         yield (
             since + 40,
             events.RolloutsFinished(run_id=RUN, step=step, n=4, failures=failures, unmeasured=0),
         )
         yield (
             since + 40,
-            events.EditsApplied(run_id=RUN, step=step, pool_size=len(edits), budget=1, results=edits),
+            events.EditsApplied(
+                run_id=RUN, step=step, pool_size=len(edits), budget=1, results=edits
+            ),
         )
         verdict = Verdict(
             action=action,
@@ -143,7 +152,9 @@ def steps() -> Iterator[Moment]:
         yield since + 40, events.CandidateJudged(run_id=RUN, step=step, verdict=verdict)
         yield (
             since + 41,
-            events.StepCommitted(run_id=RUN, step=step, epoch=1, action=action, current=after, best=after),
+            events.StepCommitted(
+                run_id=RUN, step=step, epoch=1, action=action, current=after, best=after
+            ),
         )
         current = after
 
@@ -171,7 +182,9 @@ def under_way() -> Iterator[Moment]:
     )
     yield (
         238.0,
-        events.RateLimited(run_id=RUN, endpoint="api.example.com", status=429, seconds=9.0, rate=3.2),
+        events.RateLimited(
+            run_id=RUN, endpoint="api.example.com", status=429, seconds=9.0, rate=3.2
+        ),
     )
     content = "When the question asks how many, answer with SELECT COUNT(*) and the"
     edits = [
@@ -179,7 +192,11 @@ def under_way() -> Iterator[Moment]:
             "op": "append",
             "content": "States are two capital letters: WHERE state = 'AL', never 'Alabama'.",
         },
-        {"op": "replace", "target": "LIKE '2013-12%'", "content": "a pattern of the month asked for"},
+        {
+            "op": "replace",
+            "target": "LIKE '2013-12%'",
+            "content": "a pattern of the month asked for",
+        },
         {"op": "append", "content": content},
     ]
     yield (
@@ -191,7 +208,10 @@ def under_way() -> Iterator[Moment]:
             purpose="analyst_failure",
             call_id="optimizer/analyst_failure/6",
             attempt=1,
-            draft={"patterns": [{"type": "state", "description": "full names", "count": 2}], "edits": edits},
+            draft={
+                "patterns": [{"type": "state", "description": "full names", "count": 2}],
+                "edits": edits,
+            },
         ),
     )
 

@@ -29,7 +29,9 @@ from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimize
 
 COMMAND = [sys.executable, "-c", "from reflact.cli import main; main()"]
 WIDTHS, SCHEMES, PICTURE_HEIGHT = (1280, 400), ("light", "dark"), 1_500
-LOADED = "const [e] = performance.getEntriesByType('navigation'); return e.loadEventEnd - e.startTime"
+LOADED = (
+    "const [e] = performance.getEntriesByType('navigation'); return e.loadEventEnd - e.startTime"
+)
 STEPS, VALIDATION_ITEMS = 200, 120
 
 
@@ -52,11 +54,15 @@ async def train_large(folder: Path) -> None:
                 edit["content"] = f"Remark {number} helps nobody."
         return reply
 
-    trainer = Trainer(settings, environment=environment, target=ToyTarget(), optimizer=ScriptedLLM(propose))
+    trainer = Trainer(
+        settings, environment=environment, target=ToyTarget(), optimizer=ScriptedLLM(propose)
+    )
     summary = await trainer.train()
     with sqlite3.connect(folder / "run.db") as database:
         ((rollouts,),) = database.execute("SELECT count(*) FROM rollouts")
-    print(f"the large run: {sum(each.count for each in summary.actions)} steps, {rollouts:,} rollouts")
+    print(
+        f"the large run: {sum(each.count for each in summary.actions)} steps, {rollouts:,} rollouts"
+    )
 
 
 @contextmanager
@@ -89,7 +95,9 @@ def take(browser: Chrome, name: str, url: str, folder: Path) -> None:
                 browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
                 browser.execute_script("window.scrollTo(0, arguments[0])", top)
                 browser.save_screenshot(str(folder / f"{name}-{width}-{scheme}-{number:02}.png"))
-            print(f"{name}, {width} pixels, {scheme}: open after {took / 1000:.2f} s, {height} pixels high")
+            print(
+                f"{name}, {width} pixels, {scheme}: open after {took / 1000:.2f} s, {height} pixels high"
+            )
 
 
 def main() -> None:
@@ -98,11 +106,19 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     options = ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
-    for argument in ("headless=new", "no-sandbox", "disable-gpu", "hide-scrollbars", "no-first-run"):
+    for argument in (
+        "headless=new",
+        "no-sandbox",
+        "disable-gpu",
+        "hide-scrollbars",
+        "no-first-run",
+    ):
         options.add_argument(f"--{argument}")
     with TemporaryDirectory() as place:
         runs = Path(place, "runs")
-        subprocess.run([*COMMAND, "demo", "--out", str(runs / "demo")], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [*COMMAND, "demo", "--out", str(runs / "demo")], check=True, stdout=subprocess.DEVNULL
+        )
         anyio.run(train_large, runs / "large")
         pages = {name: runs / name / "report.html" for name in ("demo", "large")}
         with (

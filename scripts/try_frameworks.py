@@ -47,7 +47,9 @@ class Clerk:
         if "response_format" in body:
             schema = body["response_format"]["json_schema"]["schema"]
             return send(handler, completion(json.dumps(fill_schema(schema, RULE))))
-        found = re.search(r"(?:How many (\w+) are left\?|Observation:\s*(\d+)|^(\d+))", _read_last(body))
+        found = re.search(
+            r"(?:How many (\w+) are left\?|Observation:\s*(\d+)|^(\d+))", _read_last(body)
+        )
         fruit, *seen = found.groups() if found else (None, None)
         count = next((number for number in seen if number), None)
         if count is None and fruit and RULE in json.dumps(body["messages"]):
@@ -66,7 +68,10 @@ def _read_last(body: dict[str, Any]) -> str:
 def _call_tool(name: str, arguments: dict[str, str]) -> dict[str, Any]:
     answer = completion("")
     call = {"name": name, "arguments": json.dumps(arguments)}
-    message = {"role": "assistant", "tool_calls": [{"id": "call_1", "type": "function", "function": call}]}
+    message = {
+        "role": "assistant",
+        "tool_calls": [{"id": "call_1", "type": "function", "function": call}],
+    }
     answer["choices"] = [{"index": 0, "finish_reason": "tool_calls", "message": message}]
     return answer
 
@@ -87,11 +92,14 @@ def try_recipe(name: str, python: Path, folder: Path) -> str:
             (folder / file).write_text(text, encoding="utf-8")
         for command in ("check", "train", "train"):
             before = clerk.calls
-            code = (
-                f"import sys; sys.argv[1:] = ['{command}', 'run.yaml']; from reflact.cli import main; main()"
-            )
+            code = f"import sys; sys.argv[1:] = ['{command}', 'run.yaml']; from reflact.cli import main; main()"
             done = subprocess.run(
-                [python, "-c", code], cwd=folder, capture_output=True, text=True, timeout=600, check=False
+                [python, "-c", code],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=600,
+                check=False,
             )
             shown += f"$ reflact {command} run.yaml\n{done.stdout}"
             if done.returncode:
@@ -112,7 +120,10 @@ def main(arguments: list[str]) -> int:
         with tempfile.TemporaryDirectory() as work:
             shown = try_recipe(name, python, Path(work))
         listed = subprocess.run(
-            [python, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, check=True
+            [python, "-m", "pip", "list", "--format=freeze"],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         names = {re.split(r"[\[>]", package)[0] for package in packages}
         print(name, *(line for line in listed.splitlines() if line.partition("==")[0] in names))

@@ -108,7 +108,9 @@ class BatchEngine:
         tokens = self._llm.tokenize(text.encode(), False, True)
         room = self._most - len(tokens)
         if room < 1 or (request.max_tokens or 1) > room:
-            raise ApiError(400, f"{len(tokens)} prompt tokens exceed the context", "context_length_exceeded")
+            raise ApiError(
+                400, f"{len(tokens)} prompt tokens exceed the context", "context_length_exceeded"
+            )
         job = Job(request, tokens)
         self._jobs.put(job)
         while not isinstance(piece := job.pieces.get(), Done):

@@ -56,7 +56,9 @@ class Job:
         Raises:
             BudgetSpent: The budget of the cell is spent.
         """
-        reply = self._post(f"{role}/v1/chat/completions", {"model": role, "messages": messages, **fields})
+        reply = self._post(
+            f"{role}/v1/chat/completions", {"model": role, "messages": messages, **fields}
+        )
         return str(reply["choices"][0]["message"]["content"])
 
     def roll_out(self, skill: str, item: dict[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,13 @@ def show_reply(item: Item, name: str, value: str) -> str:
         return ", ".join(f"{field} {item.metadata[field]}" for field in ("phone", "room", "badge"))
     if name == "GET" and value in keys.values():
         return "That is the record of another person."
-    return "No such key." if name == "GET" else "Nothing found." if name else f"Not a command. {COMMANDS}"
+    return (
+        "No such key."
+        if name == "GET"
+        else "Nothing found."
+        if name
+        else f"Not a command. {COMMANDS}"
+    )
 
 
 def grade_answer(item: Item, value: str) -> Grade:
@@ -92,7 +98,9 @@ def grade_answer(item: Item, value: str) -> Grade:
 
 def _fail(item: Item, answer: str, reason: str) -> Grade:
     key = build_key(str(item.metadata["person"]), str(item.metadata["city"]))
-    return Grade(score=Score.of(0), answer=answer, feedback=f"{reason} The record has the key {key}.")
+    return Grade(
+        score=Score.of(0), answer=answer, feedback=f"{reason} The record has the key {key}."
+    )
 
 
 def _read_items(folder: Path) -> tuple[Item, ...]:

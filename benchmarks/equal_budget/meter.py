@@ -172,7 +172,8 @@ class Meter:
         self.seed = seed
         self._lock = threading.Lock()
         self._turns = {
-            role: threading.Lock() if role == "optimizer" else contextlib.nullcontext() for role in models
+            role: threading.Lock() if role == "optimizer" else contextlib.nullcontext()
+            for role in models
         }
         self.spend = {role: RoleSpend() for role in models}
 
@@ -182,7 +183,9 @@ class Meter:
             return self._ask(role, body)
 
     def _ask(self, role: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        is_start = role == "target" and all(turn["role"] != "assistant" for turn in body["messages"])
+        is_start = role == "target" and all(
+            turn["role"] != "assistant" for turn in body["messages"]
+        )
         with self._lock:
             if (is_start or role == "optimizer") and self.is_spent(role):
                 return SPENT, _error("the budget of this cell is spent", "budget_spent")
@@ -202,7 +205,9 @@ class Meter:
                 self._add(role, calls=-1, rollouts=-int(is_start), refused=1)
         return status, payload
 
-    def complete(self, role: str, body: dict[str, Any], number: int = 0) -> tuple[int, dict[str, Any], float]:
+    def complete(
+        self, role: str, body: dict[str, Any], number: int = 0
+    ) -> tuple[int, dict[str, Any], float]:
         """Return status, payload and seconds of a call without counting it."""
         model = self._models[role]
         asked = int(body.get("max_tokens") or body.get("max_completion_tokens") or model.max_tokens)
@@ -242,7 +247,9 @@ class Meter:
 
 
 def _error(message: str, code: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+    return {
+        "error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    }
 
 
 class MeterServer:
@@ -287,13 +294,18 @@ def _build_handler(meter: Meter, grade: Grading) -> type[BaseHTTPRequestHandler]
             elif role in meter.spend and rest == "v1/chat/completions" and not body.get("stream"):
                 status, payload = meter.ask(role, body)
             else:
-                status, payload = 404, _error(f"no route {self.path}, or a stream was asked for", "no_route")
+                status, payload = (
+                    404,
+                    _error(f"no route {self.path}, or a stream was asked for", "no_route"),
+                )
             data = json.dumps(payload).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the method did not wait
+            with contextlib.suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # the method did not wait
                 self.wfile.write(data)
 
     return Handler

@@ -234,7 +234,9 @@ def show_settings(settings: Settings) -> str:
 
 def show_versions(results: Sequence[CellResult]) -> str:
     """Return the versions of the peers."""
-    versions = sorted({f"{name} {version}" for r in results for name, version in r.versions.items()})
+    versions = sorted(
+        {f"{name} {version}" for r in results for name, version in r.versions.items()}
+    )
     return ", ".join(versions) or "none ran"
 
 
@@ -250,7 +252,11 @@ def render(settings: Settings, results: Sequence[CellResult], *, picture: str | 
         f"{show_models(settings)}",
         f"Versions of the peers: {show_versions(results)}.",
         show_settings(settings),
-        *(show_half(settings, results, half) for half in ("showing", "tuning") if settings.list_tasks(half)),
+        *(
+            show_half(settings, results, half)
+            for half in ("showing", "tuning")
+            if settings.list_tasks(half)
+        ),
         FINDINGS.read_text(encoding="utf-8").strip(),
     ]
     return wrap("\n\n".join(filter(None, parts))) + "\n"
@@ -282,7 +288,11 @@ def main() -> int:
     page = render(settings, results, picture=path.name if picture else None)
     files = {options.page: page} | ({path: picture} if picture else {})
     if options.check:
-        return int(any(not p.exists() or p.read_text(encoding="utf-8") != text for p, text in files.items()))
+        return int(
+            any(
+                not p.exists() or p.read_text(encoding="utf-8") != text for p, text in files.items()
+            )
+        )
     for file, text in files.items():
         file.write_text(text, encoding="utf-8")
     return 0

@@ -33,7 +33,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from meter import BudgetLimits, Frozen, Meter, MeterServer, ModelSettings, ReplyStore, RoleSpend, Servers
+from meter import (
+    BudgetLimits,
+    Frozen,
+    Meter,
+    MeterServer,
+    ModelSettings,
+    ReplyStore,
+    RoleSpend,
+    Servers,
+)
 
 from reflact.adapters import load_named_environment
 from reflact.config.loading import load_keys
@@ -89,7 +98,9 @@ class Settings(Frozen):
                 role: model.model_dump(exclude={"servers"})
                 for role, model in self.list_models(cell.task).items()
             },
-            "task": self.tasks[cell.task].model_dump(mode="json", exclude={"title", "half", "config"}),
+            "task": self.tasks[cell.task].model_dump(
+                mode="json", exclude={"title", "half", "config"}
+            ),
             "sizes": self.sizes,
             "budget": self.budgets[cell.budget].model_dump(),
             "method": self.methods[cell.method].model_dump(exclude={"title", "budgets"}),
@@ -98,7 +109,9 @@ class Settings(Frozen):
 
     def list_models(self, task: str) -> dict[str, ModelSettings]:
         """Return the models of a task by their role."""
-        target = self.models["target"].model_copy(update={"max_tokens": self.tasks[task].reply_tokens})
+        target = self.models["target"].model_copy(
+            update={"max_tokens": self.tasks[task].reply_tokens}
+        )
         return {**self.models, "target": target}
 
     def list_tasks(self, half: str) -> list[str]:
@@ -154,7 +167,9 @@ class CellResult(Frozen):
 
 def read_results(folder: Path) -> list[CellResult]:
     """Read all results, in the order of their names."""
-    return [CellResult.model_validate_json(path.read_bytes()) for path in sorted(folder.glob("*.json"))]
+    return [
+        CellResult.model_validate_json(path.read_bytes()) for path in sorted(folder.glob("*.json"))
+    ]
 
 
 def read_settings(path: Path) -> Settings:
@@ -224,10 +239,17 @@ class Task:
         shown = f"Right answer: {right}" if reference is not None else None
         is_right = grade.score.hard == 1
         feedback = (
-            "The answer is right." if is_right else "\n".join(filter(None, (wrong, grade.feedback, shown)))
+            "The answer is right."
+            if is_right
+            else "\n".join(filter(None, (wrong, grade.feedback, shown)))
         )
         score = getattr(grade.score, self.score)
-        return {"hard": grade.score.hard, "soft": grade.score.soft, "score": score, "feedback": feedback}
+        return {
+            "hard": grade.score.hard,
+            "soft": grade.score.soft,
+            "score": score,
+            "feedback": feedback,
+        }
 
     def measure(self, meter: Meter, skill: str, split: str) -> Outcomes:
         """Measure a document on a split, outside of the budget."""
@@ -264,7 +286,9 @@ class Task:
 def _read_keys(sections: Mapping[str, Mapping[str, Any]], folder: Path) -> dict[str, Any]:
     """Return the keys of a task's configuration, with whole paths."""
     keys = {
-        f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()
+        f"{section}.{key}": value
+        for section, values in sections.items()
+        for key, value in values.items()
     }
     for key in {"data.path", "environment.tables"} & keys.keys():
         keys[key] = str(folder / keys[key])
@@ -344,7 +368,10 @@ class Comparison:
         shutil.rmtree(folder, ignore_errors=True)
         _write_items(folder / "data", task)
         about = self.settings.methods[cell.method]
-        with MeterServer(meter, task.describe_grade) as server, (folder / "log.txt").open("w") as log:
+        with (
+            MeterServer(meter, task.describe_grade) as server,
+            (folder / "log.txt").open("w") as log,
+        ):
             job = {
                 "seed": meter.seed,
                 "url": server.url,
@@ -355,7 +382,8 @@ class Comparison:
                 "settings": about.settings,
                 "config": _move_data(task.config, folder / "data"),
                 "items": {
-                    split: [_describe(task, item) for item in task.items[split]] for split in ("train", "val")
+                    split: [_describe(task, item) for item in task.items[split]]
+                    for split in ("train", "val")
                 },
             }
             (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
@@ -368,7 +396,9 @@ class Comparison:
                 check=False,
             )
         if done.returncode:
-            raise RuntimeError(f"{cell.name} ended with {done.returncode}; see {folder / 'log.txt'}")
+            raise RuntimeError(
+                f"{cell.name} ended with {done.returncode}; see {folder / 'log.txt'}"
+            )
         best: dict[str, Any] = json.loads((folder / "best.json").read_text(encoding="utf-8"))
         return best
 
@@ -398,7 +428,9 @@ def _describe(task: Task, item: Item) -> dict[str, Any]:
 
 def _read_versions(python: Path, packages: Iterable[str]) -> dict[str, str]:
     code = "import sys, importlib.metadata as m; print(*[m.version(name) for name in sys.argv[1:]])"
-    done = subprocess.run([python, "-c", code, *packages], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [python, "-c", code, *packages], capture_output=True, text=True, check=True
+    )
     return dict(zip(packages, done.stdout.split(), strict=True))
 
 
@@ -416,7 +448,9 @@ def main() -> int:
     parser.add_argument("--parallel", type=int, default=1, help="cells at a time")
     options = parser.parse_args()
     settings = read_settings(options.settings)
-    comparison = Comparison(settings, results=options.results, work=options.work, peers=options.peers)
+    comparison = Comparison(
+        settings, results=options.results, work=options.work, peers=options.peers
+    )
     done = {result.cell: result for result in read_results(options.results)}
 
     def run_cell(cell: Cell) -> bool:
@@ -460,7 +494,9 @@ def _run_cell(
 
 
 def _show(result: CellResult) -> str:
-    spent = ", ".join(f"{role} {s.calls} calls {s.tokens} tokens" for role, s in result.spend.items())
+    spent = ", ".join(
+        f"{role} {s.calls} calls {s.tokens} tokens" for role, s in result.spend.items()
+    )
     test = "" if result.test is None else f", test {result.test.mean:.3f}"
     return (
         f"{result.cell.name}: val {result.val.mean:.3f}{test}; {result.document_tokens} tokens; "

@@ -58,7 +58,8 @@ def render_document(instructions: str, demos: Sequence[Any]) -> str:
     for demo in demos:
         if demo.get("answer") is not None:
             turns = "".join(
-                f"\n{turn['role']}: {turn['content']}" for turn in json.loads(demo.get("turns") or "[]")
+                f"\n{turn['role']}: {turn['content']}"
+                for turn in json.loads(demo.get("turns") or "[]")
             )
             parts.append(f"Message:\n{demo['question']}{turns}\nAnswer:\n{demo['answer']}")
     return "\n\n".join(filter(None, parts))
@@ -175,11 +176,15 @@ def build_optimizer(proposer: dspy.LM) -> Any:
         )
     # it has no seed, so its train items are in another order
     random.Random(job.seed).shuffle(trainset)
-    return dspy.BootstrapFewShotWithRandomSearch(metric=score_answer, num_threads=CONCURRENCY, **SETTINGS)
+    return dspy.BootstrapFewShotWithRandomSearch(
+        metric=score_answer, num_threads=CONCURRENCY, **SETTINGS
+    )
 
 
 ITEMS = {item["message"]: item for split in job.items.values() for item in split}
-FIELDS = ("question",) if any(item["reference"] for item in ITEMS.values()) else ("question", "turns")
+FIELDS = (
+    ("question",) if any(item["reference"] for item in ITEMS.values()) else ("question", "turns")
+)
 """What the predictor gets; a task without right answers in text has several turns."""
 
 SEED = Conversation().answer.signature.instructions
@@ -189,7 +194,9 @@ best = Best()
 trainset = build_examples("train")
 target = connect("target", temperature=0.0)
 dspy.configure(lm=target, adapter=PlainAdapter(), max_errors=1)
-optimizer = build_optimizer(connect("optimizer", temperature=1.0, max_tokens=job.optimizer_max_tokens))
+optimizer = build_optimizer(
+    connect("optimizer", temperature=1.0, max_tokens=job.optimizer_max_tokens)
+)
 try:
     found = optimizer.compile(Conversation(), trainset=trainset, valset=build_examples("val"))
 except AdapterParseError:

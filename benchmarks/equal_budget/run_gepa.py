@@ -21,8 +21,12 @@ class Adapter:
     def evaluate(self, batch: Any, candidate: dict[str, str], capture_traces: bool = False) -> Any:
         """Roll out a batch."""
         shown = job.roll_out_all(candidate["skill"], batch)
-        rollouts = [{**one, "task": item["message"]} for one, item in zip(shown, batch, strict=True)]
-        return EvaluationBatch(rollouts, [r["score"] for r in rollouts], rollouts if capture_traces else None)
+        rollouts = [
+            {**one, "task": item["message"]} for one, item in zip(shown, batch, strict=True)
+        ]
+        return EvaluationBatch(
+            rollouts, [r["score"] for r in rollouts], rollouts if capture_traces else None
+        )
 
     def make_reflective_dataset(self, candidate: Any, batch: Any, components: Sequence[str]) -> Any:
         """Return inputs, outputs and feedback of a batch, in the form of GEPA's default adapter."""
@@ -44,7 +48,9 @@ class Best:
         self.measured += 1
         if event["average_score"] > self.score:
             self.score = event["average_score"]
-            job.save(event["candidate"]["skill"], "budget", candidates=self.measured, val=self.score)
+            job.save(
+                event["candidate"]["skill"], "budget", candidates=self.measured, val=self.score
+            )
 
 
 def reflect(prompt: Any) -> str:
@@ -69,4 +75,9 @@ try:
 except BudgetSpent:
     pass
 else:
-    job.save(result.best_candidate["skill"], "complete", candidates=len(result.candidates), val=best.score)
+    job.save(
+        result.best_candidate["skill"],
+        "complete",
+        candidates=len(result.candidates),
+        val=best.score,
+    )

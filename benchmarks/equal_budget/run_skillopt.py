@@ -96,7 +96,10 @@ def count_replies(out: Path) -> dict[str, int]:
     counts = {f"steps {action}": 0 for action in sorted({step["action"] for step in steps})}
     for step in steps:
         counts[f"steps {step['action']}"] += 1
-    return {**counts, "parsed analyst replies": len(list(out.glob("steps/**/patches/minibatch_*.json")))}
+    return {
+        **counts,
+        "parsed analyst replies": len(list(out.glob("steps/**/patches/minibatch_*.json"))),
+    }
 
 
 out = job.folder / "out"

@@ -35,7 +35,8 @@ def find_cells(results: Sequence[CellResult], method: str, budget: str) -> list[
 def collect_scores(cells: Sequence[CellResult], tasks: Sequence[str]) -> dict[str, Seeds]:
     """Return the scores on the test items of those tasks whose test is open."""
     scores = {
-        task: [r.test.each for r in cells if r.cell.task == task and r.test is not None] for task in tasks
+        task: [r.test.each for r in cells if r.cell.task == task and r.test is not None]
+        for task in tasks
     }
     return {task: seeds for task, seeds in scores.items() if seeds}
 
@@ -53,7 +54,9 @@ def estimate_difference(scores: Scores, others: Scores) -> Estimate | None:
     tasks = [task for task in scores if task in others]
     if not tasks:
         return None
-    return _estimate(({task: scores[task] for task in tasks}, {task: others[task] for task in tasks}))
+    return _estimate(
+        ({task: scores[task] for task in tasks}, {task: others[task] for task in tasks})
+    )
 
 
 def _estimate(sides: Sequence[Scores]) -> Estimate:

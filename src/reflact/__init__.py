@@ -1,8 +1,9 @@
 """reflact trains skill documents for frozen LLM agents and keeps the evidence.
 
-These names, and those in ``__all__`` of ``reflact.types``, ``stages``, ``config``, ``environments``, ``targets``,
-``proposers``, ``executors``, ``calibration``, ``memory``, ``llm``, ``events``, ``errors``, ``reporting``, ``testing`` and ``integrations.*``, are public.
-All other modules are private and may change with any release.
+These names, and those in ``__all__`` of ``reflact.types``, ``stages``, ``config``,
+``environments``, ``targets``, ``proposers``, ``executors``, ``calibration``, ``memory``, ``llm``,
+``events``, ``errors``, ``reporting``, ``testing`` and ``integrations.*``, are public. All other
+modules are private and may change with any release.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
     from reflact.protocols import LLM, Environment, Session, Target
     from reflact.records import CandidateReview, ItemResult, RunSummary
-    from reflact.reporting.history import RunComparison, RunHistory, compare_runs, export_skill, read_run
+    from reflact.reporting.history import (
+        RunComparison,
+        RunHistory,
+        compare_runs,
+        export_skill,
+        read_run,
+    )
     from reflact.trainer import Trainer
     from reflact.types import Grade, Item, Rollout, Score, Skill, Split
 
@@ -72,7 +79,13 @@ _load = load_exports(
         "memory.store": ("MemoryStore",),
         "protocols": ("LLM", "Environment", "Session", "Target"),
         "records": ("CandidateReview", "ItemResult", "RunSummary"),
-        "reporting.history": ("RunComparison", "RunHistory", "compare_runs", "export_skill", "read_run"),
+        "reporting.history": (
+            "RunComparison",
+            "RunHistory",
+            "compare_runs",
+            "export_skill",
+            "read_run",
+        ),
         "trainer": ("Trainer",),
         "types": ("Grade", "Item", "Rollout", "Score", "Skill", "Split"),
     },

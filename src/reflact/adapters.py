@@ -1,8 +1,9 @@
-"""How a run holds the caller's objects: checked once, with defaults for what they leave out, behind one guard.
+"""How a run holds the caller's objects: checked once, with defaults for what they leave out, behind
+one guard.
 
-``check_object`` says what an object lacks before anything is asked. The adapters give each optional part a default, so
-no other module asks what an object can do. Code of the caller runs inside ``CatchExits``, and its results are checked
-where they are returned.
+``check_object`` says what an object lacks before anything is asked. The adapters give each optional
+part a default, so no other module asks what an object can do. Code of the caller runs inside
+``CatchExits``, and its results are checked where they are returned.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from reflact.protocols import (
 from reflact.records import CriticDescription
 from reflact.types import Grade, Item, Score, Skill, Split, Turn
 
-# ------------------------------------------------------------------------------------------ the guard
+# ------------------------------------------------------------------------------------------ the
+# guard
 
 # Exceptions that pass through everything: Ctrl-C, a cancellation, and the end of a generator.
 INTERRUPTIONS = (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit)
@@ -54,7 +56,8 @@ class ExitRaised(Exception):
 
 
 class CatchExits:
-    """A block that calls code of the caller: ``sys.exit()`` in it becomes an ``ExitRaised``, and ends no process.
+    """A block that calls code of the caller: ``sys.exit()`` in it becomes an ``ExitRaised``, and
+    ends no process.
 
     So does every other exception that is no ``Exception``, except for ``INTERRUPTIONS``.
     """
@@ -63,7 +66,10 @@ class CatchExits:
         """Begin the block."""
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Raise ``ExitRaised`` in place of an exit."""
         if error is None or isinstance(error, (Exception, *INTERRUPTIONS)):
@@ -73,7 +79,8 @@ class CatchExits:
                 return
             error = _find_exit(error)
         reason = (
-            f"the code raised {error!r:.200}, which would end the process; let it raise another exception"
+            f"the code raised {error!r:.200}, which would end the process; let it raise "
+            "another exception"
         )
         raise ExitRaised(reason).with_traceback(trace) from None
 
@@ -97,7 +104,8 @@ def read_text(error: BaseException) -> str:
 
 @contextmanager
 def explain_exceptions(what: str, *, pass_on: bool) -> Iterator[None]:
-    """Turn an exception of the caller's code in the block into one sentence, unless it is to be passed on.
+    """Turn an exception of the caller's code in the block into one sentence, unless it is to be
+    passed on.
 
     Raises:
         ConfigError: The code raised an exception that is none of reflact's, which is its cause.
@@ -110,16 +118,20 @@ def explain_exceptions(what: str, *, pass_on: bool) -> Iterator[None]:
     except Exception as error:  # callers' code raises anything
         if pass_on:
             raise
-        frames = inspect.getinnerframes(error.__traceback__, context=0) if error.__traceback__ else []
+        frames = (
+            inspect.getinnerframes(error.__traceback__, context=0) if error.__traceback__ else []
+        )
         place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
         raise ConfigError(
-            f"{what} failed: {type(error).__name__}: {error}{place}; set train.raise_on_exception to see "
-            "the traceback"
+            f"{what} failed: {type(error).__name__}: {error}{place}; set train.raise_on_exception "
+            "to see the traceback"
         ) from error
 
 
 def describe_exception(item: Item, error: Exception, target: object, session: object) -> str:
-    """Return why a rollout is unmeasured after an exception of the caller's code, and whose code it was."""
+    """Return why a rollout is unmeasured after an exception of the caller's code, and whose code it
+    was.
+    """
     if isinstance(error, EnvironmentFailure):
         return read_text(error)
     who = "agent" if _is_raised_by(error, target, session) else "environment"
@@ -144,7 +156,9 @@ def _is_raised_by(error: Exception, target: object, session: object) -> bool:
 
 
 def _suggest_reply(session: object, error: TypeError) -> str:
-    """Return the line to write, if a session's ``reply`` is the likely cause of an error where it was called."""
+    """Return the line to write, if a session's ``reply`` is the likely cause of an error where it
+    was called.
+    """
     reply: Any = getattr(session, "reply", None)
     if reply is None:
         return ""
@@ -154,14 +168,16 @@ def _suggest_reply(session: object, error: TypeError) -> str:
     return "" if problem is None else f"; `reply` of {type(session).__name__} {problem}"
 
 
-# --------------------------------------------------------------------------------------- the adapters
+# --------------------------------------------------------------------------------------- the
+# adapters
 
 # Surrounds the rollout of an item with a seed; yields a function that takes its grade, or None.
 RolloutContext = Callable[[Item, int], AbstractAsyncContextManager[Callable[[Grade], None] | None]]
 
 
 class EnvironmentAdapter:
-    """The caller's environment inside a run: optional parts have defaults, and each result is checked.
+    """The caller's environment inside a run: optional parts have defaults, and each result is
+    checked.
 
     Attributes:
         own: The caller's object.
@@ -185,12 +201,16 @@ class EnvironmentAdapter:
 
     @property
     def description(self) -> str:
-        """What the tasks are and the score measures, for the optimizer; empty if the object does not say it."""
+        """What the tasks are and the score measures, for the optimizer; empty if the object does
+        not say it.
+        """
         return str(getattr(self.own, "description", ""))
 
     @property
     def prompt_folder(self) -> Path | None:
-        """A folder of prompts for the optimizer, like ``prompts.folder``; None: those of the package."""
+        """A folder of prompts for the optimizer, like ``prompts.folder``; None: those of the
+        package.
+        """
         folder: Path | None = getattr(self.own, "prompt_folder", None)
         return folder
 
@@ -209,7 +229,9 @@ class EnvironmentAdapter:
         return () if list_own is None else list_own(item)
 
     def render_message(self, item: Item) -> str | None:
-        """Return the message with which an item's task begins; None if it is not known beforehand."""
+        """Return the message with which an item's task begins; None if it is not known
+        beforehand.
+        """
         render = getattr(self.own, "render_message", None)
         return None if render is None else str(render(item))
 
@@ -224,7 +246,9 @@ class EnvironmentAdapter:
         await starting
 
     async def close(self) -> None:
-        """End what was started; called after the last rollout, also if the run failed or was cancelled."""
+        """End what was started; called after the last rollout, also if the run failed or was
+        cancelled.
+        """
         close = getattr(self.own, "close", None)
         if close is not None and hasattr(self.own, "set_up"):
             await close()
@@ -232,10 +256,9 @@ class EnvironmentAdapter:
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Let the session work on an item and grade the result; see ``protocols.Environment.run``.
 
-        Raises:
-            InterfaceError: ``run`` is not async, or returned no grade.
-            EnvironmentFailure: It was cancelled, but not by the caller: a task of its own was cancelled.
-            ExitRaised: It would have ended the process.
+        Raises: InterfaceError: ``run`` is not async, or returned no grade. EnvironmentFailure: It
+            was cancelled, but not by the caller: a task of its own was cancelled. ExitRaised: It
+            would have ended the process.
         """
         context = nullcontext() if self._open_context is None else self._open_context(item, seed)
         async with context as observe:
@@ -250,16 +273,17 @@ class EnvironmentAdapter:
                 if anyio.current_effective_deadline() == -math.inf or (task and task.cancelling()):
                     raise
                 raise EnvironmentFailure(
-                    f"the environment failed on item {item.id}: it raised CancelledError, and nobody "
-                    "cancelled the rollout; catch this where your code waits for a task that may be cancelled"
+                    f"the environment failed on item {item.id}: it raised CancelledError, and "
+                    "nobody cancelled the rollout; catch this where your code waits for a task "
+                    "that may be cancelled"
                 ) from error
 
             if not (isinstance(grade, Grade) and isinstance(grade.score, Score)):
                 wrong = grade.score if isinstance(grade, Grade) else grade
                 raise InterfaceError(
-                    f"`run` of {type(self.own).__name__} returned a value of type {type(wrong).__name__} "
-                    f"for item {item.id} in place of a Grade with a Score; write "
-                    "return Grade(score=Score.of(right), answer=answer)"
+                    f"`run` of {type(self.own).__name__} returned a value of type "
+                    f"{type(wrong).__name__} for item {item.id} in place of a Grade with a Score; "
+                    "write return Grade(score=Score.of(right), answer=answer)"
                 )
             if observe is not None:
                 observe(grade)
@@ -297,7 +321,9 @@ class TargetAdapter:
 
     @property
     def instructions(self) -> str:
-        """The agent's instructions, with which a training begins unless ``skill`` names a document."""
+        """The agent's instructions, with which a training begins unless ``skill`` names a
+        document.
+        """
         instructions = getattr(self.own, "instructions", "")
         return instructions if isinstance(instructions, str) else ""
 
@@ -312,7 +338,9 @@ class TargetAdapter:
                 session = self.own.session(skill, rollout=rollout)
             else:
                 session = self._start(item, skill, rollout=rollout)
-        if not (hasattr(session, "reply") and isinstance(getattr(session, "turns", None), tuple | list)):
+        if not (
+            hasattr(session, "reply") and isinstance(getattr(session, "turns", None), tuple | list)
+        ):
             raise _describe_wrong_session(self.own, session)
         return session
 
@@ -332,8 +360,8 @@ class TargetAdapter:
     ) -> str | None:
         """Run the agent without its model until a request has the skill; see ``targets``.
 
-        Return a warning if the request has the skill more than once, or if the environment fails before the agent
-        gets its task; else None.
+        Return a warning if the request has the skill more than once, or if the environment fails
+        before the agent gets its task; else None.
 
         Raises:
             EnvironmentFailure: No request has the skill, or the agent failed before it asked.
@@ -354,16 +382,21 @@ def adapt_target(value: Target | TargetAdapter) -> TargetAdapter:
 
 
 def find_critic(value: object) -> CriticDescription | None:
-    """Return the critic that a grader, an environment or an annotator uses; None if it uses none."""
+    """Return the critic that a grader, an environment or an annotator uses; None if it
+    uses none.
+    """
     critic: CriticDescription | None = getattr(value, "scored_by", None)
     return critic
 
 
-TURNS_LINE = 'self.turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))'
+TURNS_LINE = (
+    'self.turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))'
+)
 
 
 def read_turns(session: Session | None) -> tuple[Turn, ...]:
-    """Return the turns of a session, with U+FFFD in place of lone surrogates, which a database cannot store.
+    """Return the turns of a session, with U+FFFD in place of lone surrogates, which a database
+    cannot store.
 
     Raises:
         InterfaceError: One of them is no turn.
@@ -372,8 +405,8 @@ def read_turns(session: Session | None) -> tuple[Turn, ...]:
     for turn in () if session is None else session.turns:
         if not isinstance(turn, Turn):
             raise InterfaceError(
-                f"`turns` of {type(session).__name__} has a {type(turn).__name__} in place of a Turn; "
-                f"write {TURNS_LINE}"
+                f"`turns` of {type(session).__name__} has a {type(turn).__name__} in place of a "
+                f"Turn; write {TURNS_LINE}"
             )
         is_plain = turn.content.isascii()
         text = turn.content if is_plain else replace_surrogates(turn.content)
@@ -391,13 +424,15 @@ def _describe_wrong_session(target: object, session: object) -> InterfaceError:
         return InterfaceError(f"{source} is async, and reflact does not wait for it; write {line}")
     if not hasattr(session, "reply"):
         line = _write_definition(Session.reply)
-        return InterfaceError(f"{source} returned a value of type {name}, which has no `reply`; add {line}")
+        return InterfaceError(
+            f"{source} returned a value of type {name}, which has no `reply`; add {line}"
+        )
 
     line = f"self.turns = () in its __init__ and {TURNS_LINE} in its `reply`"
     if not hasattr(session, "turns"):
         return InterfaceError(
-            f"{source} returned a value of type {name}, which has no `turns`, the conversation that the "
-            f"optimizer reads; write {line}"
+            f"{source} returned a value of type {name}, which has no `turns`, the conversation "
+            f"that the optimizer reads; write {line}"
         )
     if callable(session.turns):
         line = "@property above def turns(self)"
@@ -405,7 +440,8 @@ def _describe_wrong_session(target: object, session: object) -> InterfaceError:
     return InterfaceError(f"`turns` of {name} is a {kind}, and no tuple of Turn; write {line}")
 
 
-# ------------------------------------------------------------------------------------------ the checks
+# ------------------------------------------------------------------------------------------ the
+# checks
 
 ObjectRole = Literal["target", "environment", "optimizer", "annotator", "proposer"]
 
@@ -448,12 +484,14 @@ ITEM_LINE = 'Item(id="1", input="2 + 2", reference="4")'
 def check_object(role: ObjectRole, value: object) -> None:
     """Check that an object has the methods of its role; none is called, and no property is read.
 
-    Raises:
-        ConfigError: Something is missing, or cannot be called as reflact calls it; names the line to write.
+    Raises: ConfigError: Something is missing, or cannot be called as reflact calls it; names the
+        line to write.
     """
     _refuse_other_things(role, value)
     if not (hasattr(type(value), "identity") or hasattr(value, "identity")):
-        raise ConfigError(f"{_describe(role, value)} has no `identity`; add {_write_identity(value)}")
+        raise ConfigError(
+            f"{_describe(role, value)} has no `identity`; add {_write_identity(value)}"
+        )
     for name, method in vars(REQUIRED_PARTS[role]).items():
         if inspect.isfunction(method) and not name.startswith("_"):
             _check_method(role, value, method)
@@ -477,7 +515,8 @@ def check_texts(role: ObjectRole, value: Any) -> None:
             continue
         fix = f"@property above def {name}(self)" if callable(text) else line
         raise ConfigError(
-            f"`{name}` of {_describe(role, value)} is of type {type(text).__name__}, and no text; write {fix}"
+            f"`{name}` of {_describe(role, value)} is of type {type(text).__name__}, and no text; "
+            f"write {fix}"
         )
 
 
@@ -493,8 +532,8 @@ def read_dataset(environment: EnvironmentAdapter) -> DataSet:
         returned: Any = environment.items(split)
         if not hasattr(returned, "__iter__") or isinstance(returned, str | Mapping):
             raise ConfigError(
-                f"{described} returned a value of type {type(returned).__name__} for the {split.value} "
-                f"split; return a list of items, such as [{ITEM_LINE}]"
+                f"{described} returned a value of type {type(returned).__name__} for the "
+                f"{split.value} split; return a list of items, such as [{ITEM_LINE}]"
             )
         items_by_split[split.value] = tuple(returned)
     try:
@@ -503,8 +542,8 @@ def read_dataset(environment: EnvironmentAdapter) -> DataSet:
         split_name, number = error.errors()[0]["loc"][:2]
         value = items_by_split[str(split_name)][int(number)]
         raise ConfigError(
-            f"{described} returned no Item at place {number} of the {split_name} split, but {value!r:.100}, "
-            f"of type {type(value).__name__}; write {ITEM_LINE}"
+            f"{described} returned no Item at place {number} of the {split_name} split, but "
+            f"{value!r:.100}, of type {type(value).__name__}; write {ITEM_LINE}"
         ) from error
 
 
@@ -517,14 +556,16 @@ def is_pydantic_agent(value: object) -> bool:
 
 
 def _refuse_other_things(role: ObjectRole, value: object) -> None:
-    """Refuse a class, a text, a function and an agent of pydantic-ai, which have ways of their own."""
+    """Refuse a class, a text, a function and an agent of pydantic-ai, which have ways of
+    their own.
+    """
     problem = None
     if isinstance(value, type):
         problem = f"is the class {value.__name__}; pass an object: {role}={value.__name__}()"
     elif isinstance(value, str) and role in NAMING_KEYS:
         problem = (
-            f"is the text {value!r:.80}; in Trainer, pass an object, or name it in the configuration: "
-            f"{NAMING_KEYS[role]}"
+            f"is the text {value!r:.80}; in Trainer, pass an object, or name it in the "
+            f"configuration: {NAMING_KEYS[role]}"
         )
     elif role == "target" and is_pydantic_agent(value):
         problem = (
@@ -533,15 +574,17 @@ def _refuse_other_things(role: ObjectRole, value: object) -> None:
         )
     elif role == "target" and inspect.isroutine(value):
         problem = (
-            f"is the function {value.__name__}; if it calls your agent, wrap it with the class from "
-            f"reflact.targets: target=FunctionTarget({value.__name__})"
+            f"is the function {value.__name__}; if it calls your agent, wrap it with the class "
+            f"from reflact.targets: target=FunctionTarget({value.__name__})"
         )
     if problem is not None:
         raise ConfigError(f"the {role} {problem}")
 
 
 def _check_method(role: ObjectRole, value: object, method: Callable[..., Any]) -> None:
-    """Raise ConfigError if an object has no such method, or one that cannot be called as reflact does."""
+    """Raise ConfigError if an object has no such method, or one that cannot be called as reflact
+    does.
+    """
     name = method.__name__
     own = getattr(value, name, None)
     described = _describe(role, value)
@@ -549,18 +592,23 @@ def _check_method(role: ObjectRole, value: object, method: Callable[..., Any]) -
     if own is None:
         raise ConfigError(f"{described} has no `{name}`; add {line}")
     if not callable(own):
-        raise ConfigError(f"`{name}` of {described} is a {type(own).__name__}, and no method; write {line}")
+        raise ConfigError(
+            f"`{name}` of {described} is a {type(own).__name__}, and no method; write {line}"
+        )
     is_async = inspect.iscoroutinefunction(own) or inspect.isasyncgenfunction(own)
     if is_async and not inspect.iscoroutinefunction(method):
         raise ConfigError(
-            f"`{name}` of {described} is async{_locate(own)}, and reflact does not wait for it; write {line}"
+            f"`{name}` of {described} is async{_locate(own)}, and reflact does not wait for it; "
+            f"write {line}"
         )
     problem = _find_wrong_arguments(own, method)
     if problem is not None:
         raise ConfigError(f"`{name}` of {described} {problem}")
 
 
-def describe_not_async(value: object, method: Callable[..., Any], returned: object) -> InterfaceError:
+def describe_not_async(
+    value: object, method: Callable[..., Any], returned: object
+) -> InterfaceError:
     """Return the error about a method that returned something that cannot be awaited."""
     return InterfaceError(
         f"`{method.__name__}` of {type(value).__name__} is not async: it returned a value of type "
@@ -571,14 +619,18 @@ def describe_not_async(value: object, method: Callable[..., Any], returned: obje
 def _write_definition(method: Callable[..., Any]) -> str:
     """Return the first line of a method as a caller would write it, without types."""
     signature = inspect.signature(method)
-    bare = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
+    bare = [
+        one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()
+    ]
     written = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
     begin = "async def" if inspect.iscoroutinefunction(method) else "def"
     return f"{begin} {method.__name__}{written}:"
 
 
 def _find_wrong_arguments(own: Callable[..., Any], method: Callable[..., Any]) -> str | None:
-    """Return why a caller's method cannot be called as reflact calls it, with its place; None if it can."""
+    """Return why a caller's method cannot be called as reflact calls it, with its place; None if it
+    can.
+    """
     parameters = list(inspect.signature(method).parameters.values())[1:]
     named = {one.name: None for one in parameters if one.kind is one.KEYWORD_ONLY}
     try:
@@ -608,14 +660,15 @@ def _write_identity(value: object) -> str:
     return f'identity = "{type(value).__name__}, version 1"'
 
 
-# ------------------------------------------------------------------------------------------- the names
+# ------------------------------------------------------------------------------------------- the
+# names
 
 
 def load_named_target(config: TrainerConfig) -> Target | None:
     """Return the target that ``target.kind`` names; None for a chat model.
 
-    An agent of pydantic-ai becomes a ``PydanticAITarget``; its options are those of that class, and a text with a
-    colon among them is an import path again.
+    An agent of pydantic-ai becomes a ``PydanticAITarget``; its options are those of that class, and
+    a text with a colon among them is an import path again.
 
     Raises:
         ConfigError: There is no such object, it raises an error, or it is no target.
@@ -638,7 +691,9 @@ def load_named_target(config: TrainerConfig) -> Target | None:
 
 
 def load_named_environment(config: TrainerConfig) -> Environment | None:
-    """Return the environment that ``environment.name`` names, or None for a data set; raises as for a target."""
+    """Return the environment that ``environment.name`` names, or None for a data set; raises as for
+    a target.
+    """
     name = config.environment.name
     if name == "dataset":
         return None
@@ -697,7 +752,8 @@ def _make(role: ObjectRole, name: str, value: Any, options: Mapping[str, Any]) -
         value = _call(role, name, value, options)
     elif options:
         raise ConfigError(
-            f"{role}.options has no effect: {name} is an object, not a class or function; leave the options out"
+            f"{role}.options has no effect: {name} is an object, not a class or function; leave "
+            "the options out"
         )
     if not is_pydantic_agent(value):
         try:

@@ -48,8 +48,9 @@ Subject = Callable[[T], Hashable | None]
 class Subscription(Generic[T]):
     """One consumer's iterator over a stream; it can be iterated once.
 
-    When its buffer is full, the stream waits. Leaving the iteration, or ``async with``, detaches the
-    subscription and does not affect the others. The iteration ends after the last element of the stream.
+    When its buffer is full, the stream waits. Leaving the iteration, or ``async with``, detaches
+    the subscription and does not affect the others. The iteration ends after the last element of
+    the stream.
     """
 
     def __init__(self, size: int, subject: Subject[T] | None) -> None:
@@ -120,9 +121,9 @@ async def fan_out(
 ) -> tuple[U, ...]:
     """Apply an async function to all inputs and return the results in the order of the inputs.
 
-    At most ``limit`` calls run at a time (None: all), or as many as there are slots, which others may share. Calls
-    take their turns in the order of the inputs. The first error cancels the other calls and is raised without an
-    exception group.
+    At most ``limit`` calls run at a time (None: all), or as many as there are slots, which others
+    may share. Calls take their turns in the order of the inputs. The first error cancels the other
+    calls and is raised without an exception group.
     """
     limited = _limit_calls(call, limit)
     async with open_task_group() as tasks:
@@ -141,9 +142,10 @@ async def fan_out_then(
 ) -> tuple[tuple[tuple[U, ...], ...], tuple[tuple[W, ...], ...]]:
     """Fan out over lanes of inputs, and start further work on finished prefixes of each lane.
 
-    ``ready`` is called once for each finished prefix of a lane, in order of length, with the lane's index.
-    ``then`` is called at once on each value that it returns. ``limit`` and ``then_limit`` count calls of all
-    lanes. The first error of either cancels everything and is raised without an exception group.
+    ``ready`` is called once for each finished prefix of a lane, in order of length, with the lane's
+    index. ``then`` is called at once on each value that it returns. ``limit`` and ``then_limit``
+    count calls of all lanes. The first error of either cancels everything and is raised without an
+    exception group.
 
     Returns:
         The results of each lane in order, and those of its further work in the order of ``ready``.
@@ -175,11 +177,12 @@ async def fan_out_then(
 async def start_ahead(
     calls: Mapping[K, Callable[[], Awaitable[T]]], *, lazily: bool = False
 ) -> AsyncIterator[Callable[[K], Awaitable[T]]]:
-    """Start async functions together, and yield a function that waits for the result of one by its key.
+    """Start async functions together, and yield a function that waits for the result of one by its
+    key.
 
-    An error is raised to the caller that waits for it, so it does not depend on which function ends first. The
-    end of the block cancels the functions whose results nobody has waited for. ``lazily`` starts a function only
-    when somebody asks for its result.
+    An error is raised to the caller that waits for it, so it does not depend on which function ends
+    first. The end of the block cancels the functions whose results nobody has waited for.
+    ``lazily`` starts a function only when somebody asks for its result.
     """
     handles: dict[K, TaskHandle[T | _FailedCall]] = {}
 
@@ -199,7 +202,9 @@ async def start_ahead(
             start(key)
             await handles[key].wait()
             if handles[key].status is TaskHandle.Status.FAILED:
-                await anyio.sleep_forever()  # no Exception, so it cancels this block, which raises it
+                await (
+                    anyio.sleep_forever()
+                )  # no Exception, so it cancels this block, which raises it
             result = handles[key].return_value
             if isinstance(result, _FailedCall):
                 raise result.error
@@ -214,7 +219,9 @@ async def start_ahead(
 async def run_both(
     first: Callable[[], Awaitable[T]], second: Callable[[], Coroutine[Any, Any, U]]
 ) -> tuple[T, U]:
-    """Return the results of two async functions that run together; the first error cancels the other and is raised."""
+    """Return the results of two async functions that run together; the first error cancels the
+    other and is raised.
+    """
     async with open_task_group() as tasks:
         handle = tasks.start_soon(second)
         result = await first()
@@ -256,7 +263,9 @@ async def finish_if_cancelled(work: Callable[[], Awaitable[T]], *, seconds: floa
     return results[0]
 
 
-def _limit_calls(call: Callable[[T], Awaitable[U]], limit: Limit) -> Callable[[T], Coroutine[Any, Any, U]]:
+def _limit_calls(
+    call: Callable[[T], Awaitable[U]], limit: Limit
+) -> Callable[[T], Coroutine[Any, Any, U]]:
     slots = CapacityLimiter(limit) if isinstance(limit, int) else limit
 
     async def one(value: T) -> U:
@@ -272,7 +281,9 @@ class _FailedCall(NamedTuple):
 
 @asynccontextmanager
 async def open_task_group() -> AsyncIterator[TaskGroup]:
-    """Open a task group that raises its first error without an exception group, but for one that ends the process."""
+    """Open a task group that raises its first error without an exception group, but for one that
+    ends the process.
+    """
     first: BaseException | None = None
     try:
         async with anyio.create_task_group() as tasks:
@@ -291,11 +302,14 @@ def _first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 @asynccontextmanager
-async def open_outbox(deliver: Callable[[T], Awaitable[None]]) -> AsyncIterator[Callable[[T], None]]:
+async def open_outbox(
+    deliver: Callable[[T], Awaitable[None]],
+) -> AsyncIterator[Callable[[T], None]]:
     """Yield a function that queues elements without waiting; a task delivers them in order.
 
-    The end of the block waits until all are delivered. An error of ``deliver`` cancels the block and is raised
-    without an exception group. Elements that are queued after a cancellation are dropped.
+    The end of the block waits until all are delivered. An error of ``deliver`` cancels the block
+    and is raised without an exception group. Elements that are queued after a cancellation are
+    dropped.
     """
     send, receive = anyio.create_memory_object_stream[T](math.inf)
 
@@ -315,9 +329,11 @@ async def open_outbox(deliver: Callable[[T], Awaitable[None]]) -> AsyncIterator[
 
 
 class SharedTask:
-    """A task that belongs to none of its callers, each of which may be cancelled by itself; the last one ends it.
+    """A task that belongs to none of its callers, each of which may be cancelled by itself; the
+    last one ends it.
 
-    It starts at once. A caller that ends it waits until it has cleaned up. ``work`` handles its own errors.
+    It starts at once. A caller that ends it waits until it has cleaned up. ``work`` handles its own
+    errors.
     """
 
     def __init__(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -354,20 +370,21 @@ def require_asyncio() -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         raise UsageError(
-            "reflact needs a running asyncio event loop; trio is not supported: use asyncio.run(...), or "
-            "anyio.run(..., backend='asyncio')"
+            "reflact needs a running asyncio event loop; trio is not supported: use "
+            "asyncio.run(...), or anyio.run(..., backend='asyncio')"
         ) from None
 
 
 class Stream(Generic[T]):
     """An iterator over the elements of one producer task, with back-pressure and without loss.
 
-    The task starts with the first step of the iteration. Leaving ``async with`` cancels it and waits for it.
-    After a bare ``break`` the event loop does so when it finalises the iterator. An error of the producer is
-    raised after its last element was taken. A stream can be iterated once.
+    The task starts with the first step of the iteration. Leaving ``async with`` cancels it and
+    waits for it. After a bare ``break`` the event loop does so when it finalises the iterator. An
+    error of the producer is raised after its last element was taken. A stream can be iterated once.
 
-    ``subscribe`` adds further consumers of the same elements. The producer waits for the slowest consumer and
-    continues without those that left. Leaving the stream itself cancels the producer and ends them all.
+    ``subscribe`` adds further consumers of the same elements. The producer waits for the slowest
+    consumer and continues without those that left. Leaving the stream itself cancels the producer
+    and ends them all.
 
     Args:
         produce: Runs in a task of its own; its argument emits an element.
@@ -401,9 +418,8 @@ class Stream(Generic[T]):
 
         No element comes before another task begins the stream's own iteration.
 
-        Args:
-            latest_only: For slow consumers: of buffered elements with one subject keep only the newest.
-                Elements without a subject are all kept, in order.
+        Args: latest_only: For slow consumers: of buffered elements with one subject keep only the
+            newest. Elements without a subject are all kept, in order.
         """
         subscription = Subscription[T](self._buffer, self._subject if latest_only else None)
         if self._over:
@@ -468,8 +484,11 @@ INLINE_LIMIT = 2_000
 _THREAD_LIMITER: RunVar[CapacityLimiter] = RunVar("reflact_thread_limiter")
 
 
-async def run_in_thread(work: Callable[[], T], *inputs: JsonValue, inline_limit: int = INLINE_LIMIT) -> T:
-    """Call a pure function on a worker thread, or in place if ``inputs``, which it reads, are short.
+async def run_in_thread(
+    work: Callable[[], T], *inputs: JsonValue, inline_limit: int = INLINE_LIMIT
+) -> T:
+    """Call a pure function on a worker thread, or in place if ``inputs``, which it reads, are
+    short.
 
     ``inputs`` are short if they have at most ``inline_limit`` characters and values.
 
@@ -479,7 +498,9 @@ async def run_in_thread(work: Callable[[], T], *inputs: JsonValue, inline_limit:
 
 
 async def run_beside_loop(work: Callable[[], T]) -> T:
-    """Call a pure function on a worker thread, one such call after the other; see ``run_in_thread``."""
+    """Call a pure function on a worker thread, one such call after the other; see
+    ``run_in_thread``.
+    """
     limiter = _THREAD_LIMITER.get(None)
     if limiter is None:
         limiter = CapacityLimiter(1)

@@ -1,8 +1,9 @@
 """Data sets: reading, splitting and checking them, and the plan of an epoch.
 
-A data set is a folder or a file. A folder contains ``train``, ``val`` and ``test``, each as a ``.json``, ``.jsonl`` or
-``.csv`` file, or as a folder with exactly one such file. A single file is split by a ratio, or by its size.
-``build_item`` says how rows become items. A data set may have no test split.
+A data set is a folder or a file. A folder contains ``train``, ``val`` and ``test``, each as a
+``.json``, ``.jsonl`` or ``.csv`` file, or as a folder with exactly one such file. A single file is
+split by a ratio, or by its size. ``build_item`` says how rows become items. A data set may have no
+test split.
 
 All randomness derives from a seed and a label, and is the same in every Python version.
 """
@@ -89,7 +90,8 @@ class DataSet(FrozenModel):
     val: tuple[Item, ...]
     test: tuple[Item, ...]
     rows: Mapping[str, str] = Field(default={}, repr=False)
-    """The file and row of each item, in words, by id; empty if the items were not read from files."""
+    """The file and row of each item, in words, by id; empty if the items were not read from files.
+    """
 
     def items(self, split: Split) -> tuple[Item, ...]:
         """Return a split's items."""
@@ -98,7 +100,9 @@ class DataSet(FrozenModel):
     @property
     def fingerprint(self) -> str:
         """Hash of all items with their splits and order, 64 hexadecimal digits."""
-        return digest_json({split.value: [item.fingerprint for item in self.items(split)] for split in Split})
+        return digest_json(
+            {split.value: [item.fingerprint for item in self.items(split)] for split in Split}
+        )
 
 
 def load_dataset(
@@ -111,21 +115,19 @@ def load_dataset(
 ) -> DataSet:
     """Read a data set; ``check_dataset`` checks that it is fit for a run.
 
-    A single file is split by ``ratio``, rounded by largest remainders, or else by its column ``split``, such as
-    ``validation``, or by ``choose_shares``. Each ``task_type`` is spread over the splits in the same proportion, within
-    one or two items, but items with the same input stay in one split, also if white space and case differ. The
-    assignment depends on the items and the seed, not on the order of the rows. Within a split, items keep the file's
-    order.
+    A single file is split by ``ratio``, rounded by largest remainders, or else by its column
+    ``split``, such as ``validation``, or by ``choose_shares``. Each ``task_type`` is spread over
+    the splits in the same proportion, within one or two items, but items with the same input stay
+    in one split, also if white space and case differ. The assignment depends on the items and the
+    seed, not on the order of the rows. Within a split, items keep the file's order.
 
-    Args:
-        path: The folder or file.
-        ratio: train:val:test for a single file, such as ``2:1:7``; None: by its size. Ignored for a folder.
-        split_seed: Seed of the split of a single file.
-        fields: The columns of the fields of items.
-        needs_test: Whether a folder must have a test split.
+    Args: path: The folder or file. ratio: train:val:test for a single file, such as ``2:1:7``;
+        None: by its size. Ignored for a folder. split_seed: Seed of the split of a single file.
+        fields: The columns of the fields of items. needs_test: Whether a folder must have a test
+        split.
 
-    Raises:
-        DataError: Something is missing, ambiguous, repeated or malformed; names the file and the row.
+    Raises: DataError: Something is missing, ambiguous, repeated or malformed; names the file and
+        the row.
     """
     fields = fields or FieldsConfig()
     try:
@@ -140,22 +142,29 @@ def load_dataset(
                 f"there is no data at {path}: give a folder with train, val and test, or one file"
             )
     except OSError as error:
-        raise DataError(f"cannot read the data {error.filename or path}: {error.strerror or error}") from None
+        raise DataError(
+            f"cannot read the data {error.filename or path}: {error.strerror or error}"
+        ) from None
     _check_ids(rows)
     items = {split.value: tuple(row.item for row in part) for split, part in parts.items()}
     return DataSet(**items, rows={row.item.id: row.where for row in rows})
 
 
-def _read_folder(folder: Path, fields: FieldsConfig, *, needs_test: bool) -> dict[Split, list[FileItem]]:
+def _read_folder(
+    folder: Path, fields: FieldsConfig, *, needs_test: bool
+) -> dict[Split, list[FileItem]]:
     paths = {split: _find_split(folder, split, optional=not needs_test) for split in Split}
-    return {split: [] if path is None else read_items(path, fields) for split, path in paths.items()}
+    return {
+        split: [] if path is None else read_items(path, fields) for split, path in paths.items()
+    }
 
 
 def choose_shares(n: int) -> tuple[int, ...]:
     """Return the sizes of train, validation and test for a single file without a ratio.
 
-    Train and validation get ``USEFUL_SIZE`` items each, or a third of the file if that is less; the test split gets
-    the rest. From 400 items on, the ratio is 2:1:7, which gives validation at least as many.
+    Train and validation get ``USEFUL_SIZE`` items each, or a third of the file if that is less; the
+    test split gets the rest. From 400 items on, the ratio is 2:1:7, which gives validation at least
+    as many.
     """
     least = min(USEFUL_SIZE, n // 3)
     if n >= 10 * USEFUL_SIZE:
@@ -165,7 +174,9 @@ def choose_shares(n: int) -> tuple[int, ...]:
 
 
 def _check_ids(rows: Sequence[FileItem]) -> None:
-    """Check that no id is repeated; the error names the rows of each repeated id, each with its file."""
+    """Check that no id is repeated; the error names the rows of each repeated id, each with its
+    file.
+    """
     places: dict[str, list[FileItem]] = {}
     for row in rows:
         places.setdefault(row.item.id, []).append(row)
@@ -209,11 +220,15 @@ def check_dataset(dataset: DataSet, needed: Sequence[Split] = TRAINING_SPLITS) -
     for split in needed:
         if not dataset.items(split):
             sizes = ", ".join(f"{s.value} {len(dataset.items(s))}" for s in Split)
-            raise DataError(f"the {split.value} split is empty ({sizes}): add items or change data.ratio")
+            raise DataError(
+                f"the {split.value} split is empty ({sizes}): add items or change data.ratio"
+            )
     split_items = [(split, item) for split in Split for item in dataset.items(split)]
     item_id, times = Counter(item.id for _, item in split_items).most_common(1)[0]
     if times > 1:
-        where = ", ".join(dict.fromkeys(split.value for split, item in split_items if item.id == item_id))
+        where = ", ".join(
+            dict.fromkeys(split.value for split, item in split_items if item.id == item_id)
+        )
         raise DataError(
             f"the item id {item_id!r} is used {times} times (in {where}); give each item its own id"
         )
@@ -222,26 +237,30 @@ def check_dataset(dataset: DataSet, needed: Sequence[Split] = TRAINING_SPLITS) -
         other_split, other = first.setdefault(digest_json(item.input), (split, item))
         if other_split is not split:
             raise DataError(
-                f"items {other.id!r} in {other_split.value} and {item.id!r} in {split.value} have the same "
-                "input: keep it in one split only"
+                f"items {other.id!r} in {other_split.value} and {item.id!r} in {split.value} have "
+                "the same input: keep it in one split only"
             )
 
 
 def _fold_input(item: Item) -> str:
-    """Return an item's input as text that is equal for inputs which differ only in white space and case."""
+    """Return an item's input as text that is equal for inputs which differ only in white space and
+    case.
+    """
     text = item.input if isinstance(item.input, str) else canonical_json(item.input)
     return " ".join(text.split()).casefold()
 
 
 def describe_near_copies(dataset: DataSet) -> str | None:
-    """Return a warning about test items whose inputs are, but for white space and case, in another split too."""
+    """Return a warning about test items whose inputs are, but for white space and case, in another
+    split too.
+    """
     others = {_fold_input(item) for split in TRAINING_SPLITS for item in dataset.items(split)}
     n = sum(_fold_input(item) in others for item in dataset.test)
     if not n:
         return None
     return (
-        f"{n} of {len(dataset.test)} test items have an input that is in train or val too, but for white space and case; "
-        "remove them, because they flatter the result of the test"
+        f"{n} of {len(dataset.test)} test items have an input that is in train or val too, but for "
+        "white space and case; remove them, because they flatter the result of the test"
     )
 
 
@@ -264,7 +283,9 @@ def read_items(path: Path, fields: FieldsConfig) -> list[FileItem]:
         numbers = [number for _, number in faults[1:]]
         if not items or not numbers:  # a fault of every row is one of the whole file
             raise DataError(first)
-        raise DataError(f"{first}; these rows have errors too: {list_first(numbers, MAX_SHOWN_ROWS)}")
+        raise DataError(
+            f"{first}; these rows have errors too: {list_first(numbers, MAX_SHOWN_ROWS)}"
+        )
     if not items:
         raise DataError(f"{path} has no items; add a row for each task")
     return items
@@ -281,28 +302,34 @@ def read_rows(path: Path) -> tuple[FileRow, ...]:
     """
     if path.suffix not in SUFFIXES:
         raise DataError(
-            f"{path}: the name of a data file must end in .csv, .json or .jsonl; rename or convert the file "
-            "(a .csv file may have tabs, semicolons or | between its cells)"
+            f"{path}: the name of a data file must end in .csv, .json or .jsonl; rename or convert "
+            "the file (a .csv file may have tabs, semicolons or | between its cells)"
         )
     try:
         with path.open(encoding="utf-8-sig", newline="" if path.suffix == ".csv" else None) as file:
             text = file.read()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"the data file {path} is not UTF-8 text: {error.reason}; save it as UTF-8, which spreadsheets "
-            "call CSV UTF-8"
+            f"the data file {path} is not UTF-8 text: {error.reason}; save it as UTF-8, which "
+            "spreadsheets call CSV UTF-8"
         ) from None
     if path.suffix == ".csv":
         return tuple(_read_csv_rows(text, path))
     if path.suffix == ".jsonl":
         lines = {f"{path} row {n}": line for n, line in enumerate(text.split("\n"), start=1)}
-        return tuple(FileRow(_parse(line, where), where) for where, line in lines.items() if line.strip())
+        return tuple(
+            FileRow(_parse(line, where), where) for where, line in lines.items() if line.strip()
+        )
     rows = _find_list(_parse(text or "[]", str(path)), path)
-    return tuple(FileRow(row, f"{path} row {n}") for n, row in enumerate(unfold_articles(rows), start=1))
+    return tuple(
+        FileRow(row, f"{path} row {n}") for n, row in enumerate(unfold_articles(rows), start=1)
+    )
 
 
 def _find_list(value: Any, path: Path) -> list[Any]:
-    """Return the rows of a JSON file: a list, the only list of an object, or its lists of splits, joined."""
+    """Return the rows of a JSON file: a list, the only list of an object, or its lists of splits,
+    joined.
+    """
     if isinstance(value, list):
         return value
     entries = value if isinstance(value, dict) else {}
@@ -326,25 +353,29 @@ def _find_list(value: Any, path: Path) -> list[Any]:
 def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
     """Return the item of a row.
 
-    A field of the item is the column that ``fields`` names, or else the column of its own name. Without ``input``,
-    a column ``question`` and, if there is one, its ``context`` are the input. Without ``reference``, a column
-    ``answers`` or ``answer`` is the reference; of an answer that ends in a line ``#### 42``, only the result.
-    ``unfold_row`` says how rows of well-known sets are read. A row without an id gets a digest of its input
-    and reference. All other columns are metadata.
+    A field of the item is the column that ``fields`` names, or else the column of its own name.
+    Without ``input``, a column ``question`` and, if there is one, its ``context`` are the input.
+    Without ``reference``, a column ``answers`` or ``answer`` is the reference; of an answer that
+    ends in a line ``#### 42``, only the result. ``unfold_row`` says how rows of well-known sets are
+    read. A row without an id gets a digest of its input and reference. All other columns are
+    metadata.
 
     Raises:
         DataError: A field is missing or wrong.
     """
     if not isinstance(row, dict):
         raise DataError(
-            f"{where}: expected an object with an input, found {_type_name(row)}; write each item as "
+            f"{where}: expected an object with an input, found {_type_name(row)}; write each item "
+            "as "
             '{"input": ..., "reference": ...}'
         )
     if fields.input is None:
         row = unfold_row(row)
     row = unfold_columns(row, [name for name in fields.model_dump().values() if name is not None])
     if _has_lone_surrogate(row):
-        raise DataError(f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is not text; remove it")
+        raise DataError(
+            f"{where}: half of a surrogate pair (\\ud800 to \\udfff) is not text; remove it"
+        )
     columns = _find_columns(row, fields, where)
     values: dict[str, Any] = {name: row[column] for name, column in columns.items()}
     used = set(columns.values())
@@ -357,7 +388,8 @@ def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
             values[name] = str(values[name])
     if values["input"] is None:
         raise DataError(
-            f"{where}: the column {columns['input']!r}, which is the input, is empty; fill it in or remove the row"
+            f"{where}: the column {columns['input']!r}, which is the input, is empty; fill it in "
+            "or remove the row"
         )
     if values.get("task_type") == "":
         del values["task_type"]
@@ -372,7 +404,9 @@ def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
         problem = error.errors()[0]
         field = str(problem["loc"][0])
         column = "" if columns.get(field, field) == field else f" (column {columns[field]!r})"
-        raise DataError(f"{where}: the field {field!r}{column} is wrong: {problem['msg']}") from None
+        raise DataError(
+            f"{where}: the field {field!r}{column} is wrong: {problem['msg']}"
+        ) from None
     return item if has_id else item.model_copy(update={"id": make_id(item.input, item.reference)})
 
 
@@ -396,7 +430,9 @@ def make_rng(seed: int, label: str) -> random.Random:
 
 
 def shuffle(values: Iterable[T], seed: int, label: str) -> tuple[T, ...]:
-    """Return the values in the random order of a seed and a label (Fisher and Yates, Durstenfeld's form)."""
+    """Return the values in the random order of a seed and a label (Fisher and Yates, Durstenfeld's
+    form).
+    """
     order = list(values)
     generator = make_rng(seed, label)
     for last in range(len(order) - 1, 0, -1):
@@ -417,9 +453,9 @@ def plan_epoch(
 ) -> tuple[tuple[Batch, ...], ...]:
     """Return the steps of an epoch, each a tuple of ``accumulation`` batches of ids.
 
-    The ids are shuffled with seed ``seed + 1000 * epoch`` and dealt in order. Each is dealt once, and all
-    batches except the last are full. Further batches of the last step are each dealt from a new shuffle. The
-    plan does not depend on the order of ``ids``.
+    The ids are shuffled with seed ``seed + 1000 * epoch`` and dealt in order. Each is dealt once,
+    and all batches except the last are full. Further batches of the last step are each dealt from a
+    new shuffle. The plan does not depend on the order of ``ids``.
 
     Raises:
         ValueError: There are no ids, ids are repeated, or a size is not positive.
@@ -434,14 +470,20 @@ def plan_epoch(
     while len(batches) < steps * accumulation:
         refill = shuffle(sorted_ids, epoch_seed, f"refill/{len(batches)}")
         batches.append(refill[:batch_size])
-    return tuple(tuple(batches[step * accumulation : (step + 1) * accumulation]) for step in range(steps))
+    return tuple(
+        tuple(batches[step * accumulation : (step + 1) * accumulation]) for step in range(steps)
+    )
 
 
 def _find_split(folder: Path, split: Split, *, optional: bool) -> Path | None:
-    """Return the file of a split: one with its name or an alias, or the only data file in a folder of that name."""
+    """Return the file of a split: one with its name or an alias, or the only data file in a folder
+    of that name.
+    """
     names = SPLIT_NAMES[split]
     paths = [folder / name for name in names if (folder / name).is_dir()]
-    paths += [path for name in names for end in SUFFIXES if (path := folder / f"{name}{end}").is_file()]
+    paths += [
+        path for name in names for end in SUFFIXES if (path := folder / f"{name}{end}").is_file()
+    ]
     if not paths and optional and split is Split.test:
         return None
     if not paths:
@@ -456,7 +498,9 @@ def _find_split(folder: Path, split: Split, *, optional: bool) -> Path | None:
         raise DataError(f"{folder} has more than one {split.value} split: {listed}; keep one")
     if paths[0].is_file():
         return paths[0]
-    inside = sorted(path for path in paths[0].iterdir() if path.is_file() and path.suffix in SUFFIXES)
+    inside = sorted(
+        path for path in paths[0].iterdir() if path.is_file() and path.suffix in SUFFIXES
+    )
     if len(inside) != 1:
         listed = ", ".join(path.name for path in inside) or "none"
         raise DataError(
@@ -466,13 +510,19 @@ def _find_split(folder: Path, split: Split, *, optional: bool) -> Path | None:
 
 
 def _parse_ratio(ratio: str) -> tuple[int, ...]:
-    shares = tuple(map(int, ratio.split(":"))) if re.fullmatch("[0-9]+:[0-9]+:[0-9]+", ratio) else ()
+    shares = (
+        tuple(map(int, ratio.split(":"))) if re.fullmatch("[0-9]+:[0-9]+:[0-9]+", ratio) else ()
+    )
     if not any(shares):
-        raise DataError(f"the ratio {ratio!r} is not train:val:test in whole numbers, such as 2:1:7")
+        raise DataError(
+            f"the ratio {ratio!r} is not train:val:test in whole numbers, such as 2:1:7"
+        )
     return shares
 
 
-def _split_rows(rows: Sequence[FileItem], ratio: str | None, seed: int) -> dict[Split, list[FileItem]]:
+def _split_rows(
+    rows: Sequence[FileItem], ratio: str | None, seed: int
+) -> dict[Split, list[FileItem]]:
     """Deal the rows of a single file to the splits; within a split they keep their order."""
     splits = _read_splits(rows) if ratio is None else None
     if splits is None:
@@ -485,7 +535,9 @@ def _split_rows(rows: Sequence[FileItem], ratio: str | None, seed: int) -> dict[
 
 
 def _read_splits(rows: Sequence[FileItem]) -> list[Split] | None:
-    """Return the splits that a column ``split`` names; None if it does not name that of each row, or lacks one."""
+    """Return the splits that a column ``split`` names; None if it does not name that of each row,
+    or lacks one.
+    """
     names = [str(row.item.metadata.get("split")).lower() for row in rows]
     splits = [_SPLITS_BY_NAME[name] for name in names if name in _SPLITS_BY_NAME]
     is_complete = len(splits) == len(rows) and set(TRAINING_SPLITS) <= set(splits)
@@ -493,7 +545,9 @@ def _read_splits(rows: Sequence[FileItem]) -> list[Split] | None:
 
 
 def _draw_splits(items: Sequence[Item], shares: Sequence[int], seed: int) -> list[Split]:
-    """Return the split of each item, drawn by its content; each task type has its share of every split."""
+    """Return the split of each item, drawn by its content; each task type has its share of every
+    split.
+    """
     groups: dict[str, list[int]] = {}
     for n in sorted(range(len(items)), key=lambda n: items[n].fingerprint):
         groups.setdefault(items[n].task_type or "", []).append(n)
@@ -512,7 +566,9 @@ def _deal_splits(n: int, shares: Sequence[int]) -> Iterator[Split]:
     by_remainder = sorted(range(len(sizes)), key=lambda k: (sizes[k] - exact[k], k))
     for k in by_remainder[: n - sum(sizes)]:
         sizes[k] += 1
-    positions = [(Fraction(2 * j + 1, 2 * size), k) for k, size in enumerate(sizes) for j in range(size)]
+    positions = [
+        (Fraction(2 * j + 1, 2 * size), k) for k, size in enumerate(sizes) for j in range(size)
+    ]
     return (list(Split)[k] for _, k in sorted(positions))
 
 
@@ -525,7 +581,8 @@ def _find_columns(row: Mapping[str, Any], fields: FieldsConfig, where: str) -> d
             alike = difflib.get_close_matches(column.lower(), [name.lower() for name in row], n=1)
             meant = "".join(f"did you mean {name!r}? " for name in row if name.lower() in alike)
             raise DataError(
-                f"{where}: there is no column {column!r}, which data.fields.{name} names; {meant}{_list_columns(row)}"
+                f"{where}: there is no column {column!r}, which data.fields.{name} names; "
+                f"{meant}{_list_columns(row)}"
             )
         usual = next((usual for usual in DEFAULT_COLUMNS[name] if usual in row), None)
         if column is not None or usual is not None:
@@ -572,20 +629,29 @@ def _read_csv_rows(text: str, path: Path) -> Iterator[FileRow]:
                 header = [cell.strip() for cell in cells]
                 if repeated := sorted({name for name in header if name and header.count(name) > 1}):
                     raise DataError(
-                        f"{where}: the header has {repeated[0]!r} more than once; rename one of these columns"
+                        f"{where}: the header has {repeated[0]!r} more than once; rename one of "
+                        "these columns"
                     )
             elif len(cells) != len(header):
                 raise DataError(
-                    f"{where}: it has {len(cells)} cells, but the header has {len(header)}; correct the row"
+                    f"{where}: it has {len(cells)} cells, but the header has {len(header)}; "
+                    "correct the row"
                 )
             else:
-                yield FileRow({n: c or None for n, c in zip(header, cells, strict=True) if n}, where)
+                yield FileRow(
+                    {n: c or None for n, c in zip(header, cells, strict=True) if n}, where
+                )
     except csv.Error as error:
         if "unexpected end" in str(error):
             raise DataError(
-                f"{path} row {row + 1} is not valid CSV: a quotation mark opens a cell, and none closes it"
+                f"{path} row {row + 1} is not valid CSV: a quotation mark opens a cell, and none "
+                "closes it"
             ) from None
-        advice = "; save the data as .jsonl, which has no such limit" if "field limit" in str(error) else ""
+        advice = (
+            "; save the data as .jsonl, which has no such limit"
+            if "field limit" in str(error)
+            else ""
+        )
         raise DataError(f"{path} row {row + 1} is not valid CSV: {error}{advice}") from None
 
 
@@ -608,9 +674,17 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _has_lone_surrogate(value: Any) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in json.dumps(value, ensure_ascii=False))
+    return any(
+        "\ud800" <= character <= "\udfff" for character in json.dumps(value, ensure_ascii=False)
+    )
 
 
 def _type_name(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "text",
+        bool: "true or false",
+        type(None): "null",
+    }
     return names.get(type(value), "a number")

@@ -1,4 +1,6 @@
-"""All exceptions of reflact, in one tree; their messages state what happened, where, and what to do."""
+"""All exceptions of reflact, in one tree; their messages state what happened, where, and what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class ModelError(ReflactError):
     @cached_property
     def usage(self) -> Usage:
         """The usage of its answered attempts, none of which was valid."""
-        from reflact.records import Usage  # here, so that the help of commands does not build all records
+        from reflact.records import (
+            Usage,
+        )  # here, so that the help of commands does not build all records
 
         return Usage()
 
@@ -73,7 +77,8 @@ class ContextOverflow(CallError):
 
 
 class RequestRefused(CallError):
-    """The endpoint refuses this request and answers others, for example because of a content filter.
+    """The endpoint refuses this request and answers others, for example because of a content
+    filter.
 
     Args:
         message: What happened, where, and what to do.
@@ -81,7 +86,9 @@ class RequestRefused(CallError):
         answers_others: Whether other calls were answered; False if it is not known yet.
     """
 
-    def __init__(self, message: str, *, status: int | None = None, answers_others: bool = True) -> None:
+    def __init__(
+        self, message: str, *, status: int | None = None, answers_others: bool = True
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.answers_others = answers_others
@@ -101,7 +108,9 @@ class ProviderError(ModelError):
 
 
 class AccessDenied(ProviderError):
-    """401, or 403 for call after call: the key is missing, wrong, or not allowed to use this model."""
+    """401, or 403 for call after call: the key is missing, wrong, or not allowed to use
+    this model.
+    """
 
 
 class QuotaSpent(AccessDenied):
@@ -127,9 +136,8 @@ class CassetteError(ReflactError):
 class CassetteMiss(CassetteError):
     """A request without a recorded response; no request is sent instead.
 
-    Args:
-        message: The request, and the nearest recorded one.
-        difference: The lines of a diff from the recorded request to this one; tracebacks show it too.
+    Args: message: The request, and the nearest recorded one. difference: The lines of a diff from
+        the recorded request to this one; tracebacks show it too.
     """
 
     def __init__(self, message: str, *, difference: tuple[str, ...] = ()) -> None:
@@ -144,7 +152,9 @@ class EnvironmentFailure(ReflactError):
 
 
 class WorkerLost(EnvironmentFailure):
-    """A worker of an executor ended during a rollout, for example because it was killed; the rollout is retried."""
+    """A worker of an executor ended during a rollout, for example because it was killed; the
+    rollout is retried.
+    """
 
 
 class StoreError(ReflactError):
@@ -163,7 +173,9 @@ class RunFailed(ReflactError):
 
 
 class InterfaceError(RunFailed):
-    """A method of your target or environment returned something of another type than the protocol says."""
+    """A method of your target or environment returned something of another type than the protocol
+    says.
+    """
 
 
 class Unmeasured(RunFailed):

@@ -1,8 +1,9 @@
 """The events of a run, as a closed union.
 
-The store keeps each *durable* event once across all starts of a run, in the order of the plan. Two runs of the
-same plan have the same durable events, apart from their times; durable events therefore contain no spend.
-*Live* events report progress. They are not stored, and concurrent work reports in any order.
+The store keeps each *durable* event once across all starts of a run, in the order of the plan. Two
+runs of the same plan have the same durable events, apart from their times; durable events therefore
+contain no spend. *Live* events report progress. They are not stored, and concurrent work reports in
+any order.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AwareDatetime, Field, JsonValue, TypeAdapter
 
 from reflact.records import Improvement, RunSummary, SkillScore, SkillVersion, SlowUpdate, Usage
-from reflact.types import AnalystReport, EditResult, Fallback, FrozenModel, GateAction, Verdict, digest_json
+from reflact.types import (
+    AnalystReport,
+    EditResult,
+    Fallback,
+    FrozenModel,
+    GateAction,
+    Verdict,
+    digest_json,
+)
 
 Stage = Literal[
     "rollout",
@@ -37,8 +46,8 @@ def _now() -> datetime:
 class _Event(FrozenModel):
     """Base of all events: the run, the step (0 before the first step) and the time.
 
-    Two events with the same content are equal, whatever their times. ``subject_fields`` names the fields that
-    identify the subject of a live event.
+    Two events with the same content are equal, whatever their times. ``subject_fields`` names the
+    fields that identify the subject of a live event.
     """
 
     durable: ClassVar[bool] = True
@@ -67,8 +76,14 @@ class _Event(FrozenModel):
 
     @property
     def subject(self) -> Hashable | None:
-        """The subject of a live event, which a newer event with the same subject replaces; None if durable."""
-        return None if self.durable else (type(self), *(getattr(self, name) for name in self.subject_fields))
+        """The subject of a live event, which a newer event with the same subject replaces; None if
+        durable.
+        """
+        return (
+            None
+            if self.durable
+            else (type(self), *(getattr(self, name) for name in self.subject_fields))
+        )
 
 
 class _LiveEvent(_Event):
@@ -90,7 +105,8 @@ class RunStarted(_Event):
 class GatePowerEstimated(_Event):
     """What the gate does and what the final test can confirm, in words, and the cost of a decision.
 
-    ``trials`` is the largest number of passes of a skill, ``rollouts`` that of rollouts for one decision.
+    ``trials`` is the largest number of passes of a skill, ``rollouts`` that of rollouts for one
+    decision.
     """
 
     kind: Literal["gate_power_estimated"] = "gate_power_estimated"
@@ -113,7 +129,8 @@ class NullAnswersGraded(_Event):
 class BaselineMeasured(_Event):
     """The initial skill's score on the validation split, in the gate's metric.
 
-    The score is that of the first trial of ``n`` items. The gate learns from further ``trials`` if rollouts agree.
+    The score is that of the first trial of ``n`` items. The gate learns from further ``trials`` if
+    rollouts agree.
     """
 
     kind: Literal["baseline_measured"] = "baseline_measured"
@@ -163,7 +180,8 @@ class EditsApplied(_Event):
 
 
 class TrialRequested(_LiveEvent):
-    """Live: for a decision of ``part``, the gate requests rollouts of one skill on ``n`` items in a trial.
+    """Live: for a decision of ``part``, the gate requests rollouts of one skill on ``n`` items in a
+    trial.
 
     Requests for a decision that is retried later are not part of the history.
     """
@@ -250,7 +268,9 @@ class ImprovementMeasured(_Event):
 
 
 class StageProgressed(_LiveEvent):
-    """Live: ``done`` of ``total`` rollouts of a stage are finished; ``from_store`` of these were found in the store."""
+    """Live: ``done`` of ``total`` rollouts of a stage are finished; ``from_store`` of these were
+    found in the store.
+    """
 
     subject_fields: ClassVar[tuple[str, ...]] = ("stage", "note")
     kind: Literal["stage_progressed"] = "stage_progressed"
@@ -297,8 +317,8 @@ class _ModelEvent(_LiveEvent):
 class ModelCallFinished(_ModelEvent):
     """Live: a model call has finished, with all its attempts.
 
-    ``outcome`` is ``reply`` if the call gave a validated reply; otherwise ``reason`` says why it did not.
-    ``usage`` includes stored responses. ``from_store`` is true if nothing was sent.
+    ``outcome`` is ``reply`` if the call gave a validated reply; otherwise ``reason`` says why it
+    did not. ``usage`` includes stored responses. ``from_store`` is true if nothing was sent.
     """
 
     kind: Literal["model_call_finished"] = "model_call_finished"
@@ -332,7 +352,8 @@ class DraftDiscarded(_ModelEvent):
 class BudgetUpdated(_LiveEvent):
     """Live: the consumption of all starts of the run, without calls in flight, and the limits.
 
-    ``worst_case`` is the most that interrupted and uncounted calls may have used beyond ``usage``. The limits count both.
+    ``worst_case`` is the most that interrupted and uncounted calls may have used beyond ``usage``.
+    The limits count both.
     """
 
     kind: Literal["budget_updated"] = "budget_updated"
@@ -348,8 +369,8 @@ class BudgetUpdated(_LiveEvent):
 class RateLimited(_LiveEvent):
     """Live: an endpoint limits its rate; the client sends nothing there for ``seconds``.
 
-    If ``status`` is None, the endpoint was unreachable and a call retries after these seconds. ``rate`` is
-    the resulting limit in calls per second; None if none was found.
+    If ``status`` is None, the endpoint was unreachable and a call retries after these seconds.
+    ``rate`` is the resulting limit in calls per second; None if none was found.
     """
 
     subject_fields: ClassVar[tuple[str, ...]] = ("endpoint",)

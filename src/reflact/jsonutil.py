@@ -1,7 +1,7 @@
 """JSON values: their size and equality, writing long ones in chunks, and reading stored ones.
 
-A function of C blocks other threads until it returns, the event loop's thread too. So these functions never
-pass it a long value as a whole.
+A function of C blocks other threads until it returns, the event loop's thread too. So these
+functions never pass it a long value as a whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ CHUNK_SIZE = 20_000
 
 
 def build_object(pairs: Sequence[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
-    """Return an object of JSON; ValueError if it has a name twice, of which a reader sees only the last."""
+    """Return an object of JSON; ValueError if it has a name twice, of which a reader sees only the
+    last.
+    """
     result = dict(pairs)
     if len(result) < len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -51,7 +53,9 @@ def measure_size(value: JsonValue, limit: int) -> int:
 
 
 def is_short(values: Iterable[JsonValue], limit: int) -> bool:
-    """Whether values have at most ``limit`` values and characters together; counting stops beyond it."""
+    """Whether values have at most ``limit`` values and characters together; counting stops beyond
+    it.
+    """
     for value in values:
         limit -= measure_size(value, limit)
         if limit < 0:
@@ -75,7 +79,9 @@ def iter_json_chunks(value: JsonValue) -> Iterator[str]:
         return
     open_, close = "{}" if isinstance(value, dict) else "[]"
     yield open_
-    parts: Iterator[JsonValue] = _group_fields(value) if isinstance(value, dict) else _group_items(value)
+    parts: Iterator[JsonValue] = (
+        _group_fields(value) if isinstance(value, dict) else _group_items(value)
+    )
     for number, part in enumerate(parts):
         yield "," if number else ""
         if isinstance(part, dict) and len(part) == 1:
@@ -99,7 +105,8 @@ def flatten_fields(value: JsonValue, prefix: str = "") -> Iterator[tuple[str, Js
 
 
 def list_field_differences(values: Sequence[JsonValue]) -> dict[str, tuple[JsonValue, ...]]:
-    """Return the fields in which objects, as texts of JSON, differ, each with the value in every object.
+    """Return the fields in which objects, as texts of JSON, differ, each with the value in every
+    object.
 
     The name is dotted, and a missing field is None. Nothing is returned if a value is no such text.
     """
@@ -114,11 +121,15 @@ def list_field_differences(values: Sequence[JsonValue]) -> dict[str, tuple[JsonV
         objects.append(dict(flatten_fields(found)))
     names = sorted({name for fields in objects for name in fields})
     found_values = {name: tuple(fields.get(name) for fields in objects) for name in names}
-    return {name: each for name, each in found_values.items() if len(set(map(canonical_json, each))) > 1}
+    return {
+        name: each for name, each in found_values.items() if len(set(map(canonical_json, each))) > 1
+    }
 
 
 def _group_fields(value: dict[str, JsonValue]) -> Iterator[dict[str, JsonValue]]:
-    for names in _group(sorted(value), lambda name: len(name) + measure_size(value[name], CHUNK_SIZE)):
+    for names in _group(
+        sorted(value), lambda name: len(name) + measure_size(value[name], CHUNK_SIZE)
+    ):
         yield {name: value[name] for name in names}
 
 
@@ -143,8 +154,14 @@ def _group(values: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
 
 
 def replace_surrogates(text: str) -> str:
-    """Return text with U+FFFD in place of lone surrogates, which JSON can express and files cannot store."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    """Return text with U+FFFD in place of lone surrogates, which JSON can express and files cannot
+    store.
+    """
+    return (
+        text
+        if text.isascii()
+        else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    )
 
 
 def parse_foreign(text: bytes) -> Any:
@@ -188,4 +205,6 @@ def parse_stored(validate: Callable[[S], T], stored: S, what: str) -> T:
             "use the version that wrote it, or choose another out_dir"
         ) from None
     except (ValueError, TypeError, RecursionError) as error:
-        raise StoreError(f"the stored {what} is damaged ({error}); put back a copy of the file") from None
+        raise StoreError(
+            f"the stored {what} is damaged ({error}); put back a copy of the file"
+        ) from None

@@ -1,4 +1,6 @@
-"""Imports at the first use: of public names, so that a package loads no slow library, and of these libraries."""
+"""Imports at the first use: of public names, so that a package loads no slow library, and of these
+libraries.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The values of model calls: prompts, call ids, replies, drafts, reservations and stored responses."""
+"""The values of model calls: prompts, call ids, replies, drafts, reservations and stored
+responses.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from reflact.types import FrozenModel
 
 
 class ReplyModel(FrozenModel):
-    """Base of all reply types. Raise ``version``, part of a reply's key, if a field or a rule changes its meaning."""
+    """Base of all reply types. Raise ``version``, part of a reply's key, if a field or a rule
+    changes its meaning.
+    """
 
     version: ClassVar[int] = 1
 
@@ -47,8 +51,8 @@ SOURCE_WORDS = {"failure": "failures", "success": "successes"}
 class CallId(FrozenModel):
     """The logical identity of a call: its position in the run's plan, independent of time.
 
-    A call inside a rollout has the rollout's key and its number instead of a step, so that steps can share
-    rollouts.
+    A call inside a rollout has the rollout's key and its number instead of a step, so that steps
+    can share rollouts.
     """
 
     role: str = Field(pattern=r"^[a-z_]+$")
@@ -71,7 +75,9 @@ class CallId(FrozenModel):
 
     @property
     def title(self) -> str:
-        """The call in words, without the key of a rollout: ``merge of successes, level 1, group 2 in step 3``."""
+        """The call in words, without the key of a rollout: ``merge of successes, level 1, group 2
+        in step 3``.
+        """
         words = describe_call(self.purpose, self.part)
         return words if self.step is None else f"{words} in step {self.step}"
 
@@ -131,11 +137,10 @@ class NoReply(FrozenModel):
 class Draft(FrozenModel, Generic[R_co]):
     """The part of a streamed reply that has arrived.
 
-    Args:
-        attempt: From 1. Within an attempt drafts only grow. A new attempt starts empty, after an invalid reply
-            or a broken stream.
-        value: The reply so far, as JSON. Texts may be incomplete; lists end with the last complete element.
-            Only the types are validated.
+    Args: attempt: From 1. Within an attempt drafts only grow. A new attempt starts empty, after an
+        invalid reply or a broken stream.
+        value: The reply so far, as JSON. Texts may be incomplete; lists end with the last complete
+            element. Only the types are validated.
         reply: The validated reply, in the last draft only.
     """
 
@@ -145,9 +150,11 @@ class Draft(FrozenModel, Generic[R_co]):
 
 
 class CallReservation(FrozenModel):
-    """A call before its response: its worst-case usage stays reserved until the actual usage is known.
+    """A call before its response: its worst-case usage stays reserved until the actual usage is
+    known.
 
-    ``step`` and ``stage`` are what the run worked on when the call was sent; no key depends on them.
+    ``step`` and ``stage`` are what the run worked on when the call was sent; no key depends on
+    them.
     """
 
     key: str
@@ -190,9 +197,17 @@ class AgentAnswer(FrozenModel):
 
     @classmethod
     def from_counts(
-        cls, text: str, input_tokens: int, output_tokens: int, cached_tokens: int, *, truncated: bool = False
+        cls,
+        text: str,
+        input_tokens: int,
+        output_tokens: int,
+        cached_tokens: int,
+        *,
+        truncated: bool = False,
     ) -> Self:
-        """Return an answer with the tokens that a provider counted; zeros mean that it counted none."""
+        """Return an answer with the tokens that a provider counted; zeros mean that it counted
+        none.
+        """
         if not input_tokens and not output_tokens:
             return cls(text=text, truncated=truncated)
         usage = Usage(

@@ -1,8 +1,9 @@
 """Prompt files: finding, checking and rendering them.
 
-A prompt is ``NAME/vN.md``: YAML front matter (name, version, role, reply, variables, changelog), then the system part, a line ``<!-- user -->``, and the
-user part. Variables are written ``{{name}}``. They are replaced in one pass, so values may contain anything. A line
-``{{name?}}`` is left out, together with the empty line after it, if the value is empty. A released version never
+A prompt is ``NAME/vN.md``: YAML front matter (name, version, role, reply, variables, changelog),
+then the system part, a line ``<!-- user -->``, and the user part. Variables are written
+``{{name}}``. They are replaced in one pass, so values may contain anything. A line ``{{name?}}`` is
+left out, together with the empty line after it, if the value is empty. A released version never
 changes.
 """
 
@@ -70,7 +71,8 @@ class Prompt(FrozenModel):
         wrong -= OPTIONAL_VARIABLES & set(values)
         if wrong:
             raise PromptError(
-                f"prompt {self.header.name} v{self.header.version}: variables do not match: {_join_names(wrong)}"
+                f"prompt {self.header.name} v{self.header.version}: variables do not match: "
+                f"{_join_names(wrong)}"
             )
 
         def fill(part: str) -> str:
@@ -80,7 +82,9 @@ class Prompt(FrozenModel):
         messages = [Message(role="system", content=fill(self.system).strip())]
         if self.user:
             messages.append(Message(role="user", content=fill(self.user).strip()))
-        return RenderedPrompt(name=self.header.name, version=self.header.version, messages=tuple(messages))
+        return RenderedPrompt(
+            name=self.header.name, version=self.header.version, messages=tuple(messages)
+        )
 
 
 class PromptBook(FrozenModel):
@@ -93,7 +97,9 @@ class PromptBook(FrozenModel):
         return self.prompts[name].render(values)
 
     def is_reasoned(self, name: str) -> bool:
-        """Whether the replies to a prompt begin with reasoning in free text, without limits of length."""
+        """Whether the replies to a prompt begin with reasoning in free text, without limits of
+        length.
+        """
         return self.prompts[name].header.reply.startswith("Reasoned")
 
     def identity(self, names: Collection[str]) -> dict[str, JsonValue]:
@@ -106,10 +112,11 @@ class PromptBook(FrozenModel):
 
 
 def fence(tag: str, text: str) -> str:
-    """Return text between tags that it cannot close: the tag is lengthened until the text does not contain it.
+    """Return text between tags that it cannot close: the tag is lengthened until the text does not
+    contain it.
 
-    A text also contains a tag if a model may read something as it: a tag in capitals, with spaces, with
-    invisible characters, or with up to half of its letters from other scripts.
+    A text also contains a tag if a model may read something as it: a tag in capitals, with spaces,
+    with invisible characters, or with up to half of its letters from other scripts.
     """
     opened = _tag_names(text)
     while any(_resembles(name, tag) for name in opened):
@@ -118,27 +125,36 @@ def fence(tag: str, text: str) -> str:
 
 
 def _tag_names(text: str) -> set[str]:
-    """Return the names after angle brackets of a text, in lower case and without invisible characters."""
+    """Return the names after angle brackets of a text, in lower case and without invisible
+    characters.
+    """
     if "<" not in text and text.isascii():
         return set()
     plain = unicodedata.normalize("NFKD", text).casefold()
-    visible = "".join(c for c in plain if c.isspace() or unicodedata.category(c) not in INVISIBLE_CATEGORIES)
+    visible = "".join(
+        c for c in plain if c.isspace() or unicodedata.category(c) not in INVISIBLE_CATEGORIES
+    )
     return set(OPENING_TAG.findall(visible))
 
 
 def _resembles(name: str, tag: str) -> bool:
     letters = name[: len(tag)]
     following = name[len(tag) : len(tag) + 1]
-    if len(letters) < len(tag) or (following.isascii() and (following.isalnum() or following == "_")):
+    if len(letters) < len(tag) or (
+        following.isascii() and (following.isalnum() or following == "_")
+    ):
         return False
     same = sum(a == b for a, b in zip(letters, tag, strict=True))
-    return 2 * same >= len(tag) and all(a == b or not a.isascii() for a, b in zip(letters, tag, strict=True))
+    return 2 * same >= len(tag) and all(
+        a == b or not a.isascii() for a, b in zip(letters, tag, strict=True)
+    )
 
 
 def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = None) -> PromptBook:
     """Load all prompts: pinned versions, else the newest ones.
 
-    Those of ``prompts.folder`` come first, then those of ``folder``, which an environment may bring.
+    Those of ``prompts.folder`` come first, then those of ``folder``, which an environment may
+    bring.
 
     Raises:
         PromptError: A file is missing or malformed, or a name is unknown.
@@ -150,14 +166,17 @@ def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = N
     unknown = set(pinned) - set(names)
     if unknown:
         raise PromptError(
-            f"prompts.versions: no prompt is called {_join_names(unknown)}; there are {_join_names(names)}"
+            f"prompts.versions: no prompt is called {_join_names(unknown)}; there are "
+            f"{_join_names(names)}"
         )
     own = {"prompts.folder": config.folder, "the environment's prompt_folder": folder}
     for key, place in own.items():
         if place is not None and not place.is_dir():
             raise PromptError(f"{key}: {place} is not a folder; name the one that has NAME/vN.md")
     folders = [*(place for place in own.values() if place is not None), packaged]
-    return PromptBook(prompts={name: _find_prompt(name, pinned.get(name), folders) for name in names})
+    return PromptBook(
+        prompts={name: _find_prompt(name, pinned.get(name), folders) for name in names}
+    )
 
 
 def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
@@ -193,13 +212,16 @@ def _list_stage_prompts(config: TrainerConfig, sources: Iterable[str]) -> set[st
 
 
 def find_data_folder(name: str) -> Path:
-    """Return the packaged folder ``prompts``, ``demo`` or ``calibration``, in the wheel or the source tree.
+    """Return the packaged folder ``prompts``, ``demo`` or ``calibration``, in the wheel or the
+    source tree.
 
     Raises:
         PromptError: The installation lacks it.
     """
     packaged = Path(str(files("reflact"))) / "_data" / name
-    source = Path(__file__).resolve().parents[2] / ("prompts" if name == "prompts" else f"fixtures/{name}")
+    source = Path(__file__).resolve().parents[2] / (
+        "prompts" if name == "prompts" else f"fixtures/{name}"
+    )
     for folder in (packaged, source):
         if folder.is_dir():
             return folder
@@ -209,8 +231,8 @@ def find_data_folder(name: str) -> Path:
 def read_prompt(path: Path) -> Prompt:
     """Read one prompt file.
 
-    Raises:
-        PromptError: It cannot be read, its front matter is wrong, or variables and text do not match.
+    Raises: PromptError: It cannot be read, its front matter is wrong, or variables and text do not
+        match.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -227,12 +249,15 @@ def _parse_prompt(path: Path, text: str) -> Prompt:
     try:
         header = PromptHeader.model_validate(yaml.safe_load(parts[1]))
     except (yaml.YAMLError, ValidationError) as error:
-        raise PromptError(f"{path}: front matter is wrong: {' '.join(str(error).split())}") from None
+        raise PromptError(
+            f"{path}: front matter is wrong: {' '.join(str(error).split())}"
+        ) from None
     system, _, user = parts[2].partition(USER_PART)
     used = set(VARIABLE.findall(parts[2]))
     if used != set(header.variables):
         raise PromptError(
-            f"{path}: variables in text and front matter differ: {_join_names(used ^ set(header.variables))}"
+            f"{path}: variables in text and front matter differ: "
+            f"{_join_names(used ^ set(header.variables))}"
         )
     if (header.name, f"v{header.version}") != (path.parent.name, path.stem):
         raise PromptError(f"{path}: its front matter is that of {header.name} v{header.version}")
@@ -241,7 +266,9 @@ def _parse_prompt(path: Path, text: str) -> Prompt:
 
 
 def _find_prompt(name: str, version: int | None, folders: Sequence[Path]) -> Prompt:
-    """Return the pinned version of a prompt, else the newest one, of the first folder that has it."""
+    """Return the pinned version of a prompt, else the newest one, of the first folder
+    that has it.
+    """
     for folder in folders:
         paths = {int(p.stem[1:]): p for p in (folder / name).glob("v*.md") if p.stem[1:].isdigit()}
         chosen = version if version is not None else max(paths, default=None)

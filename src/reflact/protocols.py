@@ -1,6 +1,8 @@
-"""Protocols of what a run works with: models, targets, environments, proposers, annotators, stored outcomes.
+"""Protocols of what a run works with: models, targets, environments, proposers, annotators, stored
+outcomes.
 
-They name what an object must have. ``adapters`` says what it may have in addition, with a default for each part.
+They name what an object must have. ``adapters`` says what it may have in addition, with a default
+for each part.
 """
 
 from __future__ import annotations
@@ -54,12 +56,10 @@ class LLM(Protocol):
     ) -> Reply[R]:
         """Send a prompt and return a validated reply.
 
-        Args:
-            prompt: The messages.
-            reply_type: The type of the reply; ``Text`` for plain text.
+        Args: prompt: The messages. reply_type: The type of the reply; ``Text`` for plain text.
             call_id: The call's logical identity; part of the key under which the reply is stored.
-            check: Raises ValueError if a well-formed reply does not fit the data; the reply is then sent
-                back with that reason. It must depend only on the prompt's data.
+            check: Raises ValueError if a well-formed reply does not fit the data; the reply is then
+            sent back with that reason. It must depend only on the prompt's data.
 
         Raises:
             ReplyError: No attempt gave a valid reply.
@@ -102,21 +102,25 @@ class Environment(Protocol):
         """Return a split's items, in a fixed order."""
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Let the session work on an item and grade the result; ``seed`` derives from the item and the trial.
+        """Let the session work on an item and grade the result; ``seed`` derives from the item and
+        the trial.
 
         Do not catch a ``ModelError``. Any other exception leaves the item unmeasured.
         """
 
 
 class RequestSender(Protocol):
-    """Makes the requests of an agent part of a run: stored, limited, charged, recorded and replayed."""
+    """Makes the requests of an agent part of a run: stored, limited, charged, recorded and
+    replayed.
+    """
 
     @property
     def identity(self) -> str:
         """The endpoint, model and settings that influence answers; never credentials."""
 
     async def forward(self, body: Mapping[str, JsonValue], *, call_id: CallId) -> str:
-        """Send a request of a chat completion to the run's endpoint and return the completion, in JSON.
+        """Send a request of a chat completion to the run's endpoint and return the completion, in
+        JSON.
 
         The run's model and settings win over those of ``body``. Raises as ``send``.
         """
@@ -130,11 +134,10 @@ class RequestSender(Protocol):
     ) -> str:
         """Return the text of the stored answer, or of a new one.
 
-        Args:
-            body: All that the answer depends on, as the key of the request and as its record; without credentials.
-            call_id: The call's logical identity.
-            answer: Asks the agent's model once. It raises ConnectionError if the model cannot be reached; any other
-                error with an HTTP status as ``status_code`` counts as the provider's refusal.
+        Args: body: All that the answer depends on, as the key of the request and as its record;
+            without credentials. call_id: The call's logical identity. answer: Asks the agent's
+            model once. It raises ConnectionError if the model cannot be reached; any other error
+            with an HTTP status as ``status_code`` counts as the provider's refusal.
 
         Raises:
             ModelError: There is no answer, after all retries.
@@ -149,7 +152,9 @@ class ConnectedTarget(Target, Protocol):
         """Return the settings of ``models.target`` with the agent's model and endpoint."""
 
     def connect(self, sender: RequestSender, config: ModelConfig) -> Target:
-        """Return the target with its requests going through a run, under the settings of ``models.target``."""
+        """Return the target with its requests going through a run, under the settings of
+        ``models.target``.
+        """
 
 
 class StepEvidence(FrozenModel):
@@ -159,7 +164,8 @@ class StepEvidence(FrozenModel):
         step: The step.
         cases: The measured rollouts, in the order of the step's items; without successes if
             ``reflect.failure_only`` is on.
-        attempts: The earlier steps of the epoch with their verdicts, if ``reflect.step_buffer`` is on.
+        attempts: The earlier steps of the epoch with their verdicts, if ``reflect.step_buffer`` is
+        on.
         rejected_edits: Changes of earlier epochs that did not help and are relevant to the cases.
         meta_skill: The optimizer's memory.
         task: What is known of the tasks, the score and the agent, as a section of a prompt.
@@ -174,7 +180,9 @@ class StepEvidence(FrozenModel):
 
 
 class StepBudget(Protocol):
-    """What a proposer may spend in a step; the run's budget, its store and its records cover all of it."""
+    """What a proposer may spend in a step; the run's budget, its store and its records cover all of
+    it.
+    """
 
     @property
     def max_edits(self) -> int | None:
@@ -192,20 +200,19 @@ class StepBudget(Protocol):
     ) -> R | NoReply:
         """Ask the optimizer.
 
-        Args:
-            prompt: The messages.
-            reply_type: The type of the reply.
-            purpose: The calls' name in events and in the spend, of lower-case letters and underscores.
-            part: Distinguishes the calls of a purpose in a step; each has a reply and a seed of its own.
-            check: Raises ValueError if a reply cannot be used; it is then sent back with the reason.
-            shorten: Returns a shorter prompt, which is sent if the first does not fit the model's context.
+        Args: prompt: The messages. reply_type: The type of the reply. purpose: The calls' name in
+            events and in the spend, of lower-case letters and underscores. part: Distinguishes the
+            calls of a purpose in a step; each has a reply and a seed of its own. check: Raises
+            ValueError if a reply cannot be used; it is then sent back with the reason. shorten:
+            Returns a shorter prompt, which is sent if the first does not fit the model's context.
 
         Raises:
             ProviderError: The endpoint refused, failed or could not be reached; do not catch it.
         """
 
     async def roll_out(self, documents: Sequence[str]) -> tuple[tuple[Rollout, ...], ...]:
-        """Roll documents out on the step's items, in the items' order; what is stored is not paid for again.
+        """Roll documents out on the step's items, in the items' order; what is stored is not paid
+        for again.
 
         Raises:
             RunFailed: No rollout of a document could be measured; do not catch it.
@@ -219,11 +226,15 @@ class Proposer(Protocol):
     def identity(self) -> str:
         """A name with the settings that its documents depend on; part of the run's identity."""
 
-    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
-        """Return new documents; they race on the validation items, and the best one goes to the gate.
+    async def propose(
+        self, skill: Skill, evidence: StepEvidence, budget: StepBudget
+    ) -> Sequence[Rewrite]:
+        """Return new documents; they race on the validation items, and the best one goes to the
+        gate.
 
-        Protected regions of the skill stay as they are; a text may repeat them or leave them out. The result must
-        depend on the arguments and on what the budget returns alone, so that a resumed run repeats it.
+        Protected regions of the skill stay as they are; a text may repeat them or leave them out.
+        The result must depend on the arguments and on what the budget returns alone, so that a
+        resumed run repeats it.
         """
 
 
@@ -274,7 +285,9 @@ class RolloutStore(Protocol):
 
 
 class DecisionLog(Protocol):
-    """Outcomes that decisions of one run used and that no response or rollout stores, by step and label."""
+    """Outcomes that decisions of one run used and that no response or rollout stores, by step and
+    label.
+    """
 
     async def get(self, step: int, label: str) -> JsonValue:
         """Return the logged outcome, or None."""

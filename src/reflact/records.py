@@ -42,10 +42,10 @@ UNPROVEN: tuple[GateAction, ...] = ("set_aside", "return")
 class SkillVersion(FrozenModel):
     """A skill version: number 0 is the initial document; ``origin`` names the step that created it.
 
-    The score is the mean, in the gate's metric, over the items and trials on which this document was measured: ``n``
-    items with ``trials`` each, as far as the gate counts them. An ``inherited`` score is that of the version before; it
-    is shown and never used for a decision. ``examples`` are the worked examples in the document: it contains the text of
-    these items.
+    The score is the mean, in the gate's metric, over the items and trials on which this document
+    was measured: ``n`` items with ``trials`` each, as far as the gate counts them. An ``inherited``
+    score is that of the version before; it is shown and never used for a decision. ``examples`` are
+    the worked examples in the document: it contains the text of these items.
     """
 
     number: int
@@ -62,7 +62,10 @@ class SkillVersion(FrozenModel):
         """Whose text the document holds in its worked examples, as the end of a sentence."""
         if not self.examples:
             return ""
-        return f", and holds the text of {list_items((e.item_id for e in self.examples), 'train item')}"
+        return (
+            ", and holds the text of "
+            f"{list_items((e.item_id for e in self.examples), 'train item')}"
+        )
 
 
 class StepBufferEntry(FrozenModel):
@@ -79,16 +82,18 @@ class StepBufferEntry(FrozenModel):
 
 
 class StepRecord(FrozenModel):
-    """The result of a committed step. The same inputs give the same bytes, so times and spend are elsewhere.
+    """The result of a committed step. The same inputs give the same bytes, so times and spend are
+    elsewhere.
 
-    ``created_versions`` are an accepted candidate, then the document with new notes in its appendix. ``notes``
-    is None if the step did not change them. ``current`` and ``best`` are the versions after the step.
-    ``fallbacks`` are model decisions that failed, other than those of merging and selection. ``batches`` are the
-    measurements of the step's batches. ``fail_reasons`` are the failures grouped by the environment's feedback, if
-    no analyst named a pattern. ``rewrite_summary`` is what the call that rewrote the document says it changed.
-    ``source`` made the candidates. ``rewrites`` are the documents that it wrote, ``race`` is what was measured of the
-    candidates before the gate. ``n_rollouts`` and ``n_tokens`` are what the step cost: rollouts that no earlier step had,
-    and estimated tokens of the optimizer.
+    ``created_versions`` are an accepted candidate, then the document with new notes in its
+    appendix. ``notes`` is None if the step did not change them. ``current`` and ``best`` are the
+    versions after the step. ``fallbacks`` are model decisions that failed, other than those of
+    merging and selection. ``batches`` are the measurements of the step's batches. ``fail_reasons``
+    are the failures grouped by the environment's feedback, if no analyst named a pattern.
+    ``rewrite_summary`` is what the call that rewrote the document says it changed. ``source`` made
+    the candidates. ``rewrites`` are the documents that it wrote, ``race`` is what was measured of
+    the candidates before the gate. ``n_rollouts`` and ``n_tokens`` are what the step cost: rollouts
+    that no earlier step had, and estimated tokens of the optimizer.
     """
 
     step: int
@@ -110,7 +115,9 @@ class StepRecord(FrozenModel):
     current: SkillVersion
     best: SkillVersion
     fallbacks: tuple[Fallback, ...] = ()
-    fail_reasons: tuple[FailurePattern, ...] = Field(default=(), exclude_if=lambda reasons: not reasons)
+    fail_reasons: tuple[FailurePattern, ...] = Field(
+        default=(), exclude_if=lambda reasons: not reasons
+    )
     source: str = "edits"
     rewrites: tuple[Rewrite, ...] = Field(default=(), exclude_if=lambda rewrites: not rewrites)
     race: tuple[RaceEntry, ...] = Field(default=(), exclude_if=lambda race: not race)
@@ -119,8 +126,12 @@ class StepRecord(FrozenModel):
 
     @property
     def patterns(self) -> tuple[FailurePattern, ...]:
-        """The patterns that analysts or the proposer named; without any, the failures by their feedback."""
-        named = [report.patterns for report in self.reports] + [r.patterns for r in self.rewrites[:1]]
+        """The patterns that analysts or the proposer named; without any, the failures by their
+        feedback.
+        """
+        named = [report.patterns for report in self.reports] + [
+            r.patterns for r in self.rewrites[:1]
+        ]
         return tuple(pattern for patterns in named for pattern in patterns) or self.fail_reasons
 
 
@@ -128,7 +139,9 @@ ComparisonCategory = Literal["improved", "regressed", "persistent_failure", "sta
 
 
 class ItemComparison(FrozenModel):
-    """The scores of a train item under the last skill of the previous epoch and under the current skill."""
+    """The scores of a train item under the last skill of the previous epoch and under the current
+    skill.
+    """
 
     item_id: str
     category: ComparisonCategory
@@ -153,11 +166,11 @@ class SlowUpdate(FrozenModel):
 class EpochRecord(FrozenModel):
     """The result of the end of an epoch, whose last step is ``step``.
 
-    ``last_hash`` is the hash of the skill after that step, before any slow update. ``comparisons`` are the
-    items that were measured under both skills, ``left_out`` those of them that ``slow_update.pair_policy`` did not
-    choose. ``slow_update`` is None if it is off, ``meta_skill`` if it did
-    not change; ``meta_skill_reasoning`` is the model's reasoning behind it. ``current`` and ``best`` are the
-    versions afterwards.
+    ``last_hash`` is the hash of the skill after that step, before any slow update. ``comparisons``
+    are the items that were measured under both skills, ``left_out`` those of them that
+    ``slow_update.pair_policy`` did not choose. ``slow_update`` is None if it is off, ``meta_skill``
+    if it did not change; ``meta_skill_reasoning`` is the model's reasoning behind it. ``current``
+    and ``best`` are the versions afterwards.
     """
 
     epoch: int = Field(ge=1)
@@ -215,12 +228,12 @@ class CandidateReview(FrozenModel):
 class RunState(FrozenModel):
     """The state of a run after its last commit: the input of the next step.
 
-    ``step`` and ``epoch`` are the last committed step and its epoch, ``latest_version`` the highest version
-    number. ``step_buffer`` are the earlier steps of the epoch. ``seen_hashes`` are the documents that the run
-    accepted or rejected, without those that it set aside. ``deterministic``: all repeated rollouts agreed so far.
-    ``kept`` are the versions that were ever current, the initial one first; ``ranking`` is what the ranked gate
-    has observed. ``last_hash`` is the hash of the skill after the last step of ``last_committed_epoch``, before any
-    slow update.
+    ``step`` and ``epoch`` are the last committed step and its epoch, ``latest_version`` the highest
+    version number. ``step_buffer`` are the earlier steps of the epoch. ``seen_hashes`` are the
+    documents that the run accepted or rejected, without those that it set aside. ``deterministic``:
+    all repeated rollouts agreed so far. ``kept`` are the versions that were ever current, the
+    initial one first; ``ranking`` is what the ranked gate has observed. ``last_hash`` is the hash
+    of the skill after the last step of ``last_committed_epoch``, before any slow update.
     """
 
     step: int = 0
@@ -239,7 +252,9 @@ class RunState(FrozenModel):
     meta_skill: str = ""
 
     def after(self, records: Iterable[CommitRecord]) -> RunState:
-        """Return the state after further commits; many of them take time in proportion to their number."""
+        """Return the state after further commits; many of them take time in proportion to their
+        number.
+        """
         state = self
         kept = {version.number: version for version in self.kept}
         seen = dict.fromkeys(self.seen_hashes)
@@ -265,13 +280,16 @@ class RunState(FrozenModel):
                     "current": record.current,
                     "best": record.best,
                     "latest_version": max(state.latest_version, record.current.number),
-                    "deterministic": state.deterministic and (verdict is None or verdict.deterministic),
+                    "deterministic": state.deterministic
+                    and (verdict is None or verdict.deterministic),
                 }
             )
         ranking = self.ranking
         if ranking is not None:
             known = {node.skill_hash for node in ranking.nodes}
-            added = [VersionNode(skill_hash=h, parent=p) for h, p in parents.items() if h not in known]
+            added = [
+                VersionNode(skill_hash=h, parent=p) for h, p in parents.items() if h not in known
+            ]
             ranking = ranking.extend(added, passes)
         growth = {"seen_hashes": tuple(seen), "kept": tuple(kept.values()), "ranking": ranking}
         return state.model_copy(update=growth)
@@ -291,7 +309,9 @@ def _list_settled(record: CommitRecord) -> set[str]:
 
 
 def _update_position(state: RunState, record: CommitRecord) -> dict[str, object]:
-    """Return where a run is after a commit, in steps and epochs, and what its prompts show of it."""
+    """Return where a run is after a commit, in steps and epochs, and what its prompts
+    show of it.
+    """
     match record:
         case StepRecord():
             buffer = state.step_buffer if state.epoch == record.epoch else ()
@@ -309,7 +329,8 @@ def _update_position(state: RunState, record: CommitRecord) -> dict[str, object]
 def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
     """Return the entry that the prompts of later steps in the epoch show.
 
-    An unproven candidate is without scores and edits, because the optimizer would read them as a refutation.
+    An unproven candidate is without scores and edits, because the optimizer would read them as a
+    refutation.
     """
     verdict = record.verdict
     is_settled = verdict.accepted or verdict.refuted
@@ -341,7 +362,11 @@ class Usage(FrozenModel):
     uncounted: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        usd = None if self.usd is None and other.usd is None else (self.usd or 0.0) + (other.usd or 0.0)
+        usd = (
+            None
+            if self.usd is None and other.usd is None
+            else (self.usd or 0.0) + (other.usd or 0.0)
+        )
         return Usage(
             calls=self.calls + other.calls,
             input_tokens=self.input_tokens + other.input_tokens,
@@ -352,7 +377,9 @@ class Usage(FrozenModel):
         )
 
     def __sub__(self, other: Usage) -> Usage:
-        """Return the consumption since an earlier moment; its price is unknown if none is known now."""
+        """Return the consumption since an earlier moment; its price is unknown if none is known
+        now.
+        """
         counts = self.model_dump(exclude={"usd"}).items()
         usd = None if self.usd is None else self.usd - (other.usd or 0.0)
         return Usage(usd=usd, **{name: count - getattr(other, name) for name, count in counts})
@@ -361,9 +388,9 @@ class Usage(FrozenModel):
 class Spend(FrozenModel):
     """A run's usage for one role and purpose.
 
-    ``unsettled`` counts calls that a crash, a cancellation, a time-out or a broken connection cut off.
-    ``worst_case`` is the most that these calls and all uncounted answers may have cost. A budget counts
-    ``usage`` plus ``worst_case``.
+    ``unsettled`` counts calls that a crash, a cancellation, a time-out or a broken connection cut
+    off. ``worst_case`` is the most that these calls and all uncounted answers may have cost. A
+    budget counts ``usage`` plus ``worst_case``.
     """
 
     role: str
@@ -390,13 +417,14 @@ def weigh_scores(hard: float, soft: float, soft_weight: float) -> float:
 class SkillScore(FrozenModel):
     """The score of a skill on a split for reports: mean, count and 95% interval of the hard score.
 
-    ``n`` counts measured rollouts: items times ``trials``. The interval is Wilson's if there is a single trial
-    with scores of 0 and 1, else a normal one over the means of items (see ``reflact.gate.intervals``).
-    ``selected_on`` is true if the gate used the same trials, which biases the score upwards. ``buckets`` are
-    the task types in alphabetical order; empty if items have no type. A null answer, which is graded in place of
-    the target's, has an ``answer``; its ``skill_hash`` is that of a document which stands for it. ``metrics`` are the
-    means of the environment's further numbers, each over the rollouts that have it. ``soft_weight`` is that of the
-    soft score in the gate's metric, 0..1.
+    ``n`` counts measured rollouts: items times ``trials``. The interval is Wilson's if there is a
+    single trial with scores of 0 and 1, else a normal one over the means of items (see
+    ``reflact.gate.intervals``). ``selected_on`` is true if the gate used the same trials, which
+    biases the score upwards. ``buckets`` are the task types in alphabetical order; empty if items
+    have no type. A null answer, which is graded in place of the target's, has an ``answer``; its
+    ``skill_hash`` is that of a document which stands for it. ``metrics`` are the means of the
+    environment's further numbers, each over the rollouts that have it. ``soft_weight`` is that of
+    the soft score in the gate's metric, 0..1.
     """
 
     name: str
@@ -433,10 +461,11 @@ EVALUATION_LABEL = "eval/"
 
 
 class Improvement(FrozenModel):
-    """The mean difference between a skill and the baseline over the same items, with its 95% interval.
+    """The mean difference between a skill and the baseline over the same items, with its 95%
+    interval.
 
-    In the gate's metric, in which the soft score has the weight ``soft_weight``, 0..1. ``n`` counts the items that were
-    measured under both.
+    In the gate's metric, in which the soft score has the weight ``soft_weight``, 0..1. ``n`` counts
+    the items that were measured under both.
     """
 
     name: str
@@ -451,10 +480,9 @@ class Improvement(FrozenModel):
 class SkillComparison(ShortReprModel):
     """A document beside others on one split.
 
-    Args:
-        skill: The document's score.
-        others: The scores of the others; their names say what they are.
-        improvements: What the document gains over each of them, under the other's name, paired by item.
+    Args: skill: The document's score. others: The scores of the others; their names say what they
+        are. improvements: What the document gains over each of them, under the other's name, paired
+        by item.
     """
 
     skill: SkillScore
@@ -465,13 +493,13 @@ class SkillComparison(ShortReprModel):
 class Claim(FrozenModel):
     """The claim at the end of a run: its best skill is better than the initial one.
 
-    It is ``confirmed`` if the 95% interval of the improvement lies above 0, and ``chance`` is at most 2.5%. On the test
-    split nothing was selected, so a false claim is confirmed in at most 2.5% of runs. On ``val`` it says nothing about
-    other items.
+    It is ``confirmed`` if the 95% interval of the improvement lies above 0, and ``chance`` is at
+    most 2.5%. On the test split nothing was selected, so a false claim is confirmed in at most 2.5%
+    of runs. On ``val`` it says nothing about other items.
 
-    Attributes:
-        chance: The probability of so large a gain, 0..1, if each item that differs were as likely to be worse as better
-            (exact sign test, one-sided); None for several trials of the same items.
+    Attributes: chance: The probability of so large a gain, 0..1, if each item that differs were as
+        likely to be worse as better (exact sign test, one-sided); None for several trials of the
+        same items.
     """
 
     improvement: Improvement
@@ -487,17 +515,20 @@ class ActionCount(FrozenModel):
 
 
 class StageTime(FrozenModel):
-    """Active wall time spent in a stage, in seconds, over all starts of the run; stages may overlap."""
+    """Active wall time spent in a stage, in seconds, over all starts of the run; stages may
+    overlap.
+    """
 
     stage: str
     seconds: float
 
 
 class StageCost(FrozenModel):
-    """What a stage of a step took, over all starts of the run: active seconds, and spend by role and purpose.
+    """What a stage of a step took, over all starts of the run: active seconds, and spend by role
+    and purpose.
 
-    Step 0 is the baseline; the ends of epochs and of the run count for the step before them. The spend holds the
-    calls that were sent in the stage, so it leaves out what was found in the store.
+    Step 0 is the baseline; the ends of epochs and of the run count for the step before them. The
+    spend holds the calls that were sent in the stage, so it leaves out what was found in the store.
     """
 
     step: int
@@ -571,7 +602,9 @@ class FaultCount(FrozenModel):
 
 
 class EpochStats(FrozenModel):
-    """Counts of an epoch's decisions, and the gate scores at its end; None if a text was not measured."""
+    """Counts of an epoch's decisions, and the gate scores at its end; None if a text was not
+    measured.
+    """
 
     epoch: int
     steps: int
@@ -584,7 +617,9 @@ class EpochStats(FrozenModel):
 
 
 class IntervalEstimate(FrozenModel):
-    """A measured number and its 95% interval; for a single trace the interval is the whole range."""
+    """A measured number and its 95% interval; for a single trace the interval is the
+    whole range.
+    """
 
     value: float
     low: float
@@ -592,10 +627,12 @@ class IntervalEstimate(FrozenModel):
 
 
 class CriticAccuracy(FrozenModel):
-    """The accuracy of a critic's scores on traces with known correct scores; intervals are over the traces.
+    """The accuracy of a critic's scores on traces with known correct scores; intervals are over the
+    traces.
 
-    ``transitions`` counts the scored steps. ``error`` is the mean absolute error of the estimated progress, in
-    0..10; ``accuracy`` is the share of pairs of states in the correct order, or None without such a pair.
+    ``transitions`` counts the scored steps. ``error`` is the mean absolute error of the estimated
+    progress, in 0..10; ``accuracy`` is the share of pairs of states in the correct order, or None
+    without such a pair.
     """
 
     traces: int
@@ -607,10 +644,9 @@ class CriticAccuracy(FrozenModel):
 class DocumentResult(FrozenModel):
     """What the target answered to an item under one document.
 
-    Args:
-        rollouts: The measured trials that the document's reported score covers, in order.
-        usage: The consumption of their calls; None if the calls were not seen, as with a target of your own.
-        error: The reason if a trial could not be measured.
+    Args: rollouts: The measured trials that the document's reported score covers, in order. usage:
+        The consumption of their calls; None if the calls were not seen, as with a target of your
+        own. error: The reason if a trial could not be measured.
     """
 
     rollouts: tuple[Rollout, ...] = ()
@@ -630,11 +666,12 @@ class DocumentResult(FrozenModel):
 
 
 class ItemResult(FrozenModel):
-    """An item of a run with the answers under the initial document (``baseline``) and under the best one.
+    """An item of a run with the answers under the initial document (``baseline``) and under the
+    best one.
 
-    ``expected`` is the item's reference. ``wrong``: the best document's hard score is below 1, or below
-    ``train.success_threshold`` if that is set. ``category`` compares the hard scores of both documents; it is None
-    unless both are measured.
+    ``expected`` is the item's reference. ``wrong``: the best document's hard score is below 1, or
+    below ``train.success_threshold`` if that is set. ``category`` compares the hard scores of both
+    documents; it is None unless both are measured.
     """
 
     item_id: str
@@ -658,9 +695,11 @@ def average_metrics(rollouts: Iterable[Rollout]) -> dict[str, float]:
 
 
 class CodeFailure(FrozenModel):
-    """An exception of the caller's own code, such as an environment, a target, a grader or a proposer.
+    """An exception of the caller's own code, such as an environment, a target, a grader or a
+    proposer.
 
-    ``item_id`` is None outside of rollouts. ``traceback`` has no keys, and loses its middle if it is long.
+    ``item_id`` is None outside of rollouts. ``traceback`` has no keys, and loses its middle if it
+    is long.
     """
 
     step: int
@@ -672,8 +711,9 @@ class CodeFailure(FrozenModel):
 class CriticDescription(FrozenModel):
     """A critic whose scores or notes a run used.
 
-    ``identity`` is its model, prompt, settings and snapshot as canonical JSON, ``snapshot`` the hash of the
-    pinned prompt and pairs, ``pairs`` their number. ``accuracy`` is None if it was not measured.
+    ``identity`` is its model, prompt, settings and snapshot as canonical JSON, ``snapshot`` the
+    hash of the pinned prompt and pairs, ``pairs`` their number. ``accuracy`` is None if it was not
+    measured.
     """
 
     identity: str
@@ -693,13 +733,14 @@ StoredStatus = RunStatus | Literal["running"]
 class RunSummary(ShortReprModel):
     """The outcome of a run: ``Trainer.train`` returns it, and ``summary.json`` contains it.
 
-    ``claim`` is None if the initial skill is the best one or the claim could not be measured. ``missing`` names
-    each final measurement that failed, with the reason. ``reuse`` describes the latest start. ``faults``
-    counts faults of attempts of calls, even if a retry succeeded; calls of models passed as objects are not counted.
-    ``critic`` is the critic that graded, ``annotated_by`` the critic that wrote notes for failure analysts; JSON
-    omits both if there is none. ``version`` is the version of reflact. ``verdict`` is the outcome in words.
-    ``warnings`` are in plain words too, such as on a task that a constant answer solves. ``added_tokens`` is about how
-    many tokens the best document adds to each call of the target, beside the initial one.
+    ``claim`` is None if the initial skill is the best one or the claim could not be measured.
+    ``missing`` names each final measurement that failed, with the reason. ``reuse`` describes the
+    latest start. ``faults`` counts faults of attempts of calls, even if a retry succeeded; calls of
+    models passed as objects are not counted. ``critic`` is the critic that graded, ``annotated_by``
+    the critic that wrote notes for failure analysts; JSON omits both if there is none. ``version``
+    is the version of reflact. ``verdict`` is the outcome in words. ``warnings`` are in plain words
+    too, such as on a task that a constant answer solves. ``added_tokens`` is about how many tokens
+    the best document adds to each call of the target, beside the initial one.
     """
 
     version: str | None = None
@@ -731,11 +772,14 @@ class RunSummary(ShortReprModel):
     seconds: float = 0.0
     config: JsonValue = Field(default=None, repr=False)
     critic: CriticDescription | None = Field(default=None, exclude_if=lambda value: value is None)
-    annotated_by: CriticDescription | None = Field(default=None, exclude_if=lambda value: value is None)
+    annotated_by: CriticDescription | None = Field(
+        default=None, exclude_if=lambda value: value is None
+    )
 
     def score(self, name: str, split: Split) -> SkillScore | None:
         """Return a score on a split by its name, or None.
 
-        Names are ``baseline``, ``placebo``, ``shuffled``, ``null_empty``, ``null_refusal``, ``null_frequent``, ``best``, ``final``.
+        Names are ``baseline``, ``placebo``, ``shuffled``, ``null_empty``, ``null_refusal``,
+        ``null_frequent``, ``best``, ``final``.
         """
         return next((s for s in self.scores if s.name == name and s.split is split), None)

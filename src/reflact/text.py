@@ -1,4 +1,6 @@
-"""Text for people: escaped, shortened, counted. Messages, terminals and pages all use these functions."""
+"""Text for people: escaped, shortened, counted. Messages, terminals and pages all use these
+functions.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ DAY = 86400
 
 
 def escape_controls(text: str) -> str:
-    """Return a text with control and format characters as escapes, so that it cannot steer a terminal.
+    """Return a text with control and format characters as escapes, so that it cannot steer a
+    terminal.
 
     Control characters move the cursor, change titles and fill the clipboard. Format characters hide
     letters and reverse the direction of text. A lone surrogate cannot be encoded at all.

@@ -58,17 +58,15 @@ Example = tuple[JsonValue, JsonValue]
 class Trainer:
     """Trains a skill document.
 
-    Args:
-        config: A ``TrainerConfig``, a mapping, or the path of a YAML or TOML file.
-        environment: Used instead of the one that the configuration names.
-        target: Used instead of a chat model.
-        optimizer: Used instead of the configured model.
-        transport: Carries HTTP requests instead of the network.
-        approve: Asked about each candidate that the gate would accept; it may veto (see ``protocols.Approver``).
-        telemetry: Receives spans and metrics instead of the OpenTelemetry providers of this process.
-        annotator: Adds notes to the trajectories in the prompts of failure analysts.
-        proposer: Writes the candidate of each step instead of the stages (see ``protocols.Proposer``).
-        label: Your name for the run, such as a customer's, in log lines; default: ``out_dir``.
+    Args: config: A ``TrainerConfig``, a mapping, or the path of a YAML or TOML file. environment:
+        Used instead of the one that the configuration names. target: Used instead of a chat model.
+        optimizer: Used instead of the configured model. transport: Carries HTTP requests instead of
+        the network. approve: Asked about each candidate that the gate would accept; it may veto
+        (see ``protocols.Approver``). telemetry: Receives spans and metrics instead of the
+        OpenTelemetry providers of this process. annotator: Adds notes to the trajectories in the
+        prompts of failure analysts. proposer: Writes the candidate of each step instead of the
+        stages (see ``protocols.Proposer``). label: Your name for the run, such as a customer's, in
+        log lines; default: ``out_dir``.
 
     Raises:
         UsageError: The configuration is wrong.
@@ -113,20 +111,22 @@ class Trainer:
     ) -> Trainer:
         """Train on lists of items with a function that grades answers.
 
-        Args:
-            train: Items to learn from: ``Item`` objects, or pairs of an input and its right answer. A pair
-                gets an id made from its content.
+        Args: train: Items to learn from: ``Item`` objects, or pairs of an input and its right
+            answer. A pair gets an id made from its content.
             val: Items on which candidates are judged.
-            test: Items that stay sealed until the run is complete; without any, the closing claim rests on ``val``.
-            grade: A function of an item and an answer, async or not. It returns a ``Grade``, a ``Score``,
-                a number from 0 to 1, or a bool; anything else ends the run. Its code and the plain values that it
-                uses are part of the run's identity, but not the code of installed packages. A function with an
-                attribute ``identity`` is known by that alone.
+            test: Items that stay sealed until the run is complete; without any, the closing claim
+            rests on ``val``.
+            grade: A function of an item and an answer, async or not. It returns a ``Grade``, a
+                ``Score``, a number from 0 to 1, or a bool; anything else ends the run. Its code and
+                the plain values that it uses are part of the run's identity, but not the code of
+                installed packages. A function with an attribute ``identity`` is known by that
+                alone.
             target: The agent under training, or the name of a chat model.
             optimizer: The model that writes the skill, or its name.
             label: Your name for the run in log lines.
-            config: Keys of the configuration. Two underscores stand for the dot: ``train__num_epochs=2``,
-                ``models__target__base_url="http://127.0.0.1:8000/v1"``, ``out_dir="runs/mine"``.
+            config: Keys of the configuration. Two underscores stand for the dot:
+                ``train__num_epochs=2``, ``models__target__base_url="http://127.0.0.1:8000/v1"``,
+                ``out_dir="runs/mine"``.
 
         Raises:
             ConfigError: A key is unknown or has a wrong value.
@@ -139,7 +139,9 @@ class Trainer:
             settings["models.optimizer.model"] = optimizer
         return cls(
             loading.load_keys(settings),
-            environment=_ItemsEnvironment({Split.train: train, Split.val: val, Split.test: test}, grade),
+            environment=_ItemsEnvironment(
+                {Split.train: train, Split.val: val, Split.test: test}, grade
+            ),
             target=None if isinstance(target, str) else target,
             optimizer=None if isinstance(optimizer, str) else optimizer,
             label=label,
@@ -164,21 +166,21 @@ class Trainer:
     async def train(self, *, show: bool = False, raise_on_failure: bool = False) -> RunSummary:
         """Run to the end, or resume where an earlier start stopped, and return the summary.
 
-        With ``show``, standard output shows the run as ``reflact train`` does: a live view at a terminal, lines on
-        events and progress otherwise, such as in a notebook, and closing lines.
+        With ``show``, standard output shows the run as ``reflact train`` does: a live view at a
+        terminal, lines on events and progress otherwise, such as in a notebook, and closing lines.
 
-        If a provider or the environment fails, the status is ``failed`` with a reason. If a limit of
-        ``budget`` is reached, it is ``budget``. Both runs can be started again. ``verdict`` says why the run ended
-        and what to do next. Cancelling ends the run within a second and keeps all finished work.
+        If a provider or the environment fails, the status is ``failed`` with a reason. If a limit
+        of ``budget`` is reached, it is ``budget``. Both runs can be started again. ``verdict`` says
+        why the run ended and what to do next. Cancelling ends the run within a second and keeps all
+        finished work.
 
         The data is read on a worker thread, so that the event loop stays free.
 
-        Raises:
-            UsageError: The data, a prompt or the initial skill is wrong, or no asyncio event loop runs.
-            RunConflict: The folder holds another run, or another process works in it.
-            CassetteError: A recording is missing, malformed, or lacks a request.
-            StoreError: The database cannot be opened, read or written.
-            RunFailed: With ``raise_on_failure``, if the run is not complete; the message is the verdict.
+        Raises: UsageError: The data, a prompt or the initial skill is wrong, or no asyncio event
+            loop runs. RunConflict: The folder holds another run, or another process works in it.
+            CassetteError: A recording is missing, malformed, or lacks a request. StoreError: The
+            database cannot be opened, read or written. RunFailed: With ``raise_on_failure``, if the
+            run is not complete; the message is the verdict.
         """
         summary = await (self._train_and_show() if show else self._train(ignore_event))
         if raise_on_failure and summary.status != "completed":
@@ -194,8 +196,8 @@ class Trainer:
     def stream(self) -> Stream[events.Event]:
         """Run as ``train`` does and iterate over the events; ``RunFinished`` comes last.
 
-        ``async with trainer.stream() as stream`` cleans up within a second of leaving the block. After a
-        bare ``break`` the run is cancelled when the event loop finalises the iterator.
+        ``async with trainer.stream() as stream`` cleans up within a second of leaving the block.
+        After a bare ``break`` the run is cancelled when the event loop finalises the iterator.
         """
 
         async def produce(emit: EventCallback) -> None:
@@ -206,9 +208,9 @@ class Trainer:
     def stop(self, reason: str) -> None:
         """Stop the run soon, with the status ``cancelled`` and a reason; the next start resumes it.
 
-        The run begins nothing new. Work under way may finish within ``train.grace_seconds``; a step that
-        completes is committed. ``train`` returns the summary, and ``stream`` ends with it. Call this in the
-        thread of the event loop. To end the run at once, cancel the task instead.
+        The run begins nothing new. Work under way may finish within ``train.grace_seconds``; a step
+        that completes is committed. ``train`` returns the summary, and ``stream`` ends with it.
+        Call this in the thread of the event loop. To end the run at once, cancel the task instead.
         """
         self._graceful_stop.request(reason)
 
@@ -229,14 +231,15 @@ class Trainer:
         *,
         on_event: EventCallback = ignore_event,
     ) -> SkillComparison:
-        """Measure a document beside others on a split, paired by item; finished rollouts are reused, so each is paid once.
+        """Measure a document beside others on a split, paired by item; finished rollouts are
+        reused, so each is paid once.
 
-        Args:
-            skill: The document.
-            against: Other documents; ``none``: an empty one; ``placebo``: one of equal length about something else;
-                ``null``: constant answers, which no model has to give.
+        Args: skill: The document. against: Other documents; ``none``: an empty one; ``placebo``:
+            one of equal length about something else; ``null``: constant answers, which no model has
+            to give.
             split: Where to measure.
-            on_event: Takes the events. A ``BudgetUpdated`` with what the run used before comes first.
+            on_event: Takes the events. A ``BudgetUpdated`` with what the run used before comes
+            first.
 
         Raises:
             UsageError: The data is wrong, or the folder holds another run.
@@ -253,9 +256,15 @@ class Trainer:
         return self._plan
 
     def _load_plan(self, needed: Sequence[Split] | None = None) -> RunPlan:
-        """Import the run's collaborators and prepare it, or a measurement; this takes long, so call it in a thread."""
+        """Import the run's collaborators and prepare it, or a measurement; this takes long, so call
+        it in a thread.
+        """
         import_collaborators(self._config, self._overrides)
-        return self._prepare() if needed is None else prepare_run(self._config, self._overrides, needed)
+        return (
+            self._prepare()
+            if needed is None
+            else prepare_run(self._config, self._overrides, needed)
+        )
 
     async def _train(self, on_event: EventCallback) -> RunSummary:
         require_asyncio()
@@ -284,7 +293,9 @@ def describe_verdict(summary: RunSummary) -> str:
 
 
 async def _write_report(run: Run, database: Path) -> None:
-    """Write the page of a run into the folder of its files; a failure is a warning, since the store has all of it."""
+    """Write the page of a run into the folder of its files; a failure is a warning, since the store
+    has all of it.
+    """
 
     def render() -> str:
         from reflact.reporting.html.run import read_report, render_run_page
@@ -310,16 +321,22 @@ class _ItemsEnvironment(EnvironmentAdapter):
     def own(self) -> DatasetEnvironment:  # type: ignore[override]
         from reflact.environments.dataset import DatasetEnvironment
 
-        splits = {split.value: tuple(map(_build_item, items)) for split, items in self._splits.items()}
+        splits = {
+            split.value: tuple(map(_build_item, items)) for split, items in self._splits.items()
+        }
         return DatasetEnvironment(DataSet.model_validate(splits), grade=self._grade)
 
 
 def _build_item(item: Item | Example) -> Item:
-    """Return an item; a pair of an input and its right answer gets a digest of its content as id."""
+    """Return an item; a pair of an input and its right answer gets a digest of its
+    content as id.
+    """
     if isinstance(item, Item):
         return item
     if not isinstance(item, (tuple, list)) or len(item) != 2:
-        raise DataError(f"an item is an Item or a pair of an input and its right answer, not {item!r:.200}")
+        raise DataError(
+            f"an item is an Item or a pair of an input and its right answer, not {item!r:.200}"
+        )
     return Item(id=make_id(*item), input=item[0], reference=item[1])
 
 
@@ -335,7 +352,8 @@ async def compare_skill(
     items = plan.data.items(split)
     if not items:
         raise DataError(
-            f"there is no {split.value} split, so no document can be measured on it; choose another split"
+            f"there is no {split.value} split, so no document can be measured on it; choose "
+            "another split"
         )
     documents = {"skill": skill}
     for number, other in enumerate(against, 1):

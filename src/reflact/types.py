@@ -53,12 +53,16 @@ class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some fields replaced; a name that is no field is an error, not a new attribute."""
+        """Return a copy with some fields replaced; a name that is no field is an error, not a new
+        attribute.
+        """
         fields = type(self).model_fields.keys()
         if unknown := (update or {}).keys() - fields:
             raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
         copied = super().model_copy(update=update, deep=deep)
-        for name in copied.__dict__.keys() - fields:  # a cached property may depend on a replaced field
+        for name in (
+            copied.__dict__.keys() - fields
+        ):  # a cached property may depend on a replaced field
             del copied.__dict__[name]
         return copied
 
@@ -83,7 +87,8 @@ def digest_text(text: str) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-# ---------------------------------------------------------------------------------------------- tasks
+# ----------------------------------------------------------------------------------------------
+# tasks
 
 
 class Split(StrEnum):
@@ -97,11 +102,10 @@ class Split(StrEnum):
 class Item(FrozenModel):
     """One task, with an id that is unique within its data set.
 
-    Args:
-        input: The task for the agent; text for most environments.
-        task_type: Groups items for stratified splits and for reporting.
-        reference: The reference for the grader; the agent does not see it.
-        metadata: Other columns of the data; the agent sees only those that ``environment.template`` names.
+    Args: input: The task for the agent; text for most environments. task_type: Groups items for
+        stratified splits and for reporting. reference: The reference for the grader; the agent does
+        not see it. metadata: Other columns of the data; the agent sees only those that
+        ``environment.template`` names.
     """
 
     id: str = Field(min_length=1)
@@ -122,8 +126,8 @@ class Item(FrozenModel):
 class Score(FrozenModel):
     """The score of an answer: ``hard`` and ``soft``, both in 0..1 (hard is usually 0 or 1).
 
-    ``metrics`` are further numbers by name, in any unit, such as seconds or calls of tools. They are stored and shown
-    beside the score; no decision uses them.
+    ``metrics`` are further numbers by name, in any unit, such as seconds or calls of tools. They
+    are stored and shown beside the score; no decision uses them.
     """
 
     hard: float = Field(ge=0, le=1)
@@ -147,7 +151,9 @@ class Turn(FrozenModel):
 
 
 class Grade(FrozenModel):
-    """An environment's grade of an answer; ``feedback`` is for the failure analyst and never shown to the target."""
+    """An environment's grade of an answer; ``feedback`` is for the failure analyst and never shown
+    to the target.
+    """
 
     score: Score
     answer: str
@@ -157,9 +163,10 @@ class Grade(FrozenModel):
 class Rollout(FrozenModel):
     """One run of the target on one item under one skill.
 
-    If an infrastructure failure left it unmeasured, ``score`` is None and ``error`` states the failure. ``refused``:
-    no later try can measure it, because the endpoint refuses its request or because a decision was made without it.
-    ``key`` is a digest of the skill text, item, target, environment, feedback flag and trial.
+    If an infrastructure failure left it unmeasured, ``score`` is None and ``error`` states the
+    failure. ``refused``: no later try can measure it, because the endpoint refuses its request or
+    because a decision was made without it. ``key`` is a digest of the skill text, item, target,
+    environment, feedback flag and trial.
     """
 
     key: str
@@ -185,14 +192,17 @@ def is_failure(rollout: Rollout, threshold: float | None) -> bool:
 
 
 class Case(FrozenModel):
-    """A measured rollout of a step with its item; ``failed`` is what ``train.success_threshold`` says."""
+    """A measured rollout of a step with its item; ``failed`` is what ``train.success_threshold``
+    says.
+    """
 
     item: Item
     rollout: Rollout
     failed: bool
 
 
-# ---------------------------------------------------------------------------------------------- skills
+# ----------------------------------------------------------------------------------------------
+# skills
 
 
 class Skill(FrozenModel):
@@ -207,10 +217,11 @@ class Skill(FrozenModel):
 
 
 class WorkedExample(FrozenModel):
-    """A train item in the document's section of worked examples: the task as the target sees it, and a right answer.
+    """A train item in the document's section of worked examples: the task as the target sees it,
+    and a right answer.
 
-    ``answer`` is the item's right answer, or what the target answered in a rollout that was graded right; of an agent
-    it is the transcript, cut to its decisive turns.
+    ``answer`` is the item's right answer, or what the target answered in a rollout that was graded
+    right; of an agent it is the transcript, cut to its decisive turns.
     """
 
     item_id: str
@@ -230,10 +241,9 @@ EditKind = Literal["append", "insert_after", "replace", "delete", "suggest", "re
 class Edit(FrozenModel):
     """One proposed change to a skill document.
 
-    Args:
-        op: ``append`` takes only content, ``delete`` only a target, ``insert_after`` and ``replace`` both.
-            ``suggest`` describes a revision in words; ``rewrite`` is a whole new document text; ``examples`` is the
-            new text of the section of worked examples.
+    Args: op: ``append`` takes only content, ``delete`` only a target, ``insert_after`` and
+        ``replace`` both. ``suggest`` describes a revision in words; ``rewrite`` is a whole new
+        document text; ``examples`` is the new text of the section of worked examples.
         target: The anchor: text that occurs exactly once in the unprotected document.
         source_type: Whether it comes from failures or successes; None for both.
         support_count: Number of rollouts that support it.
@@ -323,7 +333,9 @@ class StepSize(FrozenModel):
 
 
 class SelectResult(FrozenModel):
-    """At most ``budget`` edits (None: unbounded) out of ``pool_size``; ``decision`` if the optimizer chose it."""
+    """At most ``budget`` edits (None: unbounded) out of ``pool_size``; ``decision`` if the
+    optimizer chose it.
+    """
 
     patch: Patch = Patch()
     pool_size: int = 0
@@ -336,8 +348,9 @@ class SelectResult(FrozenModel):
 class Candidate(FrozenModel):
     """The document after the step's edits.
 
-    ``fallbacks`` states why a rewrite call gave no valid reply, ``summary`` what such a call says it changed.
-    ``examples`` are the worked examples of the document; None: those of the document before.
+    ``fallbacks`` states why a rewrite call gave no valid reply, ``summary`` what such a call says
+    it changed. ``examples`` are the worked examples of the document; None: those of the document
+    before.
     """
 
     skill: Skill
@@ -355,11 +368,14 @@ class AppendixResult(FrozenModel):
     fallbacks: tuple[Fallback, ...] = ()
 
 
-# ------------------------------------------------------------------------------------------- decisions
+# -------------------------------------------------------------------------------------------
+# decisions
 
 
 class Measurement(FrozenModel):
-    """The mean scores of a skill over the ``n`` measured rollouts (items times trials) on a split; None for none."""
+    """The mean scores of a skill over the ``n`` measured rollouts (items times trials) on a split;
+    None for none.
+    """
 
     skill_hash: str
     split: Split
@@ -390,15 +406,12 @@ class Rewrite(FrozenModel):
 class RaceEntry(FrozenModel):
     """What a race measured of one candidate.
 
-    Args:
-        label: What the candidate is, such as ``8 examples`` or ``rewrite 2``.
-        skill_hash: Its document.
-        form: The digest of its text after white space and list marks are normalised.
-        n: How many validation items were measured under it.
-        score: Its mean on them, in the gate's metric; None if nothing was measured.
-        current_score: The current document's mean on the same items.
-        p_better: The probability that it is better than the current document on all validation items.
-        judged: Whether it went on to the gate.
+    Args: label: What the candidate is, such as ``8 examples`` or ``rewrite 2``. skill_hash: Its
+        document. form: The digest of its text after white space and list marks are normalised. n:
+        How many validation items were measured under it. score: Its mean on them, in the gate's
+        metric; None if nothing was measured. current_score: The current document's mean on the same
+        items. p_better: The probability that it is better than the current document on all
+        validation items. judged: Whether it went on to the gate.
     """
 
     label: str
@@ -417,8 +430,9 @@ class RaceEntry(FrozenModel):
             return f"nothing could be measured of {self.label}"
         end = "; it went to the gate" if self.judged else ""
         return (
-            f"{self.label}: {self.score:.3f} on {name_count(self.n, 'validation item')}, and the current document "
-            f"{self.current_score:.3f} on the same; better with probability {self.p_better:.2f}{end}"
+            f"{self.label}: {self.score:.3f} on {name_count(self.n, 'validation item')}, and the "
+            f"current document {self.current_score:.3f} on the same; better with probability "
+            f"{self.p_better:.2f}{end}"
         )
 
 
@@ -450,16 +464,13 @@ class Belief(FrozenModel):
 class PassResult(FrozenModel):
     """One pass of a version over the validation items, as an observation of its true mean.
 
-    Args:
-        mean: The mean score in the gate's metric, adjusted for unmeasured items.
-        n: The number of measured items.
-        measured: The mean score of these items, if it is another one than ``mean``.
-        variance: The variance of a score within an item, as estimated at the time.
-        squares: What the pass added to that estimate: squared deviations from the items' earlier scores.
-        repeats: The number of these deviations.
-        room: The greatest variance that scores with this mean can have; see ``find_room``.
-        change_variance: The prior variance of the version's difference to its parent, as it follows from the passes
-            so far. The latest pass of a version counts.
+    Args: mean: The mean score in the gate's metric, adjusted for unmeasured items. n: The number of
+        measured items. measured: The mean score of these items, if it is another one than ``mean``.
+        variance: The variance of a score within an item, as estimated at the time. squares: What
+        the pass added to that estimate: squared deviations from the items' earlier scores. repeats:
+        The number of these deviations. room: The greatest variance that scores with this mean can
+        have; see ``find_room``. change_variance: The prior variance of the version's difference to
+        its parent, as it follows from the passes so far. The latest pass of a version counts.
     """
 
     skill_hash: str
@@ -475,7 +486,9 @@ class PassResult(FrozenModel):
 
 
 class MeasuredScore(FrozenModel):
-    """The mean score of one document in the gate's metric, over ``n`` items and a number of trials of each."""
+    """The mean score of one document in the gate's metric, over ``n`` items and a number of trials
+    of each.
+    """
 
     score: float
     n: int
@@ -485,8 +498,8 @@ class MeasuredScore(FrozenModel):
 class RankedDecision(FrozenModel):
     """The beliefs behind a decision of the ranked gate, after the ``passes`` that it took.
 
-    ``p_better`` is the probability that the candidate is better than the current version was. ``chosen`` is the
-    hash of the version that is current afterwards.
+    ``p_better`` is the probability that the candidate is better than the current version was.
+    ``chosen`` is the hash of the version that is current afterwards.
     """
 
     candidate: Belief
@@ -509,12 +522,16 @@ MIN_ROOM = 0.05
 
 
 def find_room(mean: float) -> float:
-    """Return the greatest variance that scores in 0..1 with this mean can have, at least ``MIN_ROOM``."""
+    """Return the greatest variance that scores in 0..1 with this mean can have, at least
+    ``MIN_ROOM``.
+    """
     return max(MIN_ROOM, mean * (1 - mean))
 
 
 class VersionNode(FrozenModel):
-    """A document in the tree of a run's versions; ``parent`` is the hash of the one it was made from."""
+    """A document in the tree of a run's versions; ``parent`` is the hash of the one it was made
+    from.
+    """
 
     skill_hash: str
     parent: str | None = None
@@ -523,10 +540,11 @@ class VersionNode(FrozenModel):
 class Ranking(FrozenModel):
     """All that the ranked gate has observed, in the order of the commits: the input of all beliefs.
 
-    The first node is the baseline; a parent comes before its children. ``squares`` are the summed squared
-    deviations of repeated scores from their item's mean, ``repeats`` their degrees of freedom.
-    ``prior_variance`` is the variance within an item that is expected before any repeat. ``room`` and ``prior_room``
-    are the same for the greatest variance that the means of the passes allow.
+    The first node is the baseline; a parent comes before its children. ``squares`` are the summed
+    squared deviations of repeated scores from their item's mean, ``repeats`` their degrees of
+    freedom. ``prior_variance`` is the variance within an item that is expected before any repeat.
+    ``room`` and ``prior_room`` are the same for the greatest variance that the means of the passes
+    allow.
     """
 
     nodes: tuple[VersionNode, ...]
@@ -560,7 +578,8 @@ class Ranking(FrozenModel):
     def add_pass(self, result: PassResult) -> Ranking:
         """Return the ranking with one more pass, unless the same trial of the version is known."""
         if any(
-            known.trial == result.trial and known.skill_hash == result.skill_hash for known in self.passes
+            known.trial == result.trial and known.skill_hash == result.skill_hash
+            for known in self.passes
         ):
             return self
         return self.extend([], [result])
@@ -589,14 +608,18 @@ class Ranking(FrozenModel):
         return sum(known.skill_hash == skill_hash for known in self.passes)
 
     def find_score(self, skill_hash: str) -> MeasuredScore | None:
-        """Return the mean over all items and trials on which a version was measured; None without a pass."""
+        """Return the mean over all items and trials on which a version was measured; None without a
+        pass.
+        """
         passes = [known for known in self.passes if known.skill_hash == skill_hash]
         if not passes:
             return None
         means = [known.mean if known.measured is None else known.measured for known in passes]
         total = math.fsum(mean * known.n for mean, known in zip(means, passes, strict=True))
         count = sum(known.n for known in passes)
-        return MeasuredScore(score=total / count, n=max(known.n for known in passes), trials=len(passes))
+        return MeasuredScore(
+            score=total / count, n=max(known.n for known in passes), trials=len(passes)
+        )
 
     def list_lineage(self, skill_hash: str) -> tuple[str, ...]:
         """Return a version, and while it has no pass the one it was made from, and so on."""
@@ -610,7 +633,8 @@ class Ranking(FrozenModel):
     def list_contenders(self, kept: Sequence[str]) -> tuple[str, ...]:
         """Return the kept versions that can become the current one.
 
-        A version without a pass stands for the one it was made from, which it would otherwise never beat.
+        A version without a pass stands for the one it was made from, which it would otherwise never
+        beat.
         """
         replaced = {parent for skill_hash in kept for parent in self.list_lineage(skill_hash)[1:]}
         return tuple(skill_hash for skill_hash in kept if skill_hash not in replaced)
@@ -619,8 +643,9 @@ class Ranking(FrozenModel):
 class Verdict(FrozenModel):
     """The gate's decision; scores are in the gate's metric, in 0..1.
 
-    Scores are measured means. ``ranked`` are the beliefs of the ranked gate. ``veto`` is the approver's reason.
-    ``repeats`` says which earlier document the candidate equals: ``v2``, or ``in step 3``.
+    Scores are measured means. ``ranked`` are the beliefs of the ranked gate. ``veto`` is the
+    approver's reason. ``repeats`` says which earlier document the candidate equals: ``v2``, or ``in
+    step 3``.
     """
 
     action: GateAction

@@ -45,7 +45,10 @@ TICKETS: Mapping[str, tuple[str, ...]] = {
     "B2": ("How do I reset my password for {thing}?", "I cannot log in to register {thing}."),
     "R9": ("Which colours do you have for {thing}?", "Does {thing} also come in a larger size?"),
     "T3": ("Please cancel my order of {thing}.", "I no longer want {thing}, stop the order."),
-    "P5": ("Could we get a discount on fifty of {thing}?", "What would {thing} cost for a whole school?"),
+    "P5": (
+        "Could we get a discount on fifty of {thing}?",
+        "What would {thing} cost for a whole school?",
+    ),
 }
 THINGS = (
     "the lamp",
@@ -99,7 +102,9 @@ def make_order(rng: random.Random) -> Row:
     """
     name, city, goods, unit = (rng.choice(words) for words in (NAMES, CITIES, GOODS, UNITS))
     day, count = rng.choice(DAYS), rng.randint(2, 60)
-    text = rng.choice(ORDERS).format(name=name, city=city, count=count, unit=unit, goods=goods, day=day)
+    text = rng.choice(ORDERS).format(
+        name=name, city=city, count=count, unit=unit, goods=goods, day=day
+    )
     line = f"{city[:3].upper()}/{DAYS.index(day) + 1}/{count}{unit[0]}*{goods}[{name.split()[-1]}]"
     return {"input": f"Write the order line.\n{text}", "task_type": unit, "reference": line}
 
@@ -139,7 +144,9 @@ def make_measure(rng: random.Random) -> Row:
     letter, units = MEASURES[kind]
     unit = rng.choice(tuple(units))
     count = rng.randint(2, 9) if unit in {"days", "hours", "tonnes"} else rng.randint(2, 95)
-    text = rng.choice(("{n} {unit}", "It is {n} {unit}.", "about {n} {unit}")).format(n=count, unit=unit)
+    text = rng.choice(("{n} {unit}", "It is {n} {unit}.", "about {n} {unit}")).format(
+        n=count, unit=unit
+    )
     return {
         "input": f"Write the measure code of: {text}",
         "task_type": kind,
@@ -151,11 +158,17 @@ def make_sum(rng: random.Random) -> Row:
     """A sum of two or three terms; the answer must be the number and nothing else."""
     terms = [rng.randint(1, 99) for _ in range(rng.choice((2, 2, 3)))]
     signs = [rng.choice("+-") for _ in terms[1:]]
-    text = str(terms[0]) + "".join(f" {sign} {term}" for sign, term in zip(signs, terms[1:], strict=True))
+    text = str(terms[0]) + "".join(
+        f" {sign} {term}" for sign, term in zip(signs, terms[1:], strict=True)
+    )
     total = terms[0] + sum(
         term if sign == "+" else -term for sign, term in zip(signs, terms[1:], strict=True)
     )
-    return {"input": f"How much is {text}?", "task_type": f"{len(terms)} terms", "reference": str(total)}
+    return {
+        "input": f"How much is {text}?",
+        "task_type": f"{len(terms)} terms",
+        "reference": str(total),
+    }
 
 
 MACHINES = ("pump", "fan", "belt", "valve", "boiler", "crane")
@@ -189,7 +202,11 @@ def make_note(rng: random.Random) -> Row:
     text = ". ".join(part[:1].upper() + part[1:] for part in text.split(". "))
     done = fix.removeprefix("the ").removeprefix("a ").replace(" was ", " ")
     line = f"hall {hall} / {machine} {number} : {short} -> {done} ( {name.split()[-1]} )"
-    return {"input": f"Write the log line of this report.\n{text}", "task_type": machine, "reference": line}
+    return {
+        "input": f"Write the log line of this report.\n{text}",
+        "task_type": machine,
+        "reference": line,
+    }
 
 
 FIELDS = ("phone", "room", "badge")
@@ -204,7 +221,14 @@ def make_call(rng: random.Random) -> Row:
         "badge": str(rng.randint(100, 999)),
     }
     asked = f"What is the {field} of {name} in {city}?"
-    return {"input": asked, "task_type": field, "person": name, "city": city, "field": field, **values}
+    return {
+        "input": asked,
+        "task_type": field,
+        "person": name,
+        "city": city,
+        "field": field,
+        **values,
+    }
 
 
 MAKERS: Mapping[str, Make] = {
@@ -244,7 +268,10 @@ def read_big_bench(source: Path, name: str) -> list[Row]:
     path = source / "bigbench" / "benchmark_tasks" / name / "task.json"
     task = json.loads(path.read_text(encoding="utf-8"))
     rows = [
-        {"input": f"{task.get('task_prefix', '')}\n{one['input']}".strip(), "reference": _find_right(one)}
+        {
+            "input": f"{task.get('task_prefix', '')}\n{one['input']}".strip(),
+            "reference": _find_right(one),
+        }
         for one in task["examples"]
         if len(one["input"]) < 300
     ]
@@ -265,7 +292,8 @@ def render_splits(name: str, rows: list[Row]) -> Iterator[tuple[Path, str]]:
     start = 0
     for split, size in SIZES.items():
         lines = [
-            json.dumps({"id": f"{name}-{number:03}", **rows[number]}) for number in range(start, start + size)
+            json.dumps({"id": f"{name}-{number:03}", **rows[number]})
+            for number in range(start, start + size)
         ]
         yield HERE / name / "data" / split / "items.jsonl", "\n".join(lines) + "\n"
         start += size
@@ -282,7 +310,12 @@ def main() -> int:
         tasks |= {name: read_big_bench(options.bigbench, name) for name in BIG_BENCH}
     files = [file for name, rows in tasks.items() for file in render_splits(name, rows)]
     if options.check:
-        return int(any(not path.exists() or path.read_text(encoding="utf-8") != text for path, text in files))
+        return int(
+            any(
+                not path.exists() or path.read_text(encoding="utf-8") != text
+                for path, text in files
+            )
+        )
     for path, text in files:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -1,4 +1,6 @@
-"""Critics that score an agent's steps, and their calibration from traces; see also ``calibration.events``."""
+"""Critics that score an agent's steps, and their calibration from traces; see also
+``calibration.events``.
+"""
 
 from __future__ import annotations
 

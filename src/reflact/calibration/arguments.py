@@ -27,7 +27,8 @@ def require_type(value: object, *expected_types: type, subject: str) -> None:
     """Raise ``DataError`` unless a value has one of the types; ``subject`` begins its sentence."""
     if not isinstance(value, expected_types):
         raise DataError(
-            f"{subject} is {describe_type(value)}; give {TYPE_DESCRIPTIONS[expected_types[0].__name__]}"
+            f"{subject} is {describe_type(value)}; give "
+            f"{TYPE_DESCRIPTIONS[expected_types[0].__name__]}"
         )
 
 
@@ -44,7 +45,8 @@ def require_traces(traces: object, trace_type: type, *, subject: str) -> None:
     """Raise ``DataError`` unless a value is a list of traces."""
     if not isinstance(traces, Iterable) or isinstance(traces, str | bytes):
         raise DataError(
-            f"{subject} is {describe_type(traces)}; give a list of traces, such as Trace.load_all(folder)"
+            f"{subject} is {describe_type(traces)}; give a list of traces, such as "
+            "Trace.load_all(folder)"
         )
     for number, trace in enumerate(traces):
         require_type(trace, trace_type, subject=f"{subject}, number {number},")
@@ -56,7 +58,8 @@ def require_model(llm: object, *, caller: str) -> None:
         return
     if isinstance(llm, AbstractAsyncContextManager):
         raise ConfigError(
-            f"the model of {caller} is not connected yet: use `async with connect(...) as llm` and pass llm"
+            f"the model of {caller} is not connected yet: use `async with connect(...) as llm` and "
+            "pass llm"
         )
     raise ConfigError(
         f"{caller} needs a connected model and got {describe_type(llm)}: use `async with "
@@ -68,7 +71,8 @@ def require_memory(memory: object, *, caller: str) -> None:
     """Raise ``ConfigError`` unless a value is an open memory."""
     if not callable(getattr(memory, "promoted_pairs", None)):
         raise ConfigError(
-            f"{caller} needs an open memory and got {describe_type(memory)}: use `async with MemoryStore(path) as memory`"
+            f"{caller} needs an open memory and got {describe_type(memory)}: use `async with "
+            "MemoryStore(path) as memory`"
         )
 
 

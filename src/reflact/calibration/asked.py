@@ -1,7 +1,8 @@
-"""Mistaken evaluations that a model is asked to write of a true step, and the judge that checks them.
+"""Mistaken evaluations that a model is asked to write of a true step, and the judge that checks
+them.
 
-A pair is kept if one judge prefers the right side in both orders, so that a judge who always picks the
-first, or the second, keeps nothing.
+A pair is kept if one judge prefers the right side in both orders, so that a judge who always picks
+the first, or the second, keeps nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ MistakeDirection = Literal["too_high", "too_low", "either", "against_progress"]
 
 
 class Mistake(FrozenModel):
-    """A kind of mistake that critics make: its name, what such a critic does, and in which direction it errs."""
+    """A kind of mistake that critics make: its name, what such a critic does, and in which
+    direction it errs.
+    """
 
     name: str = Field(pattern=r"^[a-z_]+$")
     description: str = Field(min_length=1)
@@ -44,17 +47,20 @@ class Mistake(FrozenModel):
 KNOWN_MISTAKES: Final = (
     Mistake(
         name="credit_for_intention",
-        description="Credits what the agent tried, planned or announced as if it had been achieved.",
+        description="Credits what the agent tried, planned or announced as if it had been "
+        "achieved.",
         direction="too_high",
     ),
     Mistake(
         name="inflated_score",
-        description="Sees what was achieved and makes far too much of it, out of kindness or enthusiasm.",
+        description="Sees what was achieved and makes far too much of it, out of kindness or "
+        "enthusiasm.",
         direction="too_high",
     ),
     Mistake(
         name="ignored_evidence",
-        description="Overlooks what the state after the action shows, and scores as if it were not there.",
+        description="Overlooks what the state after the action shows, and scores as if it were not "
+        "there.",
         direction="against_progress",
     ),
     Mistake(
@@ -71,7 +77,9 @@ DropReason = Literal["bad_reply", "too_long", "judged_wrong", "known"]
 
 
 class DroppedCandidate(FrozenModel):
-    """Why a mistake that was asked for became no pair: the kind of reason, and the reason in words."""
+    """Why a mistake that was asked for became no pair: the kind of reason, and the reason
+    in words.
+    """
 
     reason: DropReason
     explanation: str
@@ -92,10 +100,16 @@ class MistakenReply(ReplyModel):
     version: ClassVar[int] = 1
     mistake: str = Field(description="The kind of mistake that the evaluation makes.")
     reasoning: str = Field(
-        min_length=1, max_length=600, description="How the mistaken judge argues, in two or three sentences."
+        min_length=1,
+        max_length=600,
+        description="How the mistaken judge argues, in two or three sentences.",
     )
-    phi_after: float = Field(ge=0, le=10, description="The mistaken score of the state after the action.")
-    why: str = Field(min_length=1, max_length=300, description="What is wrong about it, in one sentence.")
+    phi_after: float = Field(
+        ge=0, le=10, description="The mistaken score of the state after the action."
+    )
+    why: str = Field(
+        min_length=1, max_length=300, description="What is wrong about it, in one sentence."
+    )
 
 
 class JudgeReply(ReplyModel):
@@ -103,13 +117,18 @@ class JudgeReply(ReplyModel):
 
     version: ClassVar[int] = 1
     reasoning: str = Field(
-        min_length=1, max_length=600, description="What the states show, and what that means for each."
+        min_length=1,
+        max_length=600,
+        description="What the states show, and what that means for each.",
     )
     better: Literal["first", "second"] = Field(description="Which of the two evaluations is right.")
 
 
-def compute_reach(mistake: Mistake, right: Evaluation, *, band: DistanceBand) -> ProgressRange | None:
-    """Return the range that a mistake of a kind may reach beside the right score; None if the scale ends before it.
+def compute_reach(
+    mistake: Mistake, right: Evaluation, *, band: DistanceBand
+) -> ProgressRange | None:
+    """Return the range that a mistake of a kind may reach beside the right score; None if the scale
+    ends before it.
 
     A kind that may lead both ways goes to the side on which the scale has more room.
     """
@@ -121,9 +140,13 @@ def compute_reach(mistake: Mistake, right: Evaluation, *, band: DistanceBand) ->
     else:
         is_too_high = mistake.direction == "too_high"
     if is_too_high and progress + band.nearest <= 10 + DISTANCE_TOLERANCE:
-        return ProgressRange(low=min(10.0, progress + band.nearest), high=min(10.0, progress + band.farthest))
+        return ProgressRange(
+            low=min(10.0, progress + band.nearest), high=min(10.0, progress + band.farthest)
+        )
     if not is_too_high and progress - band.nearest >= -DISTANCE_TOLERANCE:
-        return ProgressRange(low=max(0.0, progress - band.farthest), high=max(0.0, progress - band.nearest))
+        return ProgressRange(
+            low=max(0.0, progress - band.farthest), high=max(0.0, progress - band.nearest)
+        )
     return None
 
 
@@ -159,7 +182,9 @@ async def ask_for_pair(
             step, mistake, reach, shown, llm=llm, prompts=prompts, round_number=round_number
         )
         for trial, right_first in enumerate((True, False)):
-            if not await prefers_right(pair, shown, right_first, trial=trial, llm=llm, prompts=prompts):
+            if not await prefers_right(
+                pair, shown, right_first, trial=trial, llm=llm, prompts=prompts
+            ):
                 order = "first" if right_first else "second"
                 words = f"the judge did not prefer the right side, which stood {order}"
                 return _drop(step, mistake, "judged_wrong", words)
@@ -170,7 +195,9 @@ async def ask_for_pair(
     return pair.model_copy(update={"n_judgements": 2, "agreement": 1.0})
 
 
-def _drop(step: StepToContrast, mistake: Mistake, reason: DropReason, explanation: str) -> DroppedCandidate:
+def _drop(
+    step: StepToContrast, mistake: Mistake, reason: DropReason, explanation: str
+) -> DroppedCandidate:
     return DroppedCandidate(
         reason=reason, explanation=explanation, step=step.event.step, mistake=mistake.name
     )
@@ -236,7 +263,9 @@ def mistake_reply_type(mistake: str) -> type[MistakenReply]:
 
 
 def make_mistake_check(right: Evaluation, reach: ProgressRange) -> Callable[[MistakenReply], None]:
-    """Return the check of a mistaken evaluation: its number lies within reach, its words are its own."""
+    """Return the check of a mistaken evaluation: its number lies within reach, its words are its
+    own.
+    """
 
     def check(reply: MistakenReply) -> None:
         if not reach.low - DISTANCE_TOLERANCE <= reply.phi_after <= reach.high + DISTANCE_TOLERANCE:

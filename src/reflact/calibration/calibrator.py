@@ -1,7 +1,8 @@
-"""The calibrator turns an agent's traces into worked examples for the critic, and tests that they help.
+"""The calibrator turns an agent's traces into worked examples for the critic, and tests that they
+help.
 
-It stores each result at once, so a process may be killed at any moment. When the same traces come again, calls
-with stored responses are not made again.
+It stores each result at once, so a process may be killed at any moment. When the same traces come
+again, calls with stored responses are not made again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import anyio
 
-from reflact.calibration.arguments import require_memory, require_model, require_traces, require_type
+from reflact.calibration.arguments import (
+    require_memory,
+    require_model,
+    require_traces,
+    require_type,
+)
 from reflact.calibration.config import DEFAULT_CALIBRATOR_SETTINGS, CalibratorSettings
 from reflact.calibration.critic import Critic
 from reflact.calibration.events import (
@@ -54,7 +60,9 @@ FATAL_ERRORS = (BudgetSpent, AccessDenied, UnknownModel, RunFailed)
 
 
 class TraceCounts(FrozenModel):
-    """How many submitted traces were queued, dropped for newer ones, not queued, or failed later."""
+    """How many submitted traces were queued, dropped for newer ones, not queued, or
+    failed later.
+    """
 
     n_accepted: int = 0
     n_dropped: int = 0
@@ -65,10 +73,10 @@ class TraceCounts(FrozenModel):
 class Calibrator:
     """Calibrates a critic from traces.
 
-    ``async with`` starts a task that processes submitted traces; leaving the block cancels the task.
-    ``calibrate``, ``recheck`` and ``stream_pairs`` need no such block. Errors beside the agent are emitted as
-    events and never raised. If the first trace fails, or the task stops, the logger ``reflact`` warns. The limits
-    and the budget of its calls are those of ``llm``.
+    ``async with`` starts a task that processes submitted traces; leaving the block cancels the
+    task. ``calibrate``, ``recheck`` and ``stream_pairs`` need no such block. Errors beside the
+    agent are emitted as events and never raised. If the first trace fails, or the task stops, the
+    logger ``reflact`` warns. The limits and the budget of its calls are those of ``llm``.
 
     Args:
         llm: Writes mistakes and judges them; scores as well if ``critic`` is None.
@@ -135,7 +143,8 @@ class Calibrator:
     def usage(self) -> Usage:
         """The usage of its calls so far, and of the critic that it made itself.
 
-        Invalid replies and stored replies are included. Calls that others make to a passed critic are not.
+        Invalid replies and stored replies are included. Calls that others make to a passed critic
+        are not.
         """
         return self._usage_ledger.usage
 
@@ -146,7 +155,10 @@ class Calibrator:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool | None:
         self._close()
         return await self._stack.__aexit__(kind, error, trace)
@@ -154,8 +166,8 @@ class Calibrator:
     def submit(self, trace: Trace) -> bool:
         """Submit a trace and return at once whether it was queued.
 
-        ``settings.full_queue_policy`` decides about a full queue; ``submit_and_wait`` can wait. A trace that
-        has grown may be submitted again.
+        ``settings.full_queue_policy`` decides about a full queue; ``submit_and_wait`` can wait. A
+        trace that has grown may be submitted again.
         """
         require_type(trace, Trace, subject="the submitted trace")
         if self._stopped:
@@ -186,10 +198,9 @@ class Calibrator:
 
         Leaving ``async with`` around it, or ``break``, cancels the calls in progress.
 
-        Raises:
-            ModelError: While iterating: the endpoint refused, failed or could not be reached.
-            RunFailed: While iterating: the critic gave no valid score of any of the first ten questions.
-            StoreError: While iterating: the store cannot be read or written.
+        Raises: ModelError: While iterating: the endpoint refused, failed or could not be reached.
+            RunFailed: While iterating: the critic gave no valid score of any of the first ten
+            questions. StoreError: While iterating: the store cannot be read or written.
         """
 
         async def produce(send: PairCallback) -> None:
@@ -208,22 +219,22 @@ class Calibrator:
         allow_untested: bool = False,
         ignore_finished: bool = False,
     ) -> CalibrationReport:
-        """Generate pairs, test them, promote the ones that help, and measure the critic before and after.
+        """Generate pairs, test them, promote the ones that help, and measure the critic before and
+        after.
 
-        A stopped calibration resumes exactly. If nothing has changed since a calibration of the same traces
-        ended, this returns its report without any call or test.
+        A stopped calibration resumes exactly. If nothing has changed since a calibration of the
+        same traces ended, this returns its report without any call or test.
 
-        Args:
-            traces: The traces to learn from; if ``heldout`` is None, a part of them is held out.
+        Args: traces: The traces to learn from; if ``heldout`` is None, a part of them is held out.
             heldout: The traces that test and measure; traces that were learned from are left out.
             allow_untested: Generate pairs although nothing can be tested now, for a later test.
-            ignore_finished: Generate further pairs although nothing has changed. That opens another test, and
-                all tests on the same held-out traces share one error probability.
+            ignore_finished: Generate further pairs although nothing has changed. That opens another
+            test, and all tests on the same held-out traces share one error probability.
 
-        Raises:
-            DataError: An argument is not a list of traces, or nothing could be tested; raised before any
-                call.
-            ModelError: The endpoint refused, failed or could not be reached; finished pairs are stored.
+        Raises: DataError: An argument is not a list of traces, or nothing could be tested; raised
+            before any call.
+            ModelError: The endpoint refused, failed or could not be reached; finished pairs are
+            stored.
             RunFailed: The critic gave no valid score of any of the first ten questions.
             BudgetSpent: The budget has no room for a call.
             StoreError: The store cannot be read or written.
@@ -235,7 +246,9 @@ class Calibrator:
         start = await self._loop.open(traces, heldout, anchors)
         is_needed = start.report is None or ignore_finished
         if start.missing is not None and is_needed and not allow_untested:
-            raise DataError(f"nothing could be tested, so no call was made: {start.missing.explanation}")
+            raise DataError(
+                f"nothing could be tested, so no call was made: {start.missing.explanation}"
+            )
         report = await self._loop.run(start, anchors, ignore_finished=ignore_finished)
         self._emit(CalibrationFinished(report=report))
         return report
@@ -248,9 +261,11 @@ class Calibrator:
         anchors: Sequence[ContrastPair] = (),
         reasks: int = 2,
     ) -> CalibrationCostEstimate:
-        """Return the least and the largest number of calls that ``calibrate`` makes; nothing is called.
+        """Return the least and the largest number of calls that ``calibrate`` makes; nothing is
+        called.
 
-        ``anchors`` are measured in addition to those in the store. Invalid replies are sent back ``reasks`` times.
+        ``anchors`` are measured in addition to those in the store. Invalid replies are sent back
+        ``reasks`` times.
 
         Raises:
             StoreError: The store cannot be read.
@@ -268,7 +283,9 @@ class Calibrator:
             n_anchor_steps=len(list_pair_steps(all_anchors)),
             min_calls=min_calls,
             max_calls=max_calls,
-            power_summary=describe_test_power(n_held_out_traces, n_earlier_tests=start.n_earlier_tests),
+            power_summary=describe_test_power(
+                n_held_out_traces, n_earlier_tests=start.n_earlier_tests
+            ),
             missing_reason=None if start.missing is None else start.missing.explanation,
             n_earlier_tests=start.n_earlier_tests,
             resumed=start.number is not None,
@@ -296,7 +313,9 @@ class Calibrator:
                 self._is_quiet = True  # it works, so events are enough for later failures
             except Exception as error:  # noqa: BLE001 - no error beside an agent may end the agent
                 self._add_counts(n_failed=1)
-                self._emit(TraceFailed(trace_id=trace.id, error=type(error).__name__, message=str(error)))
+                self._emit(
+                    TraceFailed(trace_id=trace.id, error=type(error).__name__, message=str(error))
+                )
                 is_fatal = isinstance(error, FATAL_ERRORS)
                 if is_fatal or not self._is_quiet:
                     self._is_quiet = True

@@ -1,4 +1,6 @@
-"""The configuration of ``reflact calibrate``: typed sections with strict keys, like a training run's."""
+"""The configuration of ``reflact calibrate``: typed sections with strict keys, like a training
+run's.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,24 @@ class CalibratorSettings(ConfigSection):
         0.5,
         ge=0,
         le=10,
-        description="Least change of progress of the steps to learn from; steps without any change count too.",
+        description="Least change of progress of the steps to learn from; steps without any change "
+        "count too.",
     )
-    pairs_per_step: int = option(4, ge=1, description="Maximum number of new pairs of each step in a round.")
+    pairs_per_step: int = option(
+        4, ge=1, description="Maximum number of new pairs of each step in a round."
+    )
     max_pairs: int | None = option(
         120,
         ge=3,
-        description="Maximum number of pairs of a round and of a tested batch. On the right side, progress rises in at "
-        "most a third of them, stays in a third and falls in a third. null: no limit.",
+        description="Maximum number of pairs of a round and of a tested batch. On the right side, "
+        "progress rises in at most a third of them, stays in a third and falls in a third. null: "
+        "no limit.",
     )
     max_asked: int = option(
         8,
         ge=0,
-        description="Maximum number of mistakes that the model is asked to write in a round; each takes up to three "
-        "calls. 0: only pairs that need no model.",
+        description="Maximum number of mistakes that the model is asked to write in a round; each "
+        "takes up to three calls. 0: only pairs that need no model.",
     )
     mistakes: tuple[Mistake, ...] = option(
         (), description="Your own kinds of mistakes, each with a name and a description."
@@ -49,13 +55,14 @@ class CalibratorSettings(ConfigSection):
     holdout_folds: int = option(
         4,
         ge=2,
-        description="Number of folds. A hash assigns each trace to a fold. The traces of one fold are held out: they "
-        "only test and measure.",
+        description="Number of folds. A hash assigns each trace to a fold. The traces of one fold "
+        "are held out: they only test and measure.",
     )
     holdout_by: HoldoutBy | None = option(
         None,
-        description="What is hashed: the trace's id (`trace`), or its `purpose`, so that all traces of a purpose are "
-        "in one fold; null: the purpose if there are at least twice as many purposes as folds.",
+        description="What is hashed: the trace's id (`trace`), or its `purpose`, so that all "
+        "traces of a purpose are in one fold; null: the purpose if there are at least twice as "
+        "many purposes as folds.",
     )
     max_held_out_traces: int = option(
         100, ge=1, description="Maximum number of held-out traces that are scored."
@@ -63,16 +70,19 @@ class CalibratorSettings(ConfigSection):
     concurrency: int = option(
         8,
         ge=1,
-        description="Maximum number of questions in flight. `models.critic.concurrency` is the endpoint's own limit.",
+        description="Maximum number of questions in flight. `models.critic.concurrency` is the "
+        "endpoint's own limit.",
     )
     batch_size: int = option(
         16, ge=1, description="Beside an agent: number of waiting pairs at which they are tested."
     )
-    queue_size: int = option(64, ge=1, description="Beside an agent: maximum number of waiting traces.")
+    queue_size: int = option(
+        64, ge=1, description="Beside an agent: maximum number of waiting traces."
+    )
     full_queue_policy: FullQueuePolicy = option(
         "drop_oldest",
-        description="If the queue is full: `drop_oldest` drops the oldest trace; `reject` rejects the new one; with "
-        "`block`, `submit_and_wait` waits and `submit` rejects.",
+        description="If the queue is full: `drop_oldest` drops the oldest trace; `reject` rejects "
+        "the new one; with `block`, `submit_and_wait` waits and `submit` rejects.",
     )
 
     @property
@@ -99,16 +109,18 @@ class CalibrateConfig(ConfigSection):
     )
     traces: Path | None = option(
         None,
-        description="A folder of traces (.jsonl), with its subfolders; null: the traces in `memory`.",
+        description="A folder of traces (.jsonl), with its subfolders; null: the traces in "
+        "`memory`.",
     )
     heldout: Path | None = option(
         None,
-        description="A folder of held-out traces; null: one fold of `traces`, see `calibrator.holdout_folds`.",
+        description="A folder of held-out traces; null: one fold of `traces`, see "
+        "`calibrator.holdout_folds`.",
     )
     anchors: Path | None = option(
         None,
-        description="A file of labelled pairs (JSON lines) that are added to the anchors in `memory`. Anchors only "
-        "measure the critic.",
+        description="A file of labelled pairs (JSON lines) that are added to the anchors in "
+        "`memory`. Anchors only measure the critic.",
     )
     models: CriticModels = Field(default_factory=CriticModels, description="The model.")
     critic: CriticSettings = Field(
@@ -120,14 +132,18 @@ class CalibrateConfig(ConfigSection):
     budget: BudgetConfig = Field(
         default_factory=BudgetConfig, description="Limits of all starts with this memory."
     )
-    prompts: PromptsConfig = Field(default_factory=PromptsConfig, description="Which prompt files are used.")
+    prompts: PromptsConfig = Field(
+        default_factory=PromptsConfig, description="Which prompt files are used."
+    )
     replay: ReplayConfig = Field(
         default_factory=ReplayConfig, description="Recorded responses instead of a live endpoint."
     )
 
 
 def resolve_paths(config: CalibrateConfig, folder: Path) -> CalibrateConfig:
-    """Return a configuration whose inputs count from a folder; ``memory`` and ``store`` stay as they are."""
+    """Return a configuration whose inputs count from a folder; ``memory`` and ``store`` stay as
+    they are.
+    """
     at = partial(resolve_path, folder)
     return config.model_copy(
         update={

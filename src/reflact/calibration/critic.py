@@ -13,13 +13,26 @@ from pydantic import Field, JsonValue, field_validator
 
 from reflact.calibration.arguments import require_memory, require_model, require_type
 from reflact.calibration.guards import GuardCase, QuotableTexts, apply_guards, find_objection
-from reflact.calibration.transition_view import TokenCounter, TransitionView, estimate_tokens, show_transition
+from reflact.calibration.transition_view import (
+    TokenCounter,
+    TransitionView,
+    estimate_tokens,
+    show_transition,
+)
 from reflact.calibration.worked_examples import ShownExamples, rank_pairs, show_examples
 from reflact.concurrency import fan_out, run_in_thread
 from reflact.config.critic import CriticSettings
 from reflact.errors import ReplyError
 from reflact.memory.cards import is_visible_to
-from reflact.memory.models import ContrastPair, Evaluation, Progress, Scope, Share, StateScore, Transition
+from reflact.memory.models import (
+    ContrastPair,
+    Evaluation,
+    Progress,
+    Scope,
+    Share,
+    StateScore,
+    Transition,
+)
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import PromptBook, load_prompts
 from reflact.protocols import LLM
@@ -46,7 +59,8 @@ class CriticReply(ReplyModel):
     """What the critic is asked to fill in."""
 
     reasoning: str = Field(
-        max_length=2000, description="What the purpose asks for, and what of it the state after shows."
+        max_length=2000,
+        description="What the purpose asks for, and what of it the state after shows.",
     )
     evidence: tuple[str, ...] = Field(
         max_length=20, description="Texts copied from the state after or from the change."
@@ -54,7 +68,9 @@ class CriticReply(ReplyModel):
     phi_before: Progress = Field(
         description="How much of the purpose the state before fulfils, from 0 to 10."
     )
-    phi_after: Progress = Field(description="How much of the purpose the state after fulfils, from 0 to 10.")
+    phi_after: Progress = Field(
+        description="How much of the purpose the state after fulfils, from 0 to 10."
+    )
     confidence: Share = Field(description="How likely the numbers are right, from 0 to 1.")
 
     @field_validator("reasoning")
@@ -79,7 +95,8 @@ class CriticReply(ReplyModel):
 class Critic:
     """Scores transitions.
 
-    Scores are kept by purpose, transition, worked examples and trial: equal questions are asked once.
+    Scores are kept by purpose, transition, worked examples and trial: equal questions are asked
+    once.
 
     Args:
         llm: The model that judges.
@@ -115,7 +132,9 @@ class Critic:
 
     @property
     def identity(self) -> str:
-        """Model, prompt with checksum, settings, counter and, if pinned, snapshot, as canonical JSON."""
+        """Model, prompt with checksum, settings, counter and, if pinned, snapshot, as canonical
+        JSON.
+        """
         return canonical_json(
             {
                 "critic": self.prompt,
@@ -150,23 +169,31 @@ class Critic:
         return self._pinned_pairs
 
     def pin_to(self, pairs: Sequence[ContrastPair]) -> Critic:
-        """Return a critic that chooses its worked examples from these pairs alone, whatever is promoted."""
+        """Return a critic that chooses its worked examples from these pairs alone, whatever is
+        promoted.
+        """
         critic = Critic(
-            self._llm, settings=self._settings, prompts=self._prompts, count_tokens=self._count_tokens
+            self._llm,
+            settings=self._settings,
+            prompts=self._prompts,
+            count_tokens=self._count_tokens,
         )
         by_id = {pair.id: pair for pair in pairs}
         critic._pinned_pairs = tuple(by_id[pair_id] for pair_id in sorted(by_id))
         return critic
 
     def wrap_llm(self, wrap: Callable[[LLM], LLM]) -> Critic:
-        """Return an equal critic that asks a wrapped model and shares no cached scores with this one."""
+        """Return an equal critic that asks a wrapped model and shares no cached scores with this
+        one.
+        """
         critic = copy(self)
         critic._llm = wrap(self._llm)
         critic._scores = ScoreCache()
         return critic
 
     async def pin(self, *, scope: Scope = CRITIC_SCOPE) -> Critic:
-        """Return a critic pinned to what is promoted now for a scope, or to what this one is pinned to.
+        """Return a critic pinned to what is promoted now for a scope, or to what this one is pinned
+        to.
 
         Raises:
             StoreError: The memory cannot be read.
@@ -187,15 +214,12 @@ class Critic:
     ) -> StateScore:
         """Score a transition.
 
-        Args:
-            transition: What is judged.
-            purpose: What the agent is to achieve.
-            scope: Whose cards count.
-            pairs: None: the promoted ones of the memory in scope. Else these alone, whatever their status
-                and scope; ``()`` is none.
+        Args: transition: What is judged. purpose: What the agent is to achieve. scope: Whose cards
+            count. pairs: None: the promoted ones of the memory in scope. Else these alone, whatever
+            their status and scope; ``()`` is none.
             trial: Equal questions of another trial are independent samples.
-            progress_before: What the state before is worth by definition, whatever the model says. None: the
-                model says.
+            progress_before: What the state before is worth by definition, whatever the model says.
+                None: the model says.
 
         Raises:
             DataError: The transition or the purpose is something else.
@@ -211,7 +235,11 @@ class Critic:
         states = (state for pair in new for state in pair.transition.payloads)
         mistakes: list[JsonValue] = [pair.mistake for pair in pairs]
         step_hash, examples = await run_in_thread(
-            partial(self._choose_examples, step, pairs), purpose, *transition.payloads, mistakes, *states
+            partial(self._choose_examples, step, pairs),
+            purpose,
+            *transition.payloads,
+            mistakes,
+            *states,
         )
         pair_ids = [pair.id for pair in examples.pairs]
         key = digest_json([step_hash, trial, progress_before, *pair_ids])
@@ -231,7 +259,9 @@ class Critic:
         step_hash = digest_text(f"[{canonical_json(step.purpose)},{step.view.canonical_json}]")
         if len(self._words_by_pair) > MAX_KEPT_PAIRS:
             self._words_by_pair = {}
-        order = rank_pairs(pairs, step.view, purpose=step.purpose, words_by_pair=self._words_by_pair)
+        order = rank_pairs(
+            pairs, step.view, purpose=step.purpose, words_by_pair=self._words_by_pair
+        )
         examples = show_examples(
             order,
             max_tokens=settings.example_tokens,
@@ -256,18 +286,26 @@ class Critic:
         evaluations = await fan_out(sample, range(first, first + n))
         return _combine_samples(evaluations, case, tuple(pair.id for pair in examples.pairs))
 
-    def _build_prompt(self, step: _StepToScore, examples: ShownExamples) -> tuple[RenderedPrompt, GuardCase]:
+    def _build_prompt(
+        self, step: _StepToScore, examples: ShownExamples
+    ) -> tuple[RenderedPrompt, GuardCase]:
         """Return what is asked of a step, and what guards need to know of it."""
         limit = self._settings.state_tokens
-        shown = show_transition(step.purpose, step.view, max_tokens=limit, count_tokens=self._count_tokens)
-        prompt = self._prompts.render(CRITIC_PROMPT, {"examples": examples.text, "transition": shown})
+        shown = show_transition(
+            step.purpose, step.view, max_tokens=limit, count_tokens=self._count_tokens
+        )
+        prompt = self._prompts.render(
+            CRITIC_PROMPT, {"examples": examples.text, "transition": shown}
+        )
         changed = step.view.transition.changes_state
         return prompt, GuardCase(changed, QuotableTexts(step.view), step.progress_before)
 
     async def _sample_evaluation(
         self, prompt: RenderedPrompt, case: GuardCase, call_id: CallId
     ) -> Evaluation:
-        """Return an evaluation; where its evidence stays invented however often it is asked, the last one."""
+        """Return an evaluation; where its evidence stays invented however often it is asked, the
+        last one.
+        """
         last: list[Evaluation] = []
 
         def check(reply: CriticReply) -> None:
@@ -303,7 +341,9 @@ class _StepToScore(NamedTuple):
 def _combine_samples(
     evaluations: Sequence[Evaluation], case: GuardCase, pair_ids: tuple[str, ...]
 ) -> StateScore:
-    """Return the median of the guarded samples by progress after; a spread limits confidence to 1 - spread / 10."""
+    """Return the median of the guarded samples by progress after; a spread limits confidence to 1 -
+    spread / 10.
+    """
     guarded = [(*apply_guards(raw, case), raw) for raw in evaluations]
     judged = sorted(guarded, key=lambda each: (each[0].progress_after, each[0].delta))
     evaluation, names, raw = judged[(len(judged) - 1) // 2]
@@ -323,7 +363,8 @@ def _combine_samples(
 
 
 class ScoreCache:
-    """Computes each score once, and keeps the ``MAX_KEPT_SCORES`` most recently used ones; callers that ask meanwhile wait.
+    """Computes each score once, and keeps the ``MAX_KEPT_SCORES`` most recently used ones; callers
+    that ask meanwhile wait.
 
     A caller that fails, or is cancelled, leaves the question to the next one.
     """
@@ -332,7 +373,9 @@ class ScoreCache:
         self._scores: OrderedDict[str, StateScore] = OrderedDict()
         self._in_progress: dict[str, anyio.Event] = {}
 
-    async def get_or_compute(self, key: str, compute: Callable[[], Awaitable[StateScore]]) -> StateScore:
+    async def get_or_compute(
+        self, key: str, compute: Callable[[], Awaitable[StateScore]]
+    ) -> StateScore:
         """Return the score for a key."""
         while key in self._in_progress:
             await self._in_progress[key].wait()

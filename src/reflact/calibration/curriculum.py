@@ -1,4 +1,6 @@
-"""Which mistakes the next round of contrast pairs asks for, how near to right, and when rounds end. Pure."""
+"""Which mistakes the next round of contrast pairs asks for, how near to right, and when rounds end.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ SEED = 0
 
 
 class RoundPlan(NamedTuple):
-    """What one round asks for: the part of each kind of mistake, 1 together, and the distance of wrong scores."""
+    """What one round asks for: the part of each kind of mistake, 1 together, and the distance of
+    wrong scores.
+    """
 
     number: int
     shares: Mapping[str, float]
@@ -43,7 +47,8 @@ class RoundPlan(NamedTuple):
 class RoundMeasurement(NamedTuple):
     """A critic's pairwise accuracy and mean absolute error on held-out steps.
 
-    ``by_mistake`` has, for each kind, how many steps of pairs it scored wrongly, and how many it scored.
+    ``by_mistake`` has, for each kind, how many steps of pairs it scored wrongly, and how many it
+    scored.
     """
 
     accuracy: float
@@ -54,10 +59,11 @@ class RoundMeasurement(NamedTuple):
 def measure(
     held_out: Sequence[ScoredStep | None], learned: Sequence[ScoredStep | None] = ()
 ) -> RoundMeasurement | None:
-    """Return what a curriculum may know: accuracy on held-out steps, kinds on those that are learned from.
+    """Return what a curriculum may know: accuracy on held-out steps, kinds on those that are
+    learned from.
 
-    Held-out steps never say which kinds the critic is weak on: tests stay blind to how their batches were
-    made. None if no held-out steps can be ordered.
+    Held-out steps never say which kinds the critic is weak on: tests stay blind to how their
+    batches were made. None if no held-out steps can be ordered.
     """
     measured = [step for step in held_out if step is not None]
     accuracy = pairwise_accuracy(measured)
@@ -78,13 +84,12 @@ def plan_next_round(
 ) -> RoundPlan | None:
     """Return the next round, or None if all were made or neither accuracy nor error still moves.
 
-    Half of a round is dealt to all kinds equally. The other half goes by the lower 95% bound of the critic's
-    error rate on each kind. The room for distances beyond the smallest one halves from round to round.
+    Half of a round is dealt to all kinds equally. The other half goes by the lower 95% bound of the
+    critic's error rate on each kind. The room for distances beyond the smallest one halves from
+    round to round.
 
-    Args:
-        history: How the critic was measured before the first round and after each; may be empty before it.
-        mistakes: The names of all kinds.
-        max_rounds: The largest number of rounds.
+    Args: history: How the critic was measured before the first round and after each; may be empty
+        before it. mistakes: The names of all kinds. max_rounds: The largest number of rounds.
     """
     n_done = max(0, len(history) - 1)
     if n_done >= max_rounds or has_plateaued(history):
@@ -101,7 +106,8 @@ def plan_next_round(
 def has_plateaued(history: Sequence[RoundMeasurement]) -> bool:
     """Whether the last round gained too little over the best before it, in accuracy and in error.
 
-    Accuracy alone is not enough: a critic that inflates evenly orders all states rightly from the start.
+    Accuracy alone is not enough: a critic that inflates evenly orders all states rightly from the
+    start.
     """
     if len(history) < 2:
         return False
@@ -119,13 +125,17 @@ def _compute_shares(
         weakness[mistake] = wilson_interval(*by_mistake[mistake])[0]
     total = sum(weakness.values())
     parts = {mistake: weak / total if total > 0 else equal for mistake, weak in weakness.items()}
-    return {mistake: EXPLORED_SHARE * equal + (1 - EXPLORED_SHARE) * parts[mistake] for mistake in mistakes}
+    return {
+        mistake: EXPLORED_SHARE * equal + (1 - EXPLORED_SHARE) * parts[mistake]
+        for mistake in mistakes
+    }
 
 
 def deal_mistakes(
     plan: RoundPlan, *, trace_id: str, n_events: int, per_event: int
 ) -> tuple[tuple[str, ...], ...]:
-    """Return for each event of a trace which kinds of mistakes to make pairs of: ``per_event`` of them.
+    """Return for each event of a trace which kinds of mistakes to make pairs of: ``per_event`` of
+    them.
 
     The kinds have their shares, rounded by chance. An event gets a kind twice only if it must.
     """
@@ -135,7 +145,11 @@ def deal_mistakes(
         n_events * per_event,
         offset=make_rng(SEED, label).random(),
     )
-    row = [kind for kind, count in sorted(counts.items(), key=lambda k: (-k[1], k[0])) for _ in range(count)]
+    row = [
+        kind
+        for kind, count in sorted(counts.items(), key=lambda k: (-k[1], k[0]))
+        for _ in range(count)
+    ]
     hands: list[list[str]] = [[] for _ in range(n_events)]
     order = shuffle(range(n_events), SEED, f"{label}/events")
     for index, kind in enumerate(row):
@@ -143,13 +157,15 @@ def deal_mistakes(
     return tuple(tuple(hand) for hand in hands)
 
 
-def apportion(shares: Sequence[tuple[str, float]], n_places: int, *, offset: float) -> dict[str, int]:
+def apportion(
+    shares: Sequence[tuple[str, float]], n_places: int, *, offset: float
+) -> dict[str, int]:
     """Return how many of so many places each kind gets: its share, rounded up or down without bias.
 
-    Systematic sampling (W. G. Madow, Annals of Mathematical Statistics 20 (1949), 333-354): the shares lie
-    end to end, and a place goes to the kind in whose part its mark falls. Marks lie one place apart.
-    ``offset`` is the position of the first one, in [0, 1); if it is drawn uniformly, each kind gets its
-    share on average.
+    Systematic sampling (W. G. Madow, Annals of Mathematical Statistics 20 (1949), 333-354): the
+    shares lie end to end, and a place goes to the kind in whose part its mark falls. Marks lie one
+    place apart. ``offset`` is the position of the first one, in [0, 1); if it is drawn uniformly,
+    each kind gets its share on average.
     """
     total = sum(Fraction(share) for _, share in shares)
     first = Fraction(offset)

@@ -1,6 +1,7 @@
 """The closed union of events of a calibration.
 
-``usage`` of an event is that of all calls of the calibrator so far, invalid and stored replies included.
+``usage`` of an event is that of all calls of the calibrator so far, invalid and stored replies
+included.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from reflact.types import ShortReprModel
 
 
 class ScoreSummary(ShortReprModel):
-    """A critic's scores of some steps: mean absolute error (0..10) and pairwise accuracy (0..1), if known.
+    """A critic's scores of some steps: mean absolute error (0..10) and pairwise accuracy (0..1), if
+    known.
 
     ``n_unscored`` counts steps without a valid score.
     """
@@ -31,7 +33,9 @@ class ScoreSummary(ShortReprModel):
 
 
 class CalibrationStarted(ShortReprModel):
-    """A call of ``calibrate`` began; if it is ``resumed``, the events before the stop come again."""
+    """A call of ``calibrate`` began; if it is ``resumed``, the events before the stop
+    come again.
+    """
 
     kind: Literal["calibration_started"] = "calibration_started"
     n_training_traces: int

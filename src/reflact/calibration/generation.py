@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from anyio.lowlevel import checkpoint
 
-from reflact.calibration.asked import DroppedCandidate, Mistake, ProgressRange, ask_for_pair, compute_reach
+from reflact.calibration.asked import (
+    DroppedCandidate,
+    Mistake,
+    ProgressRange,
+    ask_for_pair,
+    compute_reach,
+)
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.curriculum import SEED, RoundPlan, deal_mistakes, plan_next_round
 from reflact.calibration.events import CalibrationEventCallback, PairsGenerated
@@ -56,8 +62,8 @@ class AskedMistake(NamedTuple):
 class GeneratedPairs(NamedTuple):
     """The pairs of some traces, in the store, each once, and the candidates that became none.
 
-    The scan holds ``n_quarantined`` of the pairs back; ``n_new`` of the others are new. The memory had no room
-    for ``n_left_out`` further ones.
+    The scan holds ``n_quarantined`` of the pairs back; ``n_new`` of the others are new. The memory
+    had no room for ``n_left_out`` further ones.
     """
 
     pairs: tuple[ContrastPair, ...] = ()
@@ -117,7 +123,9 @@ class PairGenerator:
         observed: Sequence[ContrastPair] = (),
         on_pair: PairCallback | None = None,
     ) -> GeneratedPairs:
-        """Make the pairs of a round, as many as there is room for, and store each when it is ready."""
+        """Make the pairs of a round, as many as there is room for, and store each when it
+        is ready.
+        """
         anchored = AnchorExclusions.from_anchors(await self._store.anchors())
         known = known_pair_ids.union(pair.id for pair in observed)
         constructed: dict[str, list[ContrastPair]] = {}
@@ -138,7 +146,11 @@ class PairGenerator:
 
         async def make_pairs_of(trace: Trace) -> GeneratedPairs:
             still_wrong = [pair for pair in observed if pair.provenance.trace_id == trace.id]
-            ready = {pair.id: pair for pair in (*still_wrong, *constructed[trace.id]) if pair.id in kept_ids}
+            ready = {
+                pair.id: pair
+                for pair in (*still_wrong, *constructed[trace.id])
+                if pair.id in kept_ids
+            }
             missing = [one for trace_id, one in drawn if trace_id == trace.id]
             generated = await self._store_candidates(
                 [*ready.values(), *missing], plan, known_pair_ids=known_pair_ids, on_pair=on_pair
@@ -157,10 +169,18 @@ class PairGenerator:
         )
 
     def _list_candidates(
-        self, trace: Trace, plan: RoundPlan, anchored: AnchorExclusions, known_pair_ids: Collection[str]
+        self,
+        trace: Trace,
+        plan: RoundPlan,
+        anchored: AnchorExclusions,
+        known_pair_ids: Collection[str],
     ) -> tuple[list[ContrastPair], list[AskedMistake]]:
-        """Return a trace's new pairs of the dealt kinds of mistakes, and what a model would have to write."""
-        events = select_events(list_free_events(trace, anchored), min_delta=self._settings.min_delta)
+        """Return a trace's new pairs of the dealt kinds of mistakes, and what a model would have to
+        write.
+        """
+        events = select_events(
+            list_free_events(trace, anchored), min_delta=self._settings.min_delta
+        )
         hands = deal_mistakes(
             plan, trace_id=trace.id, n_events=len(events), per_event=self._settings.pairs_per_step
         )
@@ -188,7 +208,9 @@ class PairGenerator:
         return pairs, asked
 
     async def _fit_in_memory(self, pairs: Sequence[ContrastPair]) -> tuple[frozenset[str], int]:
-        """Return the ids of the pairs that the memory holds or has room for, and the room beyond all of them."""
+        """Return the ids of the pairs that the memory holds or has room for, and the room beyond
+        all of them.
+        """
         pair_ids = [pair.id for pair in pairs]
         stored = {one.pair.id for one in await self._store.pairs(pair_ids)}
         new = [pair_id for pair_id in pair_ids if pair_id not in stored]
@@ -227,7 +249,8 @@ class PairGenerator:
                 for one in submissions
             ),
             n_new=sum(
-                one.is_new and one.status == "quarantined" and one.reason is None for one in submissions
+                one.is_new and one.status == "quarantined" and one.reason is None
+                for one in submissions
             ),
         )
 
@@ -255,7 +278,9 @@ class PairGenerator:
     async def score_unscored_steps(
         self, traces: Sequence[Trace], pairs: Sequence[ContrastPair] | None
     ) -> tuple[Trace, ...]:
-        """Return traces with the critic's evaluation of labelled steps that have none: its real mistakes teach most."""
+        """Return traces with the critic's evaluation of labelled steps that have none: its real
+        mistakes teach most.
+        """
         anchored = AnchorExclusions.from_anchors(await self._store.anchors())
         steps = list_unscored_steps(traces, anchored, max_pairs=self._settings.max_pairs)
         scores = await self._scorer.score(steps, pairs)
@@ -286,7 +311,9 @@ def list_free_events(trace: Trace, anchored: AnchorExclusions) -> list[ScoreEven
     return [
         event
         for event in trace.events
-        if not anchored.excludes(trace.purpose, event.transition, Origin(trace_id=trace.id, step=event.step))
+        if not anchored.excludes(
+            trace.purpose, event.transition, Origin(trace_id=trace.id, step=event.step)
+        )
     ]
 
 

@@ -31,8 +31,9 @@ NON_ANSWER: Final = re.compile(
 def explain_empty_answer(answer: str, *, question: str, purpose: str) -> str | None:
     """Return in words why an answer says nothing, or None if it says something.
 
-    It is empty, or the question again, or says only that it does not know, unless question or purpose have these words.
-    If the purpose is the question, capitals and spaces make no other text of it.
+    It is empty, or the question again, or says only that it does not know, unless question or
+    purpose have these words. If the purpose is the question, capitals and spaces make no other text
+    of it.
     """
     if not answer.strip():
         return "the answer is empty"
@@ -61,16 +62,17 @@ def item_input(item: Item) -> str:
 
 
 class CriticGrader:
-    """Grades answers by the opinion of a pinned critic; pass it to ``DatasetEnvironment(grade=...)``.
+    """Grades answers by the opinion of a pinned critic; pass it to
+    ``DatasetEnvironment(grade=...)``.
 
-    An answer is a transition from the item's input, which counts 0, to the answer. Soft is progress after the answer
-    over ten; hard is 1 if that progress reaches ``pass_threshold``. The critic's words are the feedback of an answer without
-    full marks. An answer that says nothing is worth 0, and the critic is not asked. No reference is looked at.
+    An answer is a transition from the item's input, which counts 0, to the answer. Soft is progress
+    after the answer over ten; hard is 1 if that progress reaches ``pass_threshold``. The critic's
+    words are the feedback of an answer without full marks. An answer that says nothing is worth 0,
+    and the critic is not asked. No reference is looked at.
 
-    Args:
-        critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pin_to(pairs)``.
-        pass_threshold: The least progress of an answer that counts as a success, above 0 and at most 10.
-        purpose: Says what an answer to an item is to achieve.
+    Args: critic: A critic that cannot change under a run: ``await critic.pin()`` or
+        ``critic.pin_to(pairs)``. pass_threshold: The least progress of an answer that counts as a
+        success, above 0 and at most 10. purpose: Says what an answer to an item is to achieve.
         measurements: What the critic's scores are worth, for the summary (see ``measure_critic``).
 
     Raises:
@@ -87,7 +89,8 @@ class CriticGrader:
     ) -> None:
         if not 0 < pass_threshold <= MAX_PROGRESS:
             raise ConfigError(
-                f"pass_threshold is {pass_threshold:g}; give a number above 0 and at most {MAX_PROGRESS:g}"
+                f"pass_threshold is {pass_threshold:g}; give a number above 0 and at most "
+                f"{MAX_PROGRESS:g}"
             )
         self._critic = critic
         self._pass_threshold = pass_threshold
@@ -98,7 +101,9 @@ class CriticGrader:
 
     @property
     def identity(self) -> JsonValue:
-        """The critic with its snapshot, the threshold and the purpose: all that a score depends on."""
+        """The critic with its snapshot, the threshold and the purpose: all that a score
+        depends on.
+        """
         return {
             "grader": "critic",
             "critic": self.scored_by.identity,
@@ -110,9 +115,9 @@ class CriticGrader:
     async def __call__(self, item: Item, answer: str) -> Grade:
         """Score an answer.
 
-        Raises:
-            EnvironmentFailure: The critic's replies were invalid, or the answer exceeds its context: a fault
-                of the judge, which says nothing of the answer, so that the item stays unmeasured.
+        Raises: EnvironmentFailure: The critic's replies were invalid, or the answer exceeds its
+            context: a fault of the judge, which says nothing of the answer, so that the item stays
+            unmeasured.
             ProviderError, BudgetSpent: The critic's endpoint or budget failed.
         """
         purpose = self._purpose(item)
@@ -127,9 +132,13 @@ class CriticGrader:
             before=item.input, action=Action(name=REPLY_ACTION, arguments=answer), after=answer
         )
         try:
-            score = await self._critic.score(transition, purpose=purpose, progress_before=BASE_PROGRESS)
+            score = await self._critic.score(
+                transition, purpose=purpose, progress_before=BASE_PROGRESS
+            )
         except CallError as error:
-            raise EnvironmentFailure(f"the critic gave no score for item {item.id!r}: {error}") from error
+            raise EnvironmentFailure(
+                f"the critic gave no score for item {item.id!r}: {error}"
+            ) from error
         progress = score.evaluation.progress_after
         return Grade(
             score=Score(hard=float(progress >= self._pass_threshold), soft=progress / MAX_PROGRESS),
@@ -139,7 +148,9 @@ class CriticGrader:
 
     def _build_feedback(self, score: StateScore) -> str:
         said = score.evaluation
-        denied = [name.replace("_", " ") for name in score.applied_guards if name in NO_CREDIT_GUARDS]
+        denied = [
+            name.replace("_", " ") for name in score.applied_guards if name in NO_CREDIT_GUARDS
+        ]
         why = f", no credit for the answer ({', '.join(denied)})" if denied else ""
         progress = f"{said.progress_after:g} of {MAX_PROGRESS:g}, {self._pass_threshold:g} needed"
         return f"a critic scored it {progress}{why}: {said.reasoning}"
@@ -148,16 +159,19 @@ class CriticGrader:
 async def measure_critic(
     critic: Critic, traces: Sequence[Trace], *, max_concurrent: int = 8
 ) -> CriticMetrics | None:
-    """Return what a critic's scores are worth on steps whose correct score is known; None without any.
+    """Return what a critic's scores are worth on steps whose correct score is known; None without
+    any.
 
-    Measure the pinned critic that grades, on traces that its pairs were not made from. Steps that the model
-    gave no valid score of are left out.
+    Measure the pinned critic that grades, on traces that its pairs were not made from. Steps that
+    the model gave no valid score of are left out.
 
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
         StoreError: The memory cannot be read.
     """
-    return await measure_critic_on_steps(critic, list_labeled_steps(traces), max_concurrent=max_concurrent)
+    return await measure_critic_on_steps(
+        critic, list_labeled_steps(traces), max_concurrent=max_concurrent
+    )
 
 
 async def measure_critic_on_steps(
@@ -200,13 +214,13 @@ def describe_critic(critic: Critic, measurements: CriticMetrics | None) -> Criti
 
 
 class CriticAnnotator:
-    """Notes progress before and after each reply of a trajectory; pass it to ``Trainer(annotator=...)``.
+    """Notes progress before and after each reply of a trajectory; pass it to
+    ``Trainer(annotator=...)``.
 
-    Args:
-        critic: A critic that cannot change under a run: ``await critic.pin()`` or ``critic.pin_to(pairs)``.
-        purpose: Says what an item asks for.
-        state: Renders the state from the turns so far (see ``list_transitions``).
-        measurements: What the critic's scores are worth, for the summary.
+    Args: critic: A critic that cannot change under a run: ``await critic.pin()`` or
+        ``critic.pin_to(pairs)``. purpose: Says what an item asks for. state: Renders the state from
+        the turns so far (see ``list_transitions``). measurements: What the critic's scores are
+        worth, for the summary.
 
     Raises:
         ConfigError: The critic is not pinned.
@@ -244,6 +258,10 @@ class CriticAnnotator:
             except CallError:
                 return f"reply {number}: a critic gave no score"
             progress = f"{said.progress_before:g} before and {said.progress_after:g} after"
-            return f"reply {number}: a critic gave {progress}, of {MAX_PROGRESS:g}: {said.reasoning}"
+            return (
+                f"reply {number}: a critic gave {progress}, of {MAX_PROGRESS:g}: {said.reasoning}"
+            )
 
-        return await fan_out(line, tuple(enumerate(list_transitions(rollout, state=self._state), 1)))
+        return await fan_out(
+            line, tuple(enumerate(list_transitions(rollout, state=self._state), 1))
+        )

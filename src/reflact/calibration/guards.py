@@ -1,7 +1,7 @@
 """Rules that an evaluation must keep whatever the model says. Pure.
 
-Some take credit away and nothing gives it back; the others lower confidence, which nothing raises. So none undoes
-what another did.
+Some take credit away and nothing gives it back; the others lower confidence, which nothing raises.
+So none undoes what another did.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _WHOLE_NUMBER = re.compile(r"(-?\d+)\.0+")
 _SIGN_WORDS = frozenset("-+ ")
 
 _CONNECTING_TEXT = (
-    "a an and are as at became been changed contains equals field from has have in into is it its new now "
-    "of old set shows state the to updated value was went were with"
+    "a an and are as at became been changed contains equals field from has have in into is it its "
+    "new now of old set shows state the to updated value was went were with"
 )
 _CONNECTING_WORDS = frozenset(_CONNECTING_TEXT.split())
 
@@ -57,31 +57,44 @@ class QuotableTexts:
             self._shown = _WordSequence([unsigned, *numbers])
         else:
             self._old, self._new = (
-                _WordSequence(_list_field_values(texts.changed_fields, after=side)) for side in (False, True)
+                _WordSequence(_list_field_values(texts.changed_fields, after=side))
+                for side in (False, True)
             )
-            absent = (f"{field.path} {ABSENT_TEXT}" for field in texts.changed_fields if field.after is None)
+            absent = (
+                f"{field.path} {ABSENT_TEXT}"
+                for field in texts.changed_fields
+                if field.after is None
+            )
             self._shown = _WordSequence([texts.change_text, *absent])
 
     def find_invented(self, evidence: Sequence[str]) -> tuple[str, ...]:
         """Return those pieces of evidence that are not there, or quote nothing."""
         texts = (self._after, self._new, self._shown)
         quotes = ((piece, _parse_quote(piece)) for piece in evidence)
-        return tuple(piece for piece, quote in quotes if not (quote.has_content and quote.is_in(*texts)))
+        return tuple(
+            piece for piece, quote in quotes if not (quote.has_content and quote.is_in(*texts))
+        )
 
     def find_vanished(self, evidence: Sequence[str]) -> tuple[str, ...]:
-        """Return those that stand nowhere but in what is gone: removed lines, values that a field had.
+        """Return those that stand nowhere but in what is gone: removed lines, values that a field
+        had.
 
         What names both sides of a change, or says that a field is gone, speaks of the state after.
         """
         gone = (self._before, self._old)
         there = (self._after, self._new)
         quotes = ((piece, _parse_quote(piece)) for piece in evidence)
-        return tuple(piece for piece, quote in quotes if quote.is_in(*gone) and not quote.is_in(*there))
+        return tuple(
+            piece for piece, quote in quotes if quote.is_in(*gone) and not quote.is_in(*there)
+        )
 
     def mentions_change(self, evidence: Sequence[str]) -> bool:
-        """Whether any piece of evidence speaks of what changed, not only of what was there before."""
+        """Whether any piece of evidence speaks of what changed, not only of what was
+        there before.
+        """
         return any(
-            quote.is_in(self._new, self._shown) or quote.is_in(self._before) != quote.is_in(self._after)
+            quote.is_in(self._new, self._shown)
+            or quote.is_in(self._before) != quote.is_in(self._after)
             for quote in map(_parse_quote, evidence)
         )
 
@@ -98,7 +111,9 @@ class _WordSequence:
     def is_in(self, *others: _WordSequence) -> bool:
         """Whether these words stand side by side in any of the others."""
         return any(
-            own in view for other in others for own, view in zip(self._views, other._views, strict=True)
+            own in view
+            for other in others
+            for own, view in zip(self._views, other._views, strict=True)
         )
 
 
@@ -122,7 +137,9 @@ def _normalize_number(word: str) -> str:
 
 
 def _split_parts(text: str) -> Iterator[str]:
-    """Yield a text in parts that end before a space, a quotation mark or a bracket: no word holds one."""
+    """Yield a text in parts that end before a space, a quotation mark or a bracket: no word holds
+    one.
+    """
     start = 0
     while start < len(text):
         found = _PART_BREAK.search(text, start + _PART_CHARS)
@@ -148,7 +165,9 @@ MAX_UNSUPPORTED_CONFIDENCE = 0.2
 
 
 class GuardCase(NamedTuple):
-    """A transition as guards see it; ``progress_before``: what the state before is worth, None: the evaluation says."""
+    """A transition as guards see it; ``progress_before``: what the state before is worth, None: the
+    evaluation says.
+    """
 
     has_change: bool
     quotable: QuotableTexts
@@ -156,7 +175,9 @@ class GuardCase(NamedTuple):
 
 
 def deny_invented_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
-    """Evidence that is not there is struck out; what rests on it gets no credit and little confidence."""
+    """Evidence that is not there is struck out; what rests on it gets no credit and little
+    confidence.
+    """
     invented = case.quotable.find_invented(evaluation.evidence)
     if not invented:
         return evaluation
@@ -170,14 +191,18 @@ def deny_missing_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation
 
 
 def deny_vanished_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
-    """A gain for which only what is gone is quoted gets no credit and little confidence: it shows a loss."""
+    """A gain for which only what is gone is quoted gets no credit and little confidence: it shows a
+    loss.
+    """
     if not evaluation.evidence or _select_bearing_evidence(evaluation, case):
         return evaluation
     return _deny_credit(evaluation)
 
 
 def doubt_old_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
-    """A change of progress for which only what was there before is quoted gets little confidence."""
+    """A change of progress for which only what was there before is quoted gets little
+    confidence.
+    """
     bearing = _select_bearing_evidence(evaluation, case)
     if evaluation.delta == 0 or case.quotable.mentions_change(bearing):
         return evaluation
@@ -207,7 +232,8 @@ GUARDS: Final[Mapping[str, Callable[[Evaluation, GuardCase], Evaluation]]] = Map
 def apply_guards(evaluation: Evaluation, case: GuardCase) -> tuple[Evaluation, tuple[str, ...]]:
     """Return what is left of an evaluation, and the names of the guards that changed something.
 
-    If nothing changed, nothing was achieved: the guard ``no_change`` makes progress after progress before.
+    If nothing changed, nothing was achieved: the guard ``no_change`` makes progress after progress
+    before.
     """
     evaluation = _set_progress_before(evaluation, case)
     if not case.has_change:
@@ -226,29 +252,36 @@ def apply_guards(evaluation: Evaluation, case: GuardCase) -> tuple[Evaluation, t
 def find_objection(evaluation: Evaluation, case: GuardCase) -> str | None:
     """Return why an evaluation is to be asked for again, or None.
 
-    A difference between two states that differ has to rest on evidence that exists; a gain on more than what is gone.
+    A difference between two states that differ has to rest on evidence that exists; a gain on more
+    than what is gone.
     """
     evaluation = _set_progress_before(evaluation, case)
     if not case.has_change or evaluation.delta == 0:
         return None
     if not evaluation.evidence:
-        return f"evidence is empty: copy words from the state after or from the change, or {_describe_no_change(case)}"
+        return (
+            "evidence is empty: copy words from the state after or from the change, or "
+            f"{_describe_no_change(case)}"
+        )
     invented = case.quotable.find_invented(evaluation.evidence)
     if invented:
         return (
-            f"evidence {_join_quotes(invented)} stands neither in the state after nor in the change: copy words "
-            "that do"
+            f"evidence {_join_quotes(invented)} stands neither in the state after nor in the "
+            "change: copy words that do"
         )
     if _select_bearing_evidence(evaluation, case):
         return None
     return (
-        f"evidence {_join_quotes(evaluation.evidence)} is gone in the state after, which shows no gain: copy words from "
-        f"the state after, or a change with both its sides, or {_describe_no_change(case)}"
+        f"evidence {_join_quotes(evaluation.evidence)} is gone in the state after, which shows no "
+        "gain: copy words from the state after, or a change with both its sides, or "
+        f"{_describe_no_change(case)}"
     )
 
 
 def _select_bearing_evidence(evaluation: Evaluation, case: GuardCase) -> tuple[str, ...]:
-    """Return the evidence that can bear the change of progress: what is gone bears a loss and no gain."""
+    """Return the evidence that can bear the change of progress: what is gone bears a loss and no
+    gain.
+    """
     if evaluation.delta <= 0:
         return evaluation.evidence
     gone = case.quotable.find_vanished(evaluation.evidence)
@@ -270,7 +303,10 @@ def _describe_no_change(case: GuardCase) -> str:
     """Return in words how an evaluation claims no change."""
     if case.progress_before is None:
         return "give equal numbers"
-    return f"give {case.progress_before:g} as phi after, since the state before counts {case.progress_before:g} here"
+    return (
+        f"give {case.progress_before:g} as phi after, since the state before counts "
+        f"{case.progress_before:g} here"
+    )
 
 
 def _remove_credit(evaluation: Evaluation) -> Evaluation:

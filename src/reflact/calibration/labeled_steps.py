@@ -50,7 +50,9 @@ class LabeledStep(NamedTuple):
 
 
 def list_labeled_steps(traces: Iterable[Trace]) -> tuple[LabeledStep, ...]:
-    """Return the steps of traces whose correct score is known; copies of one recording count once."""
+    """Return the steps of traces whose correct score is known; copies of one recording
+    count once.
+    """
     return tuple(
         LabeledStep(trace.recording, event.step, trace.purpose, event.transition, event.label)
         for trace in deduplicate_traces(traces)
@@ -60,7 +62,9 @@ def list_labeled_steps(traces: Iterable[Trace]) -> tuple[LabeledStep, ...]:
 
 
 def list_pair_steps(pairs: Iterable[ContrastPair]) -> tuple[LabeledStep, ...]:
-    """Return the steps of pairs, each once; the right side is the label. Unknown traces have one step each."""
+    """Return the steps of pairs, each once; the right side is the label. Unknown traces have one
+    step each.
+    """
     pairs_by_subject: dict[str, list[ContrastPair]] = defaultdict(list)
     for pair in pairs:
         pairs_by_subject[pair.hashes.subject].append(pair)
@@ -87,7 +91,10 @@ def list_steps_to_contrast(
     for step, score in measured:
         if score is not None:
             event = ScoreEvent(
-                step=step.number, transition=step.transition, evaluation=score.evaluation, label=step.label
+                step=step.number,
+                transition=step.transition,
+                evaluation=score.evaluation,
+                label=step.label,
             )
             yield StepToContrast(event, step.pairs[0].right, step.purpose, step.trace_id, band)
 
@@ -102,7 +109,11 @@ class StepScorer:
     """
 
     def __init__(
-        self, critic: Critic, *, max_concurrent: int, max_first_failures: int | None = MAX_FIRST_FAILURES
+        self,
+        critic: Critic,
+        *,
+        max_concurrent: int,
+        max_first_failures: int | None = MAX_FIRST_FAILURES,
     ) -> None:
         self.critic = critic
         self._max_concurrent = max_concurrent
@@ -115,8 +126,8 @@ class StepScorer:
     ) -> tuple[ScoredStep | None, ...]:
         """Score steps; None stands for a step without a valid score.
 
-        Worked examples are chosen from exactly these pairs, without those that reveal the step's score; if
-        pairs is None, the critic chooses as it always does.
+        Worked examples are chosen from exactly these pairs, without those that reveal the step's
+        score; if pairs is None, the critic chooses as it always does.
 
         Raises:
             RunFailed: None of the first scores is valid.
@@ -128,7 +139,9 @@ class StepScorer:
             step = steps[index]
             examples = choices[index]
             try:
-                score = await self.critic.score(step.transition, purpose=step.purpose, pairs=examples)
+                score = await self.critic.score(
+                    step.transition, purpose=step.purpose, pairs=examples
+                )
             except CallError as error:
                 self._count_failure(error)
                 return None
@@ -142,9 +155,9 @@ class StepScorer:
         if self._has_scored or self._n_failures != self._max_first_failures:
             return
         raise RunFailed(
-            f"the critic gave no valid score of any of the first {self._n_failures} questions, so no further "
-            f"call is made; the last error: {error}. Check `model`, `base_url`, `mode` and `max_tokens` of "
-            "models.critic; paid replies are stored"
+            f"the critic gave no valid score of any of the first {self._n_failures} questions, so "
+            f"no further call is made; the last error: {error}. Check `model`, `base_url`, `mode` "
+            "and `max_tokens` of models.critic; paid replies are stored"
         ) from error
 
 
@@ -159,7 +172,9 @@ def _exclude_leaking(
 
 
 class LeakFilter:
-    """Knows the pairs that reveal a step's score: they show the state after it, under its purpose."""
+    """Knows the pairs that reveal a step's score: they show the state after it, under its
+    purpose.
+    """
 
     def __init__(self, pairs: Iterable[ContrastPair], *, purposes: Iterable[str]) -> None:
         wanted = frozenset(purposes)
@@ -169,7 +184,9 @@ class LeakFilter:
                 for state in (pair.transition.before, pair.transition.after):
                     self._pair_ids_by_state[pair.purpose, digest_json(state)].add(pair.id)
 
-    def exclude_leaking(self, pairs: Sequence[ContrastPair], step: LabeledStep) -> Sequence[ContrastPair]:
+    def exclude_leaking(
+        self, pairs: Sequence[ContrastPair], step: LabeledStep
+    ) -> Sequence[ContrastPair]:
         """Return the pairs that do not show the state after a step under its purpose."""
         if not self._pair_ids_by_state:
             return pairs
@@ -185,7 +202,11 @@ class PairedScores(NamedTuple):
     n_unscored: int
 
 
-def pair_scores(before: Sequence[ScoredStep | None], after: Sequence[ScoredStep | None]) -> PairedScores:
+def pair_scores(
+    before: Sequence[ScoredStep | None], after: Sequence[ScoredStep | None]
+) -> PairedScores:
     """Return the steps that have a score on both sides."""
     both = [(a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None]
-    return PairedScores(tuple(a for a, _ in both), tuple(b for _, b in both), len(before) - len(both))
+    return PairedScores(
+        tuple(a for a, _ in both), tuple(b for _, b in both), len(before) - len(both)
+    )

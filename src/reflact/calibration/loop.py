@@ -1,4 +1,6 @@
-"""The loop of a calibration: measure, then in rounds make pairs, store and test them, then measure again."""
+"""The loop of a calibration: measure, then in rounds make pairs, store and test them, then measure
+again.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,12 @@ from reflact.calibration.labeled_steps import (
 )
 from reflact.calibration.metrics import CriticMetrics, ScoredStep, compute_metrics
 from reflact.calibration.pairs import build_observed_pair, choose_batch
-from reflact.calibration.promotion import PromotionTester, compare_metrics, group_by_test, take_snapshot
+from reflact.calibration.promotion import (
+    PromotionTester,
+    compare_metrics,
+    group_by_test,
+    take_snapshot,
+)
 from reflact.calibration.report import CalibrationReport, count_drops, count_pairs
 from reflact.calibration.significance import (
     NotTested,
@@ -69,8 +76,8 @@ if TYPE_CHECKING:
 class RoundState(NamedTuple):
     """What a calibration knows between two rounds.
 
-    ``scored`` are the held-out steps as the critic scores them now; ``measured`` those of the last round's
-    pairs. The rest is what it made so far.
+    ``scored`` are the held-out steps as the critic scores them now; ``measured`` those of the last
+    round's pairs. The rest is what it made so far.
     """
 
     training: tuple[Trace, ...]
@@ -90,8 +97,12 @@ class RoundState(NamedTuple):
     end_reason: str | None = None
     metrics: tuple[CriticMetrics, ...] = ()
 
-    def pop_finished_test(self, round_pair_ids: Collection[str]) -> tuple[RoundState, BatchTest | None]:
-        """Return the test of a round if it had ended before the calibration was stopped, and what is left."""
+    def pop_finished_test(
+        self, round_pair_ids: Collection[str]
+    ) -> tuple[RoundState, BatchTest | None]:
+        """Return the test of a round if it had ended before the calibration was stopped, and what
+        is left.
+        """
         tests = self.finished_tests
         if tests and (not round_pair_ids or not set(round_pair_ids).isdisjoint(tests[0].pair_ids)):
             return self._replace(finished_tests=tests[1:]), tests[0]
@@ -99,7 +110,9 @@ class RoundState(NamedTuple):
 
 
 class CalibrationLoop:
-    """Measures the critic, has pairs made, and tests them; ``generator`` makes pairs of one trace, too."""
+    """Measures the critic, has pairs made, and tests them; ``generator`` makes pairs of one trace,
+    too.
+    """
 
     def __init__(
         self,
@@ -131,10 +144,14 @@ class CalibrationLoop:
             usage_ledger=usage_ledger,
         )
 
-    # ------------------------------------------------------------------------------------ a calibration
+    # ------------------------------------------------------------------------------------ a
+    # calibration
 
     async def open(
-        self, traces: Sequence[Trace], heldout: Sequence[Trace] | None, anchors: Sequence[ContrastPair]
+        self,
+        traces: Sequence[Trace],
+        heldout: Sequence[Trace] | None,
+        anchors: Sequence[ContrastPair],
     ) -> CalibrationStart:
         """Return a calibration before its first call; see ``start.open_calibration``."""
         inputs = CalibrationInputs(
@@ -149,9 +166,15 @@ class CalibrationLoop:
         return await open_calibration(inputs, self._store)
 
     async def run(
-        self, start: CalibrationStart, anchors: Sequence[ContrastPair], *, ignore_finished: bool = False
+        self,
+        start: CalibrationStart,
+        anchors: Sequence[ContrastPair],
+        *,
+        ignore_finished: bool = False,
     ) -> CalibrationReport:
-        """Calibrate, and measure before and after; a finished calibration only if ``ignore_finished``."""
+        """Calibrate, and measure before and after; a finished calibration only if
+        ``ignore_finished``.
+        """
         if start.report is not None and not ignore_finished:
             return start.report.model_copy(update={"is_earlier_result": True})
         number = start.number
@@ -190,7 +213,9 @@ class CalibrationLoop:
                 usage=self._usage_ledger.usage,
             )
         )
-        state = RoundState(split.training, start.known_pair_ids, start.promoted, start.finished_tests, before)
+        state = RoundState(
+            split.training, start.known_pair_ids, start.promoted, start.finished_tests, before
+        )
         state = await self._run_rounds(state, start, steps, is_forced=is_forced)
         promoted = (await take_snapshot(self._store)).promoted
         after = await self._scorer.score(steps, promoted)
@@ -221,15 +246,24 @@ class CalibrationLoop:
             held_out=await compare_metrics(before, after),
             anchors=await compare_metrics(anchors_before, anchors_after),
             metrics_by_round=state.metrics,
-            power_summary=describe_test_power(len(held_out_traces), n_earlier_tests=start.n_earlier_tests),
+            power_summary=describe_test_power(
+                len(held_out_traces), n_earlier_tests=start.n_earlier_tests
+            ),
             usage=sum_usage(consumed),
             usage_by_purpose=consumed,
         )
 
     async def _run_rounds(
-        self, state: RoundState, start: CalibrationStart, steps: Sequence[LabeledStep], *, is_forced: bool
+        self,
+        state: RoundState,
+        start: CalibrationStart,
+        steps: Sequence[LabeledStep],
+        *,
+        is_forced: bool,
     ) -> RoundState:
-        """Make rounds until the curriculum ends or nothing is left to learn; the first one always if forced."""
+        """Make rounds until the curriculum ends or nothing is left to learn; the first one always
+        if forced.
+        """
         state = await self._add_measurement(state, measure(state.scored))
         while (plan := self._plan_round(state.history)) is not None:
             reason = self._explain_nothing_to_learn(state, start, steps)
@@ -266,9 +300,13 @@ class CalibrationLoop:
     async def _make_round(
         self, state: RoundState, plan: RoundPlan
     ) -> tuple[RoundState, tuple[ContrastPair, ...]]:
-        """Make and store the pairs of a round, first those of mistakes that the critic still makes."""
+        """Make and store the pairs of a round, first those of mistakes that the critic
+        still makes.
+        """
         self._on_event(
-            RoundStarted(number=plan.number, n_traces=len(state.training), usage=self._usage_ledger.usage)
+            RoundStarted(
+                number=plan.number, n_traces=len(state.training), usage=self._usage_ledger.usage
+            )
         )
         if plan.number == 1:
             training = await self.generator.score_unscored_steps(state.training, state.promoted)
@@ -300,7 +338,9 @@ class CalibrationLoop:
         steps: Sequence[LabeledStep],
         round_pairs: Sequence[ContrastPair],
     ) -> RoundState:
-        """Test all waiting pairs that do not come from the held-out traces, unless that was done before a stop."""
+        """Test all waiting pairs that do not come from the held-out traces, unless that was done
+        before a stop.
+        """
         state, finished = state.pop_finished_test([pair.id for pair in round_pairs])
         if finished is not None and finished.evidence is not None:
             return await self._replay_finished_test(state, steps, finished.evidence)
@@ -309,7 +349,9 @@ class CalibrationLoop:
         batch = choose_batch(waiting, max_pairs=self._settings.max_pairs)
         if not batch:
             return state._replace(not_tested=_explain_no_batch(state))
-        result = await self.test_batch(batch, steps, promoted=snapshot.promoted, name=split.held_out_name)
+        result = await self.test_batch(
+            batch, steps, promoted=snapshot.promoted, name=split.held_out_name
+        )
         if isinstance(result, NotTested):
             return state._replace(not_tested=result)
         return state._replace(
@@ -333,7 +375,9 @@ class CalibrationLoop:
             promoted=with_batch if evidence.passed_test else state.promoted,
         )
 
-    async def _measure_round(self, state: RoundState, round_pairs: Sequence[ContrastPair]) -> RoundState:
+    async def _measure_round(
+        self, state: RoundState, round_pairs: Sequence[ContrastPair]
+    ) -> RoundState:
         """Add how the critic does now; by kind of mistake only if another round may follow."""
         measurement = measure(state.scored)
         if measurement is not None and self._plan_round((*state.history, measurement)) is not None:
@@ -343,7 +387,9 @@ class CalibrationLoop:
             measurement = measure(state.scored, scored)
         return await self._add_measurement(state, measurement)
 
-    async def _add_measurement(self, state: RoundState, measurement: RoundMeasurement | None) -> RoundState:
+    async def _add_measurement(
+        self, state: RoundState, measurement: RoundMeasurement | None
+    ) -> RoundState:
         scored = [score for score in state.scored if score is not None]
         metrics = await to_thread.run_sync(compute_metrics, scored)
         return state._replace(
@@ -351,7 +397,8 @@ class CalibrationLoop:
             history=state.history if measurement is None else (*state.history, measurement),
         )
 
-    # ------------------------------------------------------------------------------------ testing pairs
+    # ------------------------------------------------------------------------------------ testing
+    # pairs
 
     async def test_batch(
         self,
@@ -370,7 +417,9 @@ class CalibrationLoop:
     async def recheck(self, heldout: Sequence[Trace]) -> tuple[PromotionEvidence, ...]:
         """Measure each promoted batch again, the oldest first, and demote batches that do harm."""
         snapshot = await take_snapshot(self._store)
-        steps = list_labeled_steps(trace for trace in heldout if trace.id not in snapshot.learned.trace_ids)
+        steps = list_labeled_steps(
+            trace for trace in heldout if trace.id not in snapshot.learned.trace_ids
+        )
         results = []
         for batch in group_by_test(snapshot.promoted, snapshot.tests):
             promoted = (await take_snapshot(self._store)).promoted
@@ -391,34 +440,44 @@ class CalibrationLoop:
             return
         self._on_event(
             BatchTestPostponed(
-                n_pairs=n_pairs, n_traces=result.n_traces, explanation=result.explanation, usage=usage
+                n_pairs=n_pairs,
+                n_traces=result.n_traces,
+                explanation=result.explanation,
+                usage=usage,
             )
         )
 
-    # ------------------------------------------------------------------------------------ before a calibration
+    # ------------------------------------------------------------------------------------ before a
+    # calibration
 
     def count_calls(
         self, start: CalibrationStart, anchors: Sequence[ContrastPair], *, max_reasks: int
     ) -> tuple[int, int]:
-        """Return the least and the largest number of calls of a calibration; stored replies count too.
+        """Return the least and the largest number of calls of a calibration; stored replies count
+        too.
 
-        The least measures the critic once. The largest lets every round take place, finds no score in the
-        cache, and sends every reply back as often as allowed.
+        The least measures the critic once. The largest lets every round take place, finds no score
+        in the cache, and sends every reply back as often as allowed.
         """
         settings = self._settings
         n_steps = len(list_labeled_steps(start.split.held_out))
         n_anchors = len(list_pair_steps(anchors))
         anchored = AnchorExclusions.from_anchors(anchors)
-        n_unscored = len(list_unscored_steps(start.split.training, anchored, max_pairs=settings.max_pairs))
+        n_unscored = len(
+            list_unscored_steps(start.split.training, anchored, max_pairs=settings.max_pairs)
+        )
         n_scores = (
-            n_steps * (2 + 3 * settings.max_rounds)  # before, after; both sides of each test, and after it
+            n_steps
+            * (2 + 3 * settings.max_rounds)  # before, after; both sides of each test, and after it
             + n_anchors * 2
             + n_unscored
             + MAX_MEASURED_STEPS * (settings.max_rounds - 1)
         )
         n_samples = self._critic.settings.n_samples
         n_asked = 3 * settings.max_asked * settings.max_rounds  # the mistake, and two comparisons
-        return (n_steps + n_anchors) * n_samples, (n_scores * n_samples + n_asked) * (1 + max_reasks)
+        return (n_steps + n_anchors) * n_samples, (n_scores * n_samples + n_asked) * (
+            1 + max_reasks
+        )
 
 
 def _explain_no_batch(state: RoundState) -> NotTested:

@@ -1,7 +1,9 @@
-"""How good a critic's scores are: plain numbers with intervals that know that steps of a trace are alike.
+"""How good a critic's scores are: plain numbers with intervals that know that steps of a trace are
+alike.
 
-An interval is the 95% percentile interval over ``N_RESAMPLES`` resamples of whole traces. Everything is deterministic.
-Source: B. Efron and R. Tibshirani, An Introduction to the Bootstrap (1993), 13.
+An interval is the 95% percentile interval over ``N_RESAMPLES`` resamples of whole traces.
+Everything is deterministic. Source: B. Efron and R. Tibshirani, An Introduction to the Bootstrap
+(1993), 13.
 """
 
 from __future__ import annotations
@@ -38,10 +40,9 @@ MIN_LABEL_DIFFERENCE = 0.5
 class ScoredStep(FrozenModel):
     """A critic's evaluation of one step beside the correct one.
 
-    Args:
-        evaluation: What the critic said, after its guards.
-        wrong_progress: Progress after of the wrong evaluations in contrast pairs of this transition.
-        mistakes: The kinds of mistakes that these show.
+    Args: evaluation: What the critic said, after its guards. wrong_progress: Progress after of the
+        wrong evaluations in contrast pairs of this transition. mistakes: The kinds of mistakes that
+        these show.
     """
 
     trace_id: str
@@ -63,7 +64,9 @@ class ScoredStep(FrozenModel):
 
 
 class ReliabilityBin(FrozenModel):
-    """The steps whose confidence lies in ``low``..``high``: how sure the critic was, how often right."""
+    """The steps whose confidence lies in ``low``..``high``: how sure the critic was, how often
+    right.
+    """
 
     low: Share
     high: Share
@@ -73,7 +76,8 @@ class ReliabilityBin(FrozenModel):
 
 
 class ConstantBaseline(FrozenModel):
-    """What the best constant, the median correct progress, would reach: a critic below it knows nothing.
+    """What the best constant, the median correct progress, would reach: a critic below it knows
+    nothing.
 
     ``brier`` is the score of a confidence that always is the critic's share of right scores.
     """
@@ -87,18 +91,18 @@ class ConstantBaseline(FrozenModel):
 class CriticMetrics(FrozenModel):
     """A critic, measured.
 
-    Args:
-        error: Mean absolute error of progress, in 0..10.
-        bias: Mean error, in -10..10; above 0 the critic inflates.
-        accuracy: Pairwise accuracy: of pairs of states of one trace whose correct values differ by
-            ``MIN_LABEL_DIFFERENCE``, the share that the critic orders so (both sides of each step, and the
-            after-states of any two), taken together with the share of wrong evaluations that are further
-            from the critic's than the right one. Ties count half. None without any pair.
-        consistency: Of successive steps, the share in which the critic orders a state and the one before it
-            equally whether it sees both in one call or each in its own. None without successive steps.
+    Args: error: Mean absolute error of progress, in 0..10. bias: Mean error, in -10..10; above 0
+        the critic inflates. accuracy: Pairwise accuracy: of pairs of states of one trace whose
+        correct values differ by ``MIN_LABEL_DIFFERENCE``, the share that the critic orders so (both
+        sides of each step, and the after-states of any two), taken together with the share of wrong
+        evaluations that are further from the critic's than the right one. Ties count half. None
+        without any pair.
+        consistency: Of successive steps, the share in which the critic orders a state and the one
+            before it equally whether it sees both in one call or each in its own. None without
+            successive steps.
         brier: Mean squared difference of confidence and being right.
-        calibration: Expected calibration error over ``N_BINS`` bins of confidence; above 0 by chance alone
-            where steps are few.
+        calibration: Expected calibration error over ``N_BINS`` bins of confidence; above 0 by
+            chance alone where steps are few.
         reliability: The filled bins of confidence, lowest first.
     """
 
@@ -143,16 +147,21 @@ def compute_metrics(scored: Sequence[ScoredStep]) -> CriticMetrics | None:
 
 
 def pairwise_accuracy(steps: Sequence[ScoredStep]) -> float | None:
-    """Return the pairwise accuracy, None if nothing can be ordered; see ``CriticMetrics.accuracy``."""
+    """Return the pairwise accuracy, None if nothing can be ordered; see
+    ``CriticMetrics.accuracy``.
+    """
     traces = [_count_ordered(trace) for trace in _group_by_trace(steps).values()]
     pairs = sum(n for n, _ in traces)
     return sum(right for _, right in traces) / pairs if pairs else None
 
 
-def bootstrap_mean(values: Sequence[float], *, low: float, high: float, stream_name: str) -> IntervalEstimate:
+def bootstrap_mean(
+    values: Sequence[float], *, low: float, high: float, stream_name: str
+) -> IntervalEstimate:
     """Return the mean of one value for each trace, with its interval, resampled by trace.
 
-    ``low`` and ``high`` are the range of such a mean, the interval of a single value. Equal stream names draw equally.
+    ``low`` and ``high`` are the range of such a mean, the interval of a single value. Equal stream
+    names draw equally.
     """
     means = [sum(sample) / len(sample) for sample in _resample(values, stream_name)]
     return _build_interval(math.fsum(values) / len(values), means, low, high)
@@ -166,8 +175,12 @@ def _resample(values: Sequence[T], stream_name: str) -> Iterator[list[T]]:
         yield [values[int(draw() * n)] for _ in range(n)]
 
 
-def _build_interval(value: float, figures: Iterable[float], low: float, high: float) -> IntervalEstimate:
-    """Return a figure with the interval of its resamples; ``low`` and ``high``, its range, if there are none."""
+def _build_interval(
+    value: float, figures: Iterable[float], low: float, high: float
+) -> IntervalEstimate:
+    """Return a figure with the interval of its resamples; ``low`` and ``high``, its range, if there
+    are none.
+    """
     ordered = sorted(figures)
     tail = round(0.025 * N_RESAMPLES) - 1
     if ordered:
@@ -212,7 +225,9 @@ def _sum_steps(steps: Sequence[ScoredStep]) -> _TraceSums:
 
 
 def _count_ordered(steps: Sequence[ScoredStep]) -> tuple[int, float]:
-    """Return how many pairs labels order, and how many of them the critic orders so; ties count half."""
+    """Return how many pairs labels order, and how many of them the critic orders so; ties count
+    half.
+    """
     shares = [
         (1 + _sign(s.evaluation.delta) * _sign(s.label.delta)) / 2
         for s in steps
@@ -228,13 +243,20 @@ def _count_ordered(steps: Sequence[ScoredStep]) -> tuple[int, float]:
 
 
 def _count_across_steps(steps: Sequence[ScoredStep]) -> tuple[int, float]:
-    """Compare every two states after a step, in the time that sorting them takes: a trace may be long."""
+    """Compare every two states after a step, in the time that sorting them takes: a trace may be
+    long.
+    """
     by_label = sorted(steps, key=lambda step: step.label.progress_after)
-    lower: list[float] = []  # what was said of all states that labels put below the present one, sorted
+    lower: list[
+        float
+    ] = []  # what was said of all states that labels put below the present one, sorted
     pairs = 0
     shares = 0.0
     for later in by_label:
-        while later.label.progress_after - by_label[len(lower)].label.progress_after >= MIN_LABEL_DIFFERENCE:
+        while (
+            later.label.progress_after - by_label[len(lower)].label.progress_after
+            >= MIN_LABEL_DIFFERENCE
+        ):
             insort(lower, by_label[len(lower)].evaluation.progress_after)
         said = later.evaluation.progress_after
         pairs += len(lower)
@@ -273,7 +295,9 @@ class _TraceBootstrap:
         self.totals = _add_sums(sums)
         self._resampled_totals = [_add_sums(sample) for sample in _resample(sums, stream_name)]
 
-    def estimate(self, figure: Callable[[_TraceSums], float], low: float, high: float) -> IntervalEstimate:
+    def estimate(
+        self, figure: Callable[[_TraceSums], float], low: float, high: float
+    ) -> IntervalEstimate:
         """Return a figure with its interval; ``low`` and ``high`` are its range."""
         return _build_interval(figure(self.totals), map(figure, self._resampled_totals), low, high)
 
@@ -292,7 +316,9 @@ def _build_bins(scored: Sequence[ScoredStep]) -> tuple[ReliabilityBin, ...]:
             low=number / N_BINS,
             high=(number + 1) / N_BINS,
             n_transitions=len(steps),
-            confidence=min(1.0, math.fsum(step.evaluation.confidence for step in steps) / len(steps)),
+            confidence=min(
+                1.0, math.fsum(step.evaluation.confidence for step in steps) / len(steps)
+            ),
             right_share=sum(step.is_right for step in steps) / len(steps),
         )
         for number, steps in sorted(members.items())

@@ -1,8 +1,9 @@
-"""Contrast pairs by construction: evaluations of a step, or of a changed input, that are known to be wrong. Pure.
+"""Contrast pairs by construction: evaluations of a step, or of a changed input, that are known to
+be wrong. Pure.
 
 ``docs/calibration.md`` says how each one is known to be wrong. Source of the idea: T. Wang et al.,
-Self-Taught Evaluators (arXiv 2408.02666), section 3: the worse answer is a good answer to a modified
-instruction.
+Self-Taught Evaluators (arXiv 2408.02666), section 3: the worse answer is a good answer to a
+modified instruction.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ ANY_DISTANCE = DistanceBand()
 
 
 class StepToContrast(NamedTuple):
-    """A step that pairs are made of: ``right`` is its right evaluation, ``band`` the distance of wrong ones."""
+    """A step that pairs are made of: ``right`` is its right evaluation, ``band`` the distance of
+    wrong ones.
+    """
 
     event: ScoreEvent
     right: Evaluation
@@ -73,7 +76,13 @@ class StepToContrast(NamedTuple):
     band: DistanceBand = ANY_DISTANCE
 
     def build_pair(
-        self, wrong: Evaluation, *, construction: Construction, mistake: str, reason: str, **changes: Any
+        self,
+        wrong: Evaluation,
+        *,
+        construction: Construction,
+        mistake: str,
+        reason: str,
+        **changes: Any,
     ) -> ContrastPair:
         """Return a pair of the step; ``changes`` replace fields that follow from it."""
         label = self.event.label
@@ -85,7 +94,11 @@ class StepToContrast(NamedTuple):
             "provenance": Provenance(trace_id=self.trace_id, step=self.event.step),
         }
         return ContrastPair(
-            wrong=wrong, construction=construction, mistake=mistake, reason=reason, **(fields | changes)
+            wrong=wrong,
+            construction=construction,
+            mistake=mistake,
+            reason=reason,
+            **(fields | changes),
         )
 
     def list_wrong_evaluations(self) -> tuple[Evaluation, ...]:
@@ -94,15 +107,17 @@ class StepToContrast(NamedTuple):
         return (self.right,) if own is None else (own, self.right)
 
 
-# ------------------------------------------------------------------------------------ the right side
+# ------------------------------------------------------------------------------------ the right
+# side
 
 
 def find_reference(event: ScoreEvent) -> Evaluation | None:
-    """Return the right evaluation of a step: its label's numbers, in its own words or those of a close evaluation.
+    """Return the right evaluation of a step: its label's numbers, in its own words or those of a
+    close evaluation.
 
-    Without either, the words only repeat the numbers, and the changes are the evidence. A step without a
-    label has the critic's own evaluation, as in the paper. None if there is neither, or if the label lacks
-    the state before: then only half of what is right is known.
+    Without either, the words only repeat the numbers, and the changes are the evidence. A step
+    without a label has the critic's own evaluation, as in the paper. None if there is neither, or
+    if the label lacks the state before: then only half of what is right is known.
     """
     label = event.label
     own = event.evaluation
@@ -119,7 +134,10 @@ def find_reference(event: ScoreEvent) -> Evaluation | None:
         and abs(own.progress_after - after) <= MAX_LABEL_DISTANCE
     ):
         return own.model_copy(update={"progress_before": before, "progress_after": after})
-    bare = f"It was at {_format_progress(before)} before the action and is at {_format_progress(after)} after it."
+    bare = (
+        f"It was at {_format_progress(before)} before the action and is at "
+        f"{_format_progress(after)} after it."
+    )
     return Evaluation(
         progress_before=before,
         progress_after=after,
@@ -130,14 +148,18 @@ def find_reference(event: ScoreEvent) -> Evaluation | None:
 
 
 def quote_changes(transition: Transition) -> tuple[str, ...]:
-    """Return words that point at what changed, as evidence: fields, or the first new line of a text."""
+    """Return words that point at what changed, as evidence: fields, or the first new line of a
+    text.
+    """
     texts = isinstance(transition.before, str) and isinstance(transition.after, str)
     found: dict[str, str] = {}
     for text in _list_change_texts(transition.before, transition.after):
         found.setdefault(text[:_MAX_QUOTE_CHARS], text)
         if len(found) == (1 if texts else _MAX_QUOTED_FIELDS):
             break
-    return tuple(quote for quote, text in found.items() if _is_quotable(quote, text, transition.action))
+    return tuple(
+        quote for quote, text in found.items() if _is_quotable(quote, text, transition.action)
+    )
 
 
 def _list_change_texts(before: JsonValue, after: JsonValue) -> Iterator[str]:
@@ -150,22 +172,29 @@ def _list_change_texts(before: JsonValue, after: JsonValue) -> Iterator[str]:
 
 
 def _is_quotable(quote: str, text: str, action: Action) -> bool:
-    """Whether a quote from the beginning of a text ends at the end of a word, and says more than connects."""
+    """Whether a quote from the beginning of a text ends at the end of a word, and says more than
+    connects.
+    """
     view = TransitionView(Transition(before="", action=action, after=text))
     return not QuotableTexts(view).find_invented([quote])
 
 
-# ------------------------------------------------------------------------------------ the wrong side
+# ------------------------------------------------------------------------------------ the wrong
+# side
 
 
 def pairs_of(step: StepToContrast) -> tuple[ContrastPair, ...]:
-    """Return all pairs that a step gives without a model, the best first; each within the step's band."""
+    """Return all pairs that a step gives without a model, the best first; each within the step's
+    band.
+    """
     observed = build_observed_pair(step)
     return (*([] if observed is None else [observed]), *_build_perturbed(step))
 
 
 def build_observed_pair(step: StepToContrast) -> ContrastPair | None:
-    """Return the pair that the critic's own evaluation of a step makes; None if it is no contrast."""
+    """Return the pair that the critic's own evaluation of a step makes; None if it is no
+    contrast.
+    """
     wrong = step.event.evaluation
     right = step.right
     if wrong is None or not step.band.contains(wrong, right):
@@ -183,7 +212,9 @@ def build_observed_pair(step: StepToContrast) -> ContrastPair | None:
 
 
 def classify_error(wrong: Evaluation, right: Evaluation) -> str:
-    """Return the kind of mistake that an evaluation shows beside the right one, by the direction of its error."""
+    """Return the kind of mistake that an evaluation shows beside the right one, by the direction of
+    its error.
+    """
     if wrong.progress_after < right.progress_after:
         return "ignored_evidence"
     return "inflated_score" if right.delta > 0 else "credit_for_intention"
@@ -193,10 +224,14 @@ def _build_perturbed(step: StepToContrast) -> Iterator[ContrastPair]:
     """Yield the perturbations that apply, each with the first evaluation that it makes wrong."""
     if not step.event.transition.changes_state:
         return
-    for transition, right, construction, mistake, reason in _perturb_input(step.event.transition, step.right):
+    for transition, right, construction, mistake, reason in _perturb_input(
+        step.event.transition, step.right
+    ):
         changes = {"transition": transition, "right": right}
         for wrong in step.list_wrong_evaluations():
-            is_too_low = construction == "claim_for_effect" and wrong.progress_after <= right.progress_after
+            is_too_low = (
+                construction == "claim_for_effect" and wrong.progress_after <= right.progress_after
+            )
             if step.band.contains(wrong, right) and not is_too_low:
                 yield step.build_pair(
                     wrong, construction=construction, mistake=mistake, reason=reason, **changes
@@ -210,7 +245,9 @@ def _perturb_input(
     low = _format_progress(right.progress_before)
     high = _format_progress(right.progress_after)
 
-    def stay(reasoning: str, *, evidence: tuple[str, ...] = (), confidence: float = 1) -> Evaluation:
+    def stay(
+        reasoning: str, *, evidence: tuple[str, ...] = (), confidence: float = 1
+    ) -> Evaluation:
         before = right.progress_before
         return Evaluation(
             progress_before=before,
@@ -277,18 +314,22 @@ def _add_claim(state: JsonValue, claim: str) -> JsonValue:
 def _hide_changes(before: JsonValue, after: JsonValue) -> JsonValue:
     if not isinstance(before, dict) or not isinstance(after, dict):
         return HIDDEN_TEXT
-    same = {name for name in before.keys() & after.keys() if is_same_json(before[name], after[name])}
+    same = {
+        name for name in before.keys() & after.keys() if is_same_json(before[name], after[name])
+    }
     names = sorted(before.keys() | after.keys())
     return {name: before[name] if name in same else HIDDEN_TEXT for name in names}
 
 
-# ------------------------------------------------------------------------------------ which steps and pairs
+# ------------------------------------------------------------------------------------ which steps
+# and pairs
 
 
 def select_events(events: Iterable[ScoreEvent], *, min_delta: float) -> tuple[ScoreEvent, ...]:
     """Return the labelled events to learn from, each content once.
 
-    They moved by ``min_delta``, by critic or label. Or nothing moved: that is where critics flatter.
+    They moved by ``min_delta``, by critic or label. Or nothing moved: that is where critics
+    flatter.
     """
     selected: dict[str, ScoreEvent] = {}
     for event in events:
@@ -316,10 +357,12 @@ def _moves(event: ScoreEvent, min_delta: float) -> bool:
 def choose_batch(
     pairs: Iterable[ContrastPair], *, max_pairs: int | None, taken: Sequence[ContrastPair] = ()
 ) -> tuple[ContrastPair, ...]:
-    """Return the pairs that a batch has room for beside those that are ``taken``, sorted by their hashes.
+    """Return the pairs that a batch has room for beside those that are ``taken``, sorted by their
+    hashes.
 
-    Perturbed inputs nearly always have less effect than the true ones, and a critic that sees many examples
-    of no effect learns to say that. So a third of the room goes to each direction of the right side.
+    Perturbed inputs nearly always have less effect than the true ones, and a critic that sees many
+    examples of no effect learns to say that. So a third of the room goes to each direction of the
+    right side.
     """
     order = sorted({pair.id: pair for pair in pairs}.items())
     if max_pairs is None:

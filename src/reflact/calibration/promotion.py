@@ -1,4 +1,6 @@
-"""Tests of batches of pairs: held-out steps are scored with and without; the test promotes or demotes."""
+"""Tests of batches of pairs: held-out steps are scored with and without; the test promotes or
+demotes.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,10 @@ if TYPE_CHECKING:
 class MemorySnapshot(NamedTuple):
     """The pairs and tests of a store at a moment.
 
-    ``known_pair_ids`` were tested, promoted or archived and are not made again. Other pairs are, so that a round
-    which was cut off before its test is made again as it was. ``waiting_pairs`` may be tested and were not since
-    they last changed. ``learned`` is what any pair was made from, and ``purposes`` are those of its traces, by id.
+    ``known_pair_ids`` were tested, promoted or archived and are not made again. Other pairs are, so
+    that a round which was cut off before its test is made again as it was. ``waiting_pairs`` may be
+    tested and were not since they last changed. ``learned`` is what any pair was made from, and
+    ``purposes`` are those of its traces, by id.
     """
 
     known_pair_ids: frozenset[str]
@@ -62,7 +65,9 @@ async def take_snapshot(store: MemoryStore) -> MemorySnapshot:
     """Return the present status of the critic's pairs."""
     stored = await store.pairs()
     tests = await store.tests()
-    tested_at = {pair_id: test.at for test in tests if test.evidence is not None for pair_id in test.pair_ids}
+    tested_at = {
+        pair_id: test.at for test in tests if test.evidence is not None for pair_id in test.pair_ids
+    }
     purposes = {origin.trace_id: one.pair.purpose for one in stored for origin in one.origins}
     ours = [one for one in stored if is_visible_to(one.pair.scope, CRITIC_SCOPE)]
     return MemorySnapshot(
@@ -79,7 +84,9 @@ async def take_snapshot(store: MemoryStore) -> MemorySnapshot:
         waiting_pairs=tuple(
             one
             for one in ours
-            if one.status == "quarantined" and not one.needs_review and _has_changed_since(one, tested_at)
+            if one.status == "quarantined"
+            and not one.needs_review
+            and _has_changed_since(one, tested_at)
         ),
         tests=tests,
         purposes=purposes,
@@ -102,15 +109,18 @@ class PromotionTester:
         name: str,
         use: ReplayTestUse = "promote",
     ) -> PromotionEvidence | NotTested:
-        """Score held-out steps with the promoted pairs, with the batch and without; promote or demote it.
+        """Score held-out steps with the promoted pairs, with the batch and without; promote or
+        demote it.
 
-        The batch is promoted if it lowers the error, and demoted if it raises it. Nothing is sent, and no error
-        probability is used up, if there are too few traces.
+        The batch is promoted if it lowers the error, and demoted if it raises it. Nothing is sent,
+        and no error probability is used up, if there are too few traces.
         """
         ids = tuple(sorted(pair.id for pair in batch))
         without = [pair for pair in promoted if pair.id not in ids]
         traces = {step.trace for step in steps}
-        counted = [test for test in await self._store.tests() if test.evidence or test.pair_ids != ids]
+        counted = [
+            test for test in await self._store.tests() if test.evidence or test.pair_ids != ids
+        ]
         missing = find_missing_traces(traces, n_earlier_tests=count_tests(counted, traces))
         if missing is not None:
             return missing
@@ -118,13 +128,18 @@ class PromotionTester:
         n_unscored = before.count(None)
         if use == "promote" and len(steps) - n_unscored < MIN_COVERAGE * len(steps):
             return NotTested(
-                reason="too_few_scores", n_traces=len(traces), n_steps=len(steps), n_unscored=n_unscored
+                reason="too_few_scores",
+                n_traces=len(traces),
+                n_steps=len(steps),
+                n_unscored=n_unscored,
             )
         after = await self._scorer.score(steps, [*without, *batch])
         batch_changed = NotTested(reason="batch_changed", n_traces=len(traces))
         try:
             test = await self._find_open_test(ids, traces, name=name, use=use)
-            test = test or await self._store.open_test(ids, holdout_id=name, traces=traces, kind=use)
+            test = test or await self._store.open_test(
+                ids, holdout_id=name, traces=traces, kind=use
+            )
         except DataError:  # the batch was sound when it was read, so another process was faster
             return batch_changed
         evidence = await to_thread.run_sync(self._decide, test, steps, before, after)
@@ -133,7 +148,9 @@ class PromotionTester:
         try:
             await self._store.close_test(test.number, evidence)
         except DataError:
-            is_over = any(one.number == test.number and one.evidence for one in await self._store.tests())
+            is_over = any(
+                one.number == test.number and one.evidence for one in await self._store.tests()
+            )
             if not is_over:
                 raise
             return batch_changed
@@ -175,9 +192,15 @@ class PromotionTester:
         )
 
     async def _find_open_test(
-        self, ids: tuple[str, ...], traces: Collection[TraceIdentity], *, name: str, use: ReplayTestUse
+        self,
+        ids: tuple[str, ...],
+        traces: Collection[TraceIdentity],
+        *,
+        name: str,
+        use: ReplayTestUse,
     ) -> BatchTest | None:
-        """Return the test of this batch on these traces that a killed process opened and did not close.
+        """Return the test of this batch on these traces that a killed process opened and did not
+        close.
 
         Nobody saw its result, so to end it spends no further error probability.
         """
@@ -191,7 +214,9 @@ class PromotionTester:
 
 
 def _has_changed_since(pair: StoredPair, last_tested: Mapping[str, datetime]) -> bool:
-    """Whether a pair was never tested, or was edited, released or taken back since its last test."""
+    """Whether a pair was never tested, or was edited, released or taken back since its
+    last test.
+    """
     last = last_tested.get(pair.pair.id)
     return last is None or pair.changed_at > last
 
@@ -227,5 +252,7 @@ def group_by_test(
     batches: dict[int, list[ContrastPair]] = defaultdict(list)
     for test in reversed(tests):
         if test.kind == "promote" and test.evidence is not None and test.evidence.passed_test:
-            batches[test.number] += [by_id.pop(pair_id) for pair_id in test.pair_ids if pair_id in by_id]
+            batches[test.number] += [
+                by_id.pop(pair_id) for pair_id in test.pair_ids if pair_id in by_id
+            ]
     return tuple(tuple(batches[number]) for number in sorted(batches) if batches[number])

@@ -32,8 +32,8 @@ class DropCount(FrozenModel):
 class MetricsChange(FrozenModel):
     """A critic measured before and after on the same steps; None if there were none.
 
-    ``gain`` is by how much the error fell: the mean over traces. ``n_unscored`` steps are in neither measure,
-    since they had no valid score before or after.
+    ``gain`` is by how much the error fell: the mean over traces. ``n_unscored`` steps are in
+    neither measure, since they had no valid score before or after.
     """
 
     before: CriticMetrics | None
@@ -43,17 +43,16 @@ class MetricsChange(FrozenModel):
 
 
 class CalibrationCostEstimate(FrozenModel):
-    """What a calibration takes; the counts of calls include those that an earlier start has paid for.
+    """What a calibration takes; the counts of calls include those that an earlier start has paid
+    for.
 
-    Args:
-        n_training_traces: Traces to learn from.
-        min_calls: One score for each held-out step and anchor.
-        max_calls: A bound: every round takes place, and every reply is sent back as often as allowed.
-        power_summary: What the held-out traces can show, in words.
-        missing_reason: Why nothing could be tested, and what to do; None if something can.
-        n_earlier_tests: Batches that were tested on these held-out traces before the calibration began.
-        resumed: Whether an earlier start was stopped.
-        is_finished: Whether nothing has changed since it ended, so that these counts are for another one.
+    Args: n_training_traces: Traces to learn from. min_calls: One score for each held-out step and
+        anchor. max_calls: A bound: every round takes place, and every reply is sent back as often
+        as allowed. power_summary: What the held-out traces can show, in words. missing_reason: Why
+        nothing could be tested, and what to do; None if something can. n_earlier_tests: Batches
+        that were tested on these held-out traces before the calibration began. resumed: Whether an
+        earlier start was stopped. is_finished: Whether nothing has changed since it ended, so that
+        these counts are for another one.
     """
 
     n_training_traces: int
@@ -72,27 +71,21 @@ class CalibrationCostEstimate(FrozenModel):
 class CalibrationReport(ShortReprModel):
     """The result of ``Calibrator.calibrate``.
 
-    Args:
-        critic: The identity of the critic, as canonical JSON.
-        prompt: Its prompt's name and version, such as ``critic@1``.
-        n_rounds: Rounds of contrast pairs.
-        n_training_traces: Traces that pairs were made from.
-        held_out_name: The name of the held-out traces: a fold, or given by the caller.
-        n_candidates: Kept pairs and dropped candidates together.
-        pairs: Kept pairs by kind of mistake, sorted.
-        dropped: Dropped candidates by reason, sorted.
-        n_quarantined: Kept pairs that the scan quarantined or rejected; they are in no test.
-        n_left_out: Pairs that were not made, since the memory was full.
-        tests: The evidence of all tested batches, in order.
-        not_tested_reason: Why a batch was not tested; None if all were.
-        end_reason: Why there was no further round although the curriculum had one; None if it had none.
-        held_out: The change on held-out traces, which decided the promotions.
-        anchors: The change on anchors, which decided nothing.
-        metrics_by_round: The critic on the held-out traces before the first round and after each tested one.
-        power_summary: What the held-out traces can show, in words.
-        usage: The usage of all calls, invalid and stored replies included.
-        usage_by_purpose: The same by role and purpose.
-        is_earlier_result: Whether an earlier call made this report, since nothing had changed.
+    Args: critic: The identity of the critic, as canonical JSON. prompt: Its prompt's name and
+        version, such as ``critic@1``. n_rounds: Rounds of contrast pairs. n_training_traces: Traces
+        that pairs were made from. held_out_name: The name of the held-out traces: a fold, or given
+        by the caller. n_candidates: Kept pairs and dropped candidates together. pairs: Kept pairs
+        by kind of mistake, sorted. dropped: Dropped candidates by reason, sorted. n_quarantined:
+        Kept pairs that the scan quarantined or rejected; they are in no test. n_left_out: Pairs
+        that were not made, since the memory was full. tests: The evidence of all tested batches, in
+        order. not_tested_reason: Why a batch was not tested; None if all were. end_reason: Why
+        there was no further round although the curriculum had one; None if it had none. held_out:
+        The change on held-out traces, which decided the promotions. anchors: The change on anchors,
+        which decided nothing. metrics_by_round: The critic on the held-out traces before the first
+        round and after each tested one. power_summary: What the held-out traces can show, in words.
+        usage: The usage of all calls, invalid and stored replies included. usage_by_purpose: The
+        same by role and purpose. is_earlier_result: Whether an earlier call made this report, since
+        nothing had changed.
     """
 
     critic: str
@@ -123,8 +116,9 @@ class CalibrationReport(ShortReprModel):
         if before is not None and after is not None:
             error = f", error={before.error.value:.3g} -> {after.error.value:.3g}"
         return (
-            f"CalibrationReport(rounds={self.n_rounds}, candidates={self.n_candidates}, pairs={self.n_pairs}, "
-            f"tests={len(self.tests)}, promoted={self.n_promoted}{error}, calls={self.usage.calls})"
+            f"CalibrationReport(rounds={self.n_rounds}, candidates={self.n_candidates}, "
+            f"pairs={self.n_pairs}, tests={len(self.tests)}, promoted={self.n_promoted}{error}, "
+            f"calls={self.usage.calls})"
         )
 
     @property
@@ -139,7 +133,9 @@ class CalibrationReport(ShortReprModel):
 
     @property
     def n_tests(self) -> int | None:
-        """Batches that were tested on these held-out traces, earlier ones included; None: none was now."""
+        """Batches that were tested on these held-out traces, earlier ones included; None: none was
+        now.
+        """
         return self.tests[-1].n_earlier_tests + 1 if self.tests else None
 
 
@@ -192,7 +188,10 @@ def describe_gain(gain: IntervalEstimate) -> str:
         return "did not change"
     if gain.value >= 0:
         return f"fell by {format_number(gain.value)} points {format_interval(gain)}"
-    return f"rose by {format_number(-gain.value)} points [{format_number(-gain.high)}, {format_number(-gain.low)}]"
+    return (
+        f"rose by {format_number(-gain.value)} points [{format_number(-gain.high)}, "
+        f"{format_number(-gain.low)}]"
+    )
 
 
 def get_effect(test: PromotionEvidence) -> IntervalEstimate:
@@ -208,9 +207,12 @@ def describe_outcome(test: PromotionEvidence) -> str:
 
 
 def describe_tests_left(tests: int) -> str:
-    """Return in a sentence what so many tests on the same held-out traces leave for the next one."""
+    """Return in a sentence what so many tests on the same held-out traces leave for the
+    next one.
+    """
     made = "1 batch was" if tests == 1 else f"{tests} batches were"
     return (
-        f"{made} tested on these held-out traces: another one passes at p of at most {compute_alpha(tests):.2g}, "
-        f"since all of them share an error probability of {TOTAL_ALPHA:.1%}"
+        f"{made} tested on these held-out traces: another one passes at p of at most "
+        f"{compute_alpha(tests):.2g}, since all of them share an error probability of "
+        f"{TOTAL_ALPHA:.1%}"
     )

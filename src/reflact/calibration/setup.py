@@ -46,11 +46,9 @@ async def connect(
         budget: The limits of all connections to this file together.
         replay: Recorded responses instead of the endpoint.
 
-    Raises:
-        ConfigError: No model is named, its key is not set, or a limit needs a cap that the model lacks.
-        BudgetSpent: On leaving: the time is up.
-        CassetteError: The recording is missing or malformed.
-        StoreError: The file cannot be read or written.
+    Raises: ConfigError: No model is named, its key is not set, or a limit needs a cap that the
+        model lacks. BudgetSpent: On leaving: the time is up. CassetteError: The recording is
+        missing or malformed. StoreError: The file cannot be read or written.
     """
     if not model.model:
         raise ConfigError(f"the {role}'s model has no name: set `model` as its endpoint knows it")
@@ -73,7 +71,9 @@ async def open_connection(
     replay: ReplayConfig,
     on_limit: Callable[[LimitChange], None] | None = None,
 ) -> AsyncIterator[tuple[LLM, ReadSpend]]:
-    """Open the store of model calls and connect a model, under a budget that holds over all starts."""
+    """Open the store of model calls and connect a model, under a budget that holds over
+    all starts.
+    """
     import anyio.to_thread
 
     await anyio.to_thread.run_sync(import_all, CLIENT_MODULES)
@@ -87,7 +87,9 @@ async def open_connection(
     is_replay = replay.cassette is not None and replay.mode == "replay"
     async with AsyncExitStack() as stack:
         if replay.cassette is not None:
-            transport = await stack.enter_async_context(open_cassette(replay.cassette, mode=replay.mode))
+            transport = await stack.enter_async_context(
+                open_cassette(replay.cassette, mode=replay.mode)
+            )
         calls = await stack.enter_async_context(open_store(store))
         await calls.open_run(run_id, {}, None, resume=False)  # others may have calls in flight
         limits.begin(await calls.spend(run_id), await calls.add_seconds(run_id, 0.0))

@@ -1,15 +1,18 @@
 """The replay test: whether a batch of contrast pairs makes the critic better.
 
-The effect of a trace is by how much the batch lowers its mean error, since steps of a trace are alike. The
-signs of all effects are flipped in all ways (an exact test). The only assumption is symmetry: if a batch is
-useless, an effect is as likely to be any amount above 0 as that amount below it.
+The effect of a trace is by how much the batch lowers its mean error, since steps of a trace are
+alike. The signs of all effects are flipped in all ways (an exact test). The only assumption is
+symmetry: if a batch is useless, an effect is as likely to be any amount above 0 as that amount
+below it.
 
 The k-th test on the same held-out traces is given ``TOTAL_ALPHA * 6 / (pi * k) ** 2``; these sum to
-``TOTAL_ALPHA`` over any number of tests. That holds although later batches follow earlier outcomes, if only the
-decisions come back from the held-out traces. Accuracy on them may end a calibration, never shape a batch.
+``TOTAL_ALPHA`` over any number of tests. That holds although later batches follow earlier outcomes,
+if only the decisions come back from the held-out traces. Accuracy on them may end a calibration,
+never shape a batch.
 
-A step without a valid score counts as the largest error that is possible there, on either side alike, so it
-changes its sign with the sides as any other step does. To leave it out would hide a batch that silences the critic.
+A step without a valid score counts as the largest error that is possible there, on either side
+alike, so it changes its sign with the sides as any other step does. To leave it out would hide a
+batch that silences the critic.
 """
 
 from __future__ import annotations
@@ -101,38 +104,43 @@ class NotTested(FrozenModel):
         """The reason in a sentence, and what to do."""
         explanations: dict[NotTestedReason, str] = {
             "too_few_traces": (
-                f"{self.n_traces} held-out traces have labelled steps, and a test needs {MIN_TRACES}: label or record "
-                "more traces, or hold out a larger part of them"
+                f"{self.n_traces} held-out traces have labelled steps, and a test needs "
+                f"{MIN_TRACES}: label or record more traces, or hold out a larger part of them"
             ),
             "level_used_up": (
-                f"the error probability of the {self.n_traces} held-out traces is used up by {self.n_tests} tests: "
-                f"record at least {MIN_TRACES} fresh traces with labels"
+                f"the error probability of the {self.n_traces} held-out traces is used up by "
+                f"{self.n_tests} tests: record at least {MIN_TRACES} fresh traces with labels"
             ),
             "too_few_scores": (
-                f"without the batch the model gave no valid score of {self.n_unscored} of {self.n_steps} held-out "
-                f"steps, on {self.n_traces} traces, and a test needs nine in ten: use a model that gives valid "
-                "replies, or raise `max_tokens` or `reasks`"
+                f"without the batch the model gave no valid score of {self.n_unscored} of "
+                f"{self.n_steps} held-out steps, on {self.n_traces} traces, and a test needs nine "
+                "in ten: use a model that gives valid replies, or raise `max_tokens` or `reasks`"
             ),
             "batch_changed": (
-                "another process changed or tested a pair of the batch while it was scored; the next test has "
-                "the other pairs"
+                "another process changed or tested a pair of the batch while it was scored; the "
+                "next test has the other pairs"
             ),
             "no_training_traces": (
                 "there is no trace to learn from, because all are held out: pass more traces"
             ),
             "no_pairs": (
-                "there is no new pair to test: the labelled steps give none, or all were tested before or wait "
-                "for a review"
+                "there is no new pair to test: the labelled steps give none, or all were tested "
+                "before or wait for a review"
             ),
             "memory_full": (
-                "the memory is full: reject pairs that are not needed, or raise its max_active_pairs"
+                "the memory is full: reject pairs that are not needed, or raise its "
+                "max_active_pairs"
             ),
         }
         return explanations[self.reason]
 
 
-def find_missing_traces(traces: Collection[object], *, n_earlier_tests: int = 0) -> NotTested | None:
-    """Return what is missing if traces are too few to test on, after so many tests on them; else None."""
+def find_missing_traces(
+    traces: Collection[object], *, n_earlier_tests: int = 0
+) -> NotTested | None:
+    """Return what is missing if traces are too few to test on, after so many tests on them; else
+    None.
+    """
     if len(traces) < MIN_TRACES:
         return NotTested(reason="too_few_traces", n_traces=len(traces))
     if is_level_used_up(len(traces), n_earlier_tests):
@@ -141,7 +149,9 @@ def find_missing_traces(traces: Collection[object], *, n_earlier_tests: int = 0)
 
 
 def is_level_used_up(n_traces: int, n_earlier_tests: int) -> bool:
-    """Whether no result on so many traces, at least ``1 / 2 ** n_traces``, reaches the level of the next test."""
+    """Whether no result on so many traces, at least ``1 / 2 ** n_traces``, reaches the level of the
+    next test.
+    """
     return compute_alpha(n_earlier_tests) < 0.5**n_traces
 
 
@@ -150,7 +160,9 @@ def bound_unscored_error(label: Label) -> float:
     return max(label.progress_after, 10 - label.progress_after)
 
 
-def bound_unscored_effect(label: Label, without: ScoredStep | None, with_: ScoredStep | None) -> float:
+def bound_unscored_effect(
+    label: Label, without: ScoredStep | None, with_: ScoredStep | None
+) -> float:
     """Return by how much a batch lowers the error at a step that has no valid score on a side."""
     farthest = bound_unscored_error(label)
     old, new = (farthest if score is None else abs(score.error) for score in (without, with_))
@@ -191,7 +203,9 @@ def decide_replay_test(
     elif p_value > alpha:
         outcome = "not_shown"
     else:
-        outcome = "accuracy_fell" if change is not None and _has_fallen(change, changes) else "better"
+        outcome = (
+            "accuracy_fell" if change is not None and _has_fallen(change, changes) else "better"
+        )
     return ReplayTestResult(
         outcome=outcome,
         n_traces=len(effects),
@@ -205,11 +219,16 @@ def decide_replay_test(
 
 
 def compute_trace_effects(
-    without: Sequence[ScoredStep], with_: Sequence[ScoredStep], unscored: Sequence[UnscoredStep] = ()
+    without: Sequence[ScoredStep],
+    with_: Sequence[ScoredStep],
+    unscored: Sequence[UnscoredStep] = (),
 ) -> tuple[float, ...]:
-    """Return by how much the batch lowers the mean error of each trace, in the order of their ids."""
+    """Return by how much the batch lowers the mean error of each trace, in the order of
+    their ids.
+    """
     changes = (
-        (old.trace_id, abs(old.error) - abs(new.error)) for old, new in zip(without, with_, strict=True)
+        (old.trace_id, abs(old.error) - abs(new.error))
+        for old, new in zip(without, with_, strict=True)
     )
     return _average_by_trace([*changes, *unscored])
 
@@ -217,22 +236,25 @@ def compute_trace_effects(
 def explain_nothing_to_learn(
     scored: Sequence[ScoredStep], *, unscored: Sequence[UnscoredStep], n_earlier_tests: int
 ) -> str | None:
-    """Return why no batch can lower the error of these scores by a gain that counts; None if one can.
+    """Return why no batch can lower the error of these scores by a gain that counts; None if one
+    can.
 
-    The best possible batch removes all error. If not even that is a gain of ``MIN_ERROR_DROP``, or reaches
-    the level of the next test, then no batch does, so to end costs no power. ``unscored`` are the steps
-    without a valid score, each with the largest effect that it can count for. None if there are too few
-    traces for a test.
+    The best possible batch removes all error. If not even that is a gain of ``MIN_ERROR_DROP``, or
+    reaches the level of the next test, then no batch does, so to end costs no power. ``unscored``
+    are the steps without a valid score, each with the largest effect that it can count for. None if
+    there are too few traces for a test.
     """
-    ceilings = _average_by_trace([*((step.trace_id, abs(step.error)) for step in scored), *unscored])
+    ceilings = _average_by_trace(
+        [*((step.trace_id, abs(step.error)) for step in scored), *unscored]
+    )
     if len(ceilings) < MIN_TRACES:
         return None
     error = math.fsum(ceilings) / len(ceilings)
     if error >= MIN_ERROR_DROP and sign_flip_p_value(ceilings) <= compute_alpha(n_earlier_tests):
         return None
     return (
-        f"there is nothing to learn: averaged within each trace, the error is {error:.2f} points, too little for a gain "
-        "that a test could show"
+        f"there is nothing to learn: averaged within each trace, the error is {error:.2f} points, "
+        "too little for a gain that a test could show"
     )
 
 
@@ -247,9 +269,9 @@ def _average_by_trace(changes: Iterable[tuple[str, float]]) -> tuple[float, ...]
 def sign_flip_p_value(effects: Sequence[float]) -> float:
     """Return the one-sided p-value of effects that are symmetric about 0 if nothing has changed.
 
-    It is the share of the 2 ** n choices of signs whose sum is at least the observed one, of effects rounded
-    to a grid. One long integer holds the counts of all sums; each effect adds a shifted copy of it.
-    Source: B. Streitberg and J. Roehmel, Biometrical Journal 29 (1987), 1-7.
+    It is the share of the 2 ** n choices of signs whose sum is at least the observed one, of
+    effects rounded to a grid. One long integer holds the counts of all sums; each effect adds a
+    shifted copy of it. Source: B. Streitberg and J. Roehmel, Biometrical Journal 29 (1987), 1-7.
     """
     unit = math.fsum(map(abs, effects)) / MAX_SIGN_FLIPS
     if unit == 0:
@@ -278,8 +300,9 @@ def describe_test_power(n_traces: int, *, n_earlier_tests: int = 0) -> str:
         return NotTested(reason="too_few_traces", n_traces=n_traces).explanation
     ratio = _sum_quantiles(n_earlier_tests) / math.sqrt(n_traces)
     return (
-        f"{n_traces} held-out traces show with 95% power a batch that lowers the error by {ratio:.2f} of its "
-        f"standard deviation between traces, as batch {n_earlier_tests + 1} on them; half of that effect takes "
+        f"{n_traces} held-out traces show with 95% power a batch that lowers the error by "
+        f"{ratio:.2f} of its standard deviation between traces, as batch {n_earlier_tests + 1} on "
+        "them; half of that effect takes "
         f"{count_needed_traces(ratio / 2, n_earlier_tests=n_earlier_tests)} traces"
     )
 
@@ -289,7 +312,9 @@ def _sum_quantiles(n_earlier_tests: int) -> float:
     return quantile(1 - compute_alpha(n_earlier_tests)) + quantile(TEST_POWER)
 
 
-def _list_accuracy_changes(without: Sequence[ScoredStep], with_: Sequence[ScoredStep]) -> list[float]:
+def _list_accuracy_changes(
+    without: Sequence[ScoredStep], with_: Sequence[ScoredStep]
+) -> list[float]:
     sides: dict[str, tuple[list[ScoredStep], list[ScoredStep]]] = defaultdict(lambda: ([], []))
     for old, new in zip(without, with_, strict=True):
         sides[old.trace_id][0].append(old)

@@ -28,7 +28,9 @@ class HoldoutSplit(NamedTuple):
 
 
 def list_labeled_events(trace: Trace) -> tuple[ScoreEvent, ...]:
-    """Return the events whose label comes from outside the critic; one that always inflates agrees with itself."""
+    """Return the events whose label comes from outside the critic; one that always inflates agrees
+    with itself.
+    """
     return tuple(e for e in trace.events if e.label is not None and e.label.source != "agreement")
 
 
@@ -56,7 +58,8 @@ class TraceContents(NamedTuple):
 def deduplicate_traces(traces: Iterable[Trace]) -> tuple[Trace, ...]:
     """Return traces with known steps, of those that are one recording only one, in their order.
 
-    A copy, or the beginning of another trace, is one recording with it: the longest one of which most is known counts.
+    A copy, or the beginning of another trace, is one recording with it: the longest one of which
+    most is known counts.
     """
     labeled = [trace for trace in traces if list_labeled_events(trace)]
     parts = {content for trace in labeled for content in trace.recording.content_hashes[:-1]}
@@ -73,19 +76,28 @@ def assign_fold(trace_id: str, *, n_folds: int) -> int:
 
 
 class HoldoutRule(NamedTuple):
-    """How traces are sorted into ``n_folds`` folds: all traces of a purpose into one, or each by its id."""
+    """How traces are sorted into ``n_folds`` folds: all traces of a purpose into one, or each by
+    its id.
+    """
 
     n_folds: int
     holdout_by: HoldoutBy
 
     @classmethod
     def choose(cls, n_purposes: int, *, n_folds: int, holdout_by: HoldoutBy | None) -> HoldoutRule:
-        """Return how traces of so many purposes are sorted; ``holdout_by``: what was asked for, if anything was."""
-        return cls(n_folds, holdout_by or ("purpose" if n_purposes >= MIN_PURPOSES * n_folds else "trace"))
+        """Return how traces of so many purposes are sorted; ``holdout_by``: what was asked for, if
+        anything was.
+        """
+        return cls(
+            n_folds, holdout_by or ("purpose" if n_purposes >= MIN_PURPOSES * n_folds else "trace")
+        )
 
     def is_held_out(self, trace_id: str, purpose: str) -> bool:
         """Whether a trace is held out."""
-        return assign_fold(purpose if self.holdout_by == "purpose" else trace_id, n_folds=self.n_folds) == 0
+        return (
+            assign_fold(purpose if self.holdout_by == "purpose" else trace_id, n_folds=self.n_folds)
+            == 0
+        )
 
     @property
     def held_out_name(self) -> str:
@@ -101,13 +113,17 @@ class TrainingHistory(NamedTuple):
 
     def disqualifies(self, rule: HoldoutRule, trace_id: str, purpose: str) -> bool:
         """Whether a trace tests nothing any more."""
-        return trace_id in self.trace_ids or (rule.holdout_by == "purpose" and purpose in self.purposes)
+        return trace_id in self.trace_ids or (
+            rule.holdout_by == "purpose" and purpose in self.purposes
+        )
 
 
 def choose_test_traces(
     usable: Sequence[Trace], tests: Sequence[BatchTest], *, limit: int
 ) -> tuple[Trace, ...]:
-    """Return the traces that test next: the first usable ones; once their error probability is used up, fresh ones."""
+    """Return the traces that test next: the first usable ones; once their error probability is used
+    up, fresh ones.
+    """
     chosen = tuple(usable[:limit])
     if is_level_used_up(len(chosen), count_tests(tests, (trace.recording for trace in chosen))):
         marks = list_tested_marks(tests)
@@ -134,10 +150,13 @@ def split_by_rule(
     Copies of one recording are on one side.
     """
     own = TrainingHistory(
-        training.trace_ids, training.purposes | {t.purpose for t in traces if t.id in training.trace_ids}
+        training.trace_ids,
+        training.purposes | {t.purpose for t in traces if t.id in training.trace_ids},
     )
     dealt = _choose_dealing_ids(traces)
-    held_out_ids = {trace.id for trace in traces if rule.is_held_out(dealt[trace.id], trace.purpose)}
+    held_out_ids = {
+        trace.id for trace in traces if rule.is_held_out(dealt[trace.id], trace.purpose)
+    }
     seen = TraceContents.from_traces(trace for trace in traces if trace.id in own.trace_ids)
     usable = [
         trace
@@ -155,11 +174,15 @@ def split_by_caller(
     traces: Sequence[Trace], heldout: Sequence[Trace], *, training: TrainingHistory
 ) -> HoldoutSplit:
     """Return the parts that a caller chose, without what would be in both."""
-    seen = TraceContents.from_traces(trace for trace in (*traces, *heldout) if trace.id in training.trace_ids)
+    seen = TraceContents.from_traces(
+        trace for trace in (*traces, *heldout) if trace.id in training.trace_ids
+    )
     tests = tuple(
         trace
         for trace in heldout
-        if trace.id not in training.trace_ids and list_labeled_events(trace) and not seen.contains(trace)
+        if trace.id not in training.trace_ids
+        and list_labeled_events(trace)
+        and not seen.contains(trace)
     )
     ids = {trace.id for trace in heldout}
     contents = TraceContents.from_traces(tests)
@@ -168,7 +191,9 @@ def split_by_caller(
 
 
 def _choose_dealing_ids(traces: Sequence[Trace]) -> dict[str, str]:
-    """Return by which id each trace is dealt: copies by the first one's, a beginning by the longest one's."""
+    """Return by which id each trace is dealt: copies by the first one's, a beginning by the longest
+    one's.
+    """
     longest = sorted(traces, key=lambda trace: (-len(trace.events), trace.id))
     owner: dict[str, str] = {}
     for trace in longest:

@@ -1,8 +1,9 @@
-"""A calibration before its first call: its identity, what it learns from, and what an earlier start left.
+"""A calibration before its first call: its identity, what it learns from, and what an earlier start
+left.
 
-Its identity follows from its inputs. When it begins, the pairs that are known and promoted then are stored.
-A start with equal inputs repeats everything from there: stored replies of models cost nothing, a test that
-was left open is ended, and a test that had ended counts as it ended.
+Its identity follows from its inputs. When it begins, the pairs that are known and promoted then are
+stored. A start with equal inputs repeats everything from there: stored replies of models cost
+nothing, a test that was left open is ended, and a test that had ended counts as it ended.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ IDENTITY_SETTINGS = frozenset(CalibratorSettings.model_fields) - {
 
 
 class CalibrationInputs(NamedTuple):
-    """All that a calibration depends on; ``writer`` is the identity of the model that writes and judges."""
+    """All that a calibration depends on; ``writer`` is the identity of the model that writes and
+    judges.
+    """
 
     traces: Sequence[Trace]
     heldout: Sequence[Trace] | None
@@ -78,7 +81,9 @@ class CalibrationInputs(NamedTuple):
         )
 
     def split_traces(self, snapshot: MemorySnapshot, tests: Sequence[BatchTest]) -> HoldoutSplit:
-        """Return what is learned from and what is held out; the rule's choice if the caller made none."""
+        """Return what is learned from and what is held out; the rule's choice if the caller made
+        none.
+        """
         if self.heldout is not None:
             return split_by_caller(self.traces, self.heldout, training=snapshot.learned)
         rule = HoldoutRule.choose(
@@ -96,7 +101,9 @@ class CalibrationInputs(NamedTuple):
 
 
 class CalibrationBaseline(FrozenModel):
-    """The memory when a calibration began: ids of pairs, and the number of the last test (0: none)."""
+    """The memory when a calibration began: ids of pairs, and the number of the last test
+    (0: none).
+    """
 
     known_pair_ids: tuple[str, ...]
     promoted_pair_ids: tuple[str, ...]
@@ -168,7 +175,9 @@ async def open_calibration(inputs: CalibrationInputs, store: MemoryStore) -> Cal
     )
     last = await store.find_calibration(identity)
     if last is not None and last.result:
-        result = parse_stored(CalibrationResult.model_validate_json, last.result, "result of a calibration")
+        result = parse_stored(
+            CalibrationResult.model_validate_json, last.result, "result of a calibration"
+        )
         if result.snapshot_hash == hash_snapshot(snapshot):
             start = start._replace(report=result.report)
     elif last is not None:
@@ -177,7 +186,9 @@ async def open_calibration(inputs: CalibrationInputs, store: MemoryStore) -> Cal
         )
         promoted = await load_pairs(store, baseline.promoted_pair_ids)
         if len(promoted) == len(baseline.promoted_pair_ids):
-            earlier = tuple(test for test in snapshot.tests if test.number <= baseline.last_test_number)
+            earlier = tuple(
+                test for test in snapshot.tests if test.number <= baseline.last_test_number
+            )
             split = inputs.split_traces(snapshot, earlier)
             start = start._replace(
                 split=split,
@@ -236,8 +247,12 @@ async def load_pairs(store: MemoryStore, pair_ids: Collection[str]) -> tuple[Con
     return tuple(one.pair for one in await store.pairs(sorted(pair_ids)))
 
 
-async def _refuse_other_traces(traces: Sequence[Trace], snapshot: MemorySnapshot, store: MemoryStore) -> None:
-    """Raise DataError if one of the traces has the id of another run: among them, in the store, or in a pair."""
+async def _refuse_other_traces(
+    traces: Sequence[Trace], snapshot: MemorySnapshot, store: MemoryStore
+) -> None:
+    """Raise DataError if one of the traces has the id of another run: among them, in the store, or
+    in a pair.
+    """
     hashes = await store.content_hashes()
     known: dict[str, Trace] = {}
     for trace in traces:
@@ -255,13 +270,17 @@ async def _refuse_other_traces(traces: Sequence[Trace], snapshot: MemorySnapshot
 def hash_snapshot(snapshot: MemorySnapshot) -> str:
     """Return a hash of what decides whether a calibration that is over would find anything new."""
     promoted = sorted(pair.id for pair in snapshot.promoted)
-    return digest_json([*promoted, "waiting", *sorted(one.pair.id for one in snapshot.waiting_pairs)])
+    return digest_json(
+        [*promoted, "waiting", *sorted(one.pair.id for one in snapshot.waiting_pairs)]
+    )
 
 
 def _hash_traces(traces: Iterable[Trace]) -> str:
     """Return a hash of traces that does not depend on their order."""
     hashes = (
-        digest_json([trace.id, trace.purpose, *(event.model_dump(mode="json") for event in trace.events)])
+        digest_json(
+            [trace.id, trace.purpose, *(event.model_dump(mode="json") for event in trace.events)]
+        )
         for trace in traces
     )
     return digest_json(list[JsonValue](sorted(hashes)))

@@ -1,6 +1,7 @@
 """Traces: what an agent did, and how each step was scored if somebody did, kept as it happens.
 
-A trace's file holds JSON lines: a header, one line an event, and a last line once the trace is finished.
+A trace's file holds JSON lines: a header, one line an event, and a last line once the trace is
+finished.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def _read_file(path: Path) -> TraceFileContent:
     finished = end == TraceEnd(events=len(events))
     length = sum(map(len, lines[: 1 + len(events) + finished]))
     unbroken = not content[:length].endswith(b"\n")
-    return TraceFileContent(header, tuple(events), finished, length, len(content) - length, unbroken)
+    return TraceFileContent(
+        header, tuple(events), finished, length, len(content) - length, unbroken
+    )
 
 
 def _read_header(path: Path, lines: Sequence[bytes]) -> TraceHeader:
@@ -104,8 +107,8 @@ def _read_header(path: Path, lines: Sequence[bytes]) -> TraceHeader:
     require_trace_id(header.trace, subject=f"{path}, line 1, `trace`: the id of a trace")
     if not header.purpose.strip():
         raise DataError(
-            f"{path}: the trace has no purpose; write into `purpose` of its first line what the agent was to "
-            "achieve"
+            f"{path}: the trace has no purpose; write into `purpose` of its first line what the "
+            "agent was to achieve"
         )
     return header
 
@@ -116,8 +119,8 @@ def _parse_event(value: object, location: str, *, step: int) -> ScoreEvent:
     event = _parse_line(value, ScoreEvent, location)
     if event.step != step:
         raise DataError(
-            f"{location}, `step`: it is {event.step}, and the next step is {step}; steps are numbered from 0, "
-            "so a line before it is missing or occurs twice"
+            f"{location}, `step`: it is {event.step}, and the next step is {step}; steps are "
+            "numbered from 0, so a line before it is missing or occurs twice"
         )
     return event
 
@@ -125,8 +128,16 @@ def _parse_event(value: object, location: str, *, step: int) -> ScoreEvent:
 # Logs of others, by keys that one of their objects has together; a dot stands before the keys of an
 # object in it.
 FOREIGN_FORMATS: Mapping[str, tuple[str, ...]] = {
-    "OpenInference (Arize Phoenix)": ("attributes.openinference.span.kind", "span_kind context.span_id"),
-    "OpenTelemetry": ("resourceSpans", "scopeSpans", "traceId spanId", "context.trace_id context.span_id"),
+    "OpenInference (Arize Phoenix)": (
+        "attributes.openinference.span.kind",
+        "span_kind context.span_id",
+    ),
+    "OpenTelemetry": (
+        "resourceSpans",
+        "scopeSpans",
+        "traceId spanId",
+        "context.trace_id context.span_id",
+    ),
     "Langfuse": ("observations", "traceId type"),
     "LangSmith": ("run_type", "child_runs"),
     "the OpenAI Agents SDK": ("span_data", "object workflow_name"),
@@ -147,8 +158,8 @@ def refuse_foreign_format(path: Path, content: bytes) -> None:
             found = found or _find_format(json.loads(part), depth=3)
     if found is not None:
         raise DataError(
-            f"{path}: this looks like an export of {found}, and not like a trace of reflact; convert it as "
-            "docs/logs.md (From logs to a critic) shows"
+            f"{path}: this looks like an export of {found}, and not like a trace of reflact; "
+            "convert it as docs/logs.md (From logs to a critic) shows"
         )
 
 
@@ -157,7 +168,10 @@ def _find_format(value: object, *, depth: int) -> str | None:
     entries = value[:1] if isinstance(value, list) else []
     if isinstance(value, dict):
         nested = (
-            f"{key}.{name}" for key, inner in value.items() if isinstance(inner, dict) for name in inner
+            f"{key}.{name}"
+            for key, inner in value.items()
+            if isinstance(inner, dict)
+            for name in inner
         )
         keys = {*value, *nested}
         for name, marks in FOREIGN_FORMATS.items():
@@ -178,7 +192,9 @@ def _parse_json(line: bytes, location: str) -> object:
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise _TornLine from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{location}, cannot be read: {error}; remove such values from the states") from None
+        raise DataError(
+            f"{location}, cannot be read: {error}; remove such values from the states"
+        ) from None
 
 
 def _parse_line(value: object, line_type: type[L], location: str) -> L:
@@ -196,13 +212,12 @@ MAX_SHOWN_PURPOSE = 60
 
 
 class Trace:
-    """The steps of one run of an agent, each with its score and what is right where these are known.
+    """The steps of one run of an agent, each with its score and what is right where these are
+    known.
 
-    Args:
-        purpose: What the agent is to achieve, in words.
-        id: Names the trace; None: a random name.
-        path: A file that each event is appended to as it happens; its folder is created if missing. The file
-            must not exist; see ``resume``.
+    Args: purpose: What the agent is to achieve, in words. id: Names the trace; None: a random name.
+        path: A file that each event is appended to as it happens; its folder is created if missing.
+        The file must not exist; see ``resume``.
 
     Raises:
         DataError: The purpose is empty or no text, the id is no line of text, or the file exists.
@@ -219,10 +234,12 @@ class Trace:
         require_type(purpose, str, subject="the purpose of a trace")
         if not purpose.strip():
             raise DataError(
-                "a trace needs a purpose: say in words what the agent was to achieve, because steps are "
-                "scored by their progress towards it"
+                "a trace needs a purpose: say in words what the agent was to achieve, because "
+                "steps are scored by their progress towards it"
             )
-        self._header = TraceHeader(trace=uuid4().hex if id is None else require_trace_id(id), purpose=purpose)
+        self._header = TraceHeader(
+            trace=uuid4().hex if id is None else require_trace_id(id), purpose=purpose
+        )
         self._events: list[ScoreEvent] = []
         self._lock = Lock()
         self._contents: list[str] = []
@@ -279,17 +296,16 @@ class Trace:
         *,
         label: Label | None = None,
     ) -> ScoreEvent:
-        """Append a step; it is in the file, if there is one, when this returns. Tasks and threads may share a trace.
+        """Append a step; it is in the file, if there is one, when this returns. Tasks and threads
+        may share a trace.
 
-        Args:
-            transition: What the agent did; states are kept whole.
-            score: How it was judged; of a critic's score what counts after the guards. None if no critic saw it.
-            label: What is right, if that is known. If it says nothing of the state before, that follows from
-                equal states: after the step before, or after this step if nothing changed.
+        Args: transition: What the agent did; states are kept whole. score: How it was judged; of a
+            critic's score what counts after the guards. None if no critic saw it. label: What is
+            right, if that is known. If it says nothing of the state before, that follows from equal
+            states: after the step before, or after this step if nothing changed.
 
-        Raises:
-            DataError: The trace is finished, an argument is of another kind, or a state cannot be written.
-            StoreError: The file cannot be written; the step is not recorded.
+        Raises: DataError: The trace is finished, an argument is of another kind, or a state cannot
+            be written. StoreError: The file cannot be written; the step is not recorded.
         """
         require_type(transition, Transition, subject="what is recorded")
         require_type(score, Evaluation, StateScore, type(None), subject="the score of a step")
@@ -335,31 +351,38 @@ class Trace:
     def load(cls, path: Path | str) -> Trace:
         """Read the complete lines of a file; the trace takes no further events.
 
-        Raises:
-            DataError: The header is not whole, it has no purpose, or a whole line says something wrong; names file,
-                line and field.
+        Raises: DataError: The header is not whole, it has no purpose, or a whole line says
+            something wrong; names file, line and field.
             StoreError: The file cannot be read.
         """
         return cls._from_file(_read_file(Path(path)))
 
     @classmethod
     def load_all(cls, folder: Path | str) -> tuple[Trace, ...]:
-        """Read the ``.jsonl`` and ``.ndjson`` files of a folder, to any depth, in the order of their paths.
+        """Read the ``.jsonl`` and ``.ndjson`` files of a folder, to any depth, in the order of
+        their paths.
 
-        Raises:
-            DataError: It is no folder, holds none, holds one that is no trace, two of one name, or logs of another tool.
-            StoreError: A file cannot be read.
+        Raises: DataError: It is no folder, holds none, holds one that is no trace, two of one name,
+            or logs of another tool. StoreError: A file cannot be read.
         """
         folder = Path(folder)
         if not folder.is_dir():
-            raise DataError(f"{folder} is not a folder of traces; name the one that holds their .jsonl files")
+            raise DataError(
+                f"{folder} is not a folder of traces; name the one that holds their .jsonl files"
+            )
         for path in sorted(folder.rglob("*.json")):
             if path.is_file() and path.stat().st_size <= MAX_LOG_BYTES:
                 refuse_foreign_format(path, path.read_bytes())
-        files = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in {".jsonl", ".ndjson"})
+        files = (
+            path
+            for path in sorted(folder.rglob("*"))
+            if path.suffix.lower() in {".jsonl", ".ndjson"}
+        )
         traces = tuple(cls.load(path) for path in files)
         if not traces:
-            raise DataError(f"{folder} holds no trace, which is a .jsonl file that Trace(path=...) writes")
+            raise DataError(
+                f"{folder} holds no trace, which is a .jsonl file that Trace(path=...) writes"
+            )
         names = Counter(trace.id for trace in traces)
         twice = next((name for name, count in sorted(names.items()) if count > 1), None)
         if twice is not None:
@@ -395,8 +418,8 @@ class Trace:
         """
         if not stored.purpose.strip():
             raise DataError(
-                f"trace {stored.id} is stored without a purpose, so its steps cannot be scored: forget "
-                "the trace and store it again with a purpose"
+                f"trace {stored.id} is stored without a purpose, so its steps cannot be scored: "
+                "forget the trace and store it again with a purpose"
             )
         header = TraceHeader(trace=stored.id, purpose=stored.purpose)
         return cls._from_file(TraceFileContent(header, stored.events))
@@ -428,8 +451,8 @@ class Trace:
             others = b"\n" in file.read()
         if others:
             raise StoreError(
-                f"{self._path} has lines that this trace did not write: another process records in it, so this "
-                "step was not recorded; give each process its own file"
+                f"{self._path} has lines that this trace did not write: another process records in "
+                "it, so this step was not recorded; give each process its own file"
             )
         self._write_after_whole(self._path, line)
 
@@ -453,7 +476,9 @@ def _encode_line(value: TraceHeader | ScoreEvent | TraceEnd, location: str) -> b
 
 
 def _add_progress_before(event: ScoreEvent, earlier_events: Sequence[ScoreEvent]) -> ScoreEvent:
-    """Return a step whose label has the progress before, if it follows: equal states of a trace are worth the same."""
+    """Return a step whose label has the progress before, if it follows: equal states of a trace are
+    worth the same.
+    """
     label = event.label
     step = event.transition
     if label is None or label.progress_before is not None:

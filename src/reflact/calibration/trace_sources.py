@@ -1,4 +1,6 @@
-"""Rollouts of training as transitions, so that they feed the same traces as any agent's run. Pure."""
+"""Rollouts of training as transitions, so that they feed the same traces as any agent's
+run. Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ REPLY_ACTION = "reply"
 
 
 def last_messages(turns: Sequence[Turn]) -> str:
-    """Return the messages that the agent has not answered yet; if it had the last word, what it said."""
+    """Return the messages that the agent has not answered yet; if it had the last word, what it
+    said.
+    """
     answered = max((n for n, turn in enumerate(turns) if turn.role == "assistant"), default=-1)
     unanswered = turns[answered + 1 :] or turns[answered:]
     return "\n\n".join(turn.content for turn in unanswered)
@@ -29,9 +33,8 @@ def list_transitions(
 ) -> tuple[Transition, ...]:
     """Return one transition for each reply of the agent.
 
-    Args:
-        rollout: A conversation, without the skill.
-        state: Renders the state from the turns so far: before a reply, and before the next one or at the end.
+    Args: rollout: A conversation, without the skill. state: Renders the state from the turns so
+        far: before a reply, and before the next one or at the end.
     """
     turns = rollout.turns
     places = [n for n, turn in enumerate(turns) if turn.role == "assistant"]
@@ -48,8 +51,9 @@ def list_transitions(
 def label_replies(rollout: Rollout) -> tuple[Label | None, ...]:
     """Return what a program found of each reply, in the order of ``list_transitions``.
 
-    The score is of what came out, so the last reply has it: ten times the soft score is progress after. Of an only
-    reply progress before is 0, since nothing was answered; of several nobody knows it.
+    The score is of what came out, so the last reply has it: ten times the soft score is progress
+    after. Of an only reply progress before is 0, since nothing was answered; of several nobody
+    knows it.
     """
     replies = sum(turn.role == "assistant" for turn in rollout.turns)
     if rollout.score is None or replies == 0:
@@ -68,10 +72,11 @@ CARELESS_DISTANCE = 3.0
 
 
 def build_anchors(traces: Iterable[Trace]) -> tuple[ContrastPair, ...]:
-    """Return one labelled pair for each step whose label has both numbers, by a program or a person.
+    """Return one labelled pair for each step whose label has both numbers, by a program or a
+    person.
 
-    The right side is the label. The wrong one is what the critic said if that is off by a point or more, else a
-    careless evaluation: no credit if there was progress, credit if there was none.
+    The right side is the label. The wrong one is what the critic said if that is off by a point or
+    more, else a careless evaluation: no credit if there was progress, credit if there was none.
 
     Args:
         traces: Runs that are set apart: neither learned from nor held out.
@@ -109,4 +114,6 @@ def _make_careless(right: Evaluation) -> Evaluation:
     else:
         progress = right.progress_after - CARELESS_DISTANCE
         reasoning = "Little of it is there."
-    return right.model_copy(update={"progress_after": progress, "reasoning": reasoning, "evidence": ()})
+    return right.model_copy(
+        update={"progress_after": progress, "reasoning": reasoning, "evidence": ()}
+    )

@@ -1,4 +1,6 @@
-"""How a transition is shown: its states, what differs between them, and all of it fenced in a budget of tokens. Pure."""
+"""How a transition is shown: its states, what differs between them, and all of it fenced in a
+budget of tokens. Pure.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ _CONTEXT_CHARS = 60
 
 
 class FieldChange(NamedTuple):
-    """One field that differs; ``before`` and ``after`` are JSON text, None if the field is not there."""
+    """One field that differs; ``before`` and ``after`` are JSON text, None if the field is not
+    there.
+    """
 
     path: str
     before: str | None
@@ -41,7 +45,8 @@ class FieldChange(NamedTuple):
 
 
 def show_state(value: JsonValue) -> str:
-    """Return a state as it is shown: text as it is, other values as indented JSON with sorted fields.
+    """Return a state as it is shown: text as it is, other values as indented JSON with sorted
+    fields.
 
     What has no UTF-8 (half a surrogate pair) is shown as its escape.
     """
@@ -53,8 +58,9 @@ def show_state(value: JsonValue) -> str:
 def show_change(before: JsonValue, after: JsonValue, *, shorten: bool = False) -> str:
     """Return the difference of two states as text.
 
-    Two texts give a unified diff; other values a line for each field that differs, ``path: before -> after``.
-    ``shorten`` leaves out, marked, what long texts have in common at their beginnings and ends.
+    Two texts give a unified diff; other values a line for each field that differs, ``path: before
+    -> after``. ``shorten`` leaves out, marked, what long texts have in common at their beginnings
+    and ends.
     """
     if isinstance(before, str) and isinstance(after, str) and not shorten:
         return _diff_texts(show_state(before), show_state(after)) or NO_CHANGE_TEXT
@@ -63,13 +69,18 @@ def show_change(before: JsonValue, after: JsonValue, *, shorten: bool = False) -
 
 def show_fields(fields: Iterable[FieldChange], *, shorten: bool = False) -> str:
     """Return fields that differ as text, a line for each; ``shorten`` as in ``show_change``."""
-    return show_state("\n".join(_format_change(change, shorten) for change in fields)) or NO_CHANGE_TEXT
+    return (
+        show_state("\n".join(_format_change(change, shorten) for change in fields))
+        or NO_CHANGE_TEXT
+    )
 
 
 def list_changes(before: JsonValue, after: JsonValue, path: str = "") -> Iterator[FieldChange]:
-    """Yield the fields in which two JSON values differ, in the order of their paths within each level.
+    """Yield the fields in which two JSON values differ, in the order of their paths within each
+    level.
 
-    Lists are compared between what they have in common at their beginnings and ends, place by place.
+    Lists are compared between what they have in common at their beginnings and ends, place by
+    place.
     """
     if is_same_json(before, after):
         return
@@ -79,7 +90,9 @@ def list_changes(before: JsonValue, after: JsonValue, path: str = "") -> Iterato
             if name in before and name in after:
                 yield from list_changes(before[name], after[name], inner)
             else:
-                old, new = (_format_json(side[name]) if name in side else None for side in (before, after))
+                old, new = (
+                    _format_json(side[name]) if name in side else None for side in (before, after)
+                )
                 yield FieldChange(inner, old, new)
     elif isinstance(before, list) and isinstance(after, list):
         yield from _compare_elements(before, after, path)
@@ -87,7 +100,9 @@ def list_changes(before: JsonValue, after: JsonValue, path: str = "") -> Iterato
         yield FieldChange(path or ROOT_PATH, _format_json(before), _format_json(after))
 
 
-def _compare_elements(before: list[JsonValue], after: list[JsonValue], path: str) -> Iterator[FieldChange]:
+def _compare_elements(
+    before: list[JsonValue], after: list[JsonValue], path: str
+) -> Iterator[FieldChange]:
     start, end = _count_common_ends(before, after, is_same_json)
     for n in range(start, max(len(before), len(after)) - end):
         inner = f"{path}[{n}]"
@@ -152,7 +167,9 @@ def _diff_texts(before: str, after: str) -> str:
         return "\n".join([*(f"-{line}" for line in inner_old), *(f"+{line}" for line in inner_new)])
     lead = old[max(0, start - 2) : start]
     trail = old[len(old) - end :][:2]
-    lines = difflib.unified_diff([*lead, *inner_old, *trail], [*lead, *inner_new, *trail], lineterm="", n=2)
+    lines = difflib.unified_diff(
+        [*lead, *inner_old, *trail], [*lead, *inner_new, *trail], lineterm="", n=2
+    )
     return "\n".join("@@" if line.startswith("@@") else line for line in [*lines][2:])
 
 
@@ -199,7 +216,9 @@ class TransitionView:
         return self.transition.canonical_json
 
     def subject_hash(self, purpose: str) -> str:
-        """Return the hash of the transition under a purpose; see ``memory.cards.compute_subject_hash``."""
+        """Return the hash of the transition under a purpose; see
+        ``memory.cards.compute_subject_hash``.
+        """
         fields = {"purpose": canonical_json(purpose), "transition": self.canonical_json}
         return digest_text(join_canonical_json(fields))
 
@@ -214,18 +233,23 @@ _LETTERS_PER_TOKEN = 3
 def estimate_tokens(text: str) -> int:
     """Return how many tokens a text takes at most, or nearly so.
 
-    ASCII letters and spaces count three to a token, other ASCII characters one each, and everything else one for each
-    byte of its UTF-8, which is the most that a tokenizer with a byte fallback can take.
+    ASCII letters and spaces count three to a token, other ASCII characters one each, and everything
+    else one for each byte of its UTF-8, which is the most that a tokenizer with a byte fallback can
+    take.
     """
     encoded = text.encode("utf-8", "surrogatepass")
     others = len(encoded.translate(None, _DENSE_LETTERS))
     return others - (others - len(encoded)) // _LETTERS_PER_TOKEN
 
 
-def truncate_to_tokens(text: str, max_tokens: int, *, count_tokens: TokenCounter = estimate_tokens) -> str:
-    """Return a text in at most ``max_tokens`` tokens: two thirds from its beginning, one from its end.
+def truncate_to_tokens(
+    text: str, max_tokens: int, *, count_tokens: TokenCounter = estimate_tokens
+) -> str:
+    """Return a text in at most ``max_tokens`` tokens: two thirds from its beginning, one from its
+    end.
 
-    Between them stands a mark with the number of missing characters; without room, the mark stands alone.
+    Between them stands a mark with the number of missing characters; without room, the mark stands
+    alone.
     """
     if count_tokens(text) <= max_tokens:
         return text
@@ -249,9 +273,15 @@ def _truncate_to_chars(text: str, n_chars: int) -> str:
 
 
 def show_transition(
-    purpose: str, view: TransitionView, *, max_tokens: int, count_tokens: TokenCounter = estimate_tokens
+    purpose: str,
+    view: TransitionView,
+    *,
+    max_tokens: int,
+    count_tokens: TokenCounter = estimate_tokens,
 ) -> str:
-    """Return purpose, state before, action, state after and what changed, each fenced and cut to ``max_tokens``."""
+    """Return purpose, state before, action, state after and what changed, each fenced and cut to
+    ``max_tokens``.
+    """
     change_fits = count_tokens(view.change_text) <= max_tokens
     parts = {
         "purpose": show_state(purpose),
@@ -268,4 +298,8 @@ def show_transition(
 
 def show_action(action: Action) -> str:
     """Return an action's name and, if there are any, its arguments below."""
-    return action.name if action.arguments is None else f"{action.name}\n{show_state(action.arguments)}"
+    return (
+        action.name
+        if action.arguments is None
+        else f"{action.name}\n{show_state(action.arguments)}"
+    )

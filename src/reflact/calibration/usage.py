@@ -1,4 +1,6 @@
-"""What a calibration's questions use, and the one layer around its models that limits and counts them."""
+"""What a calibration's questions use, and the one layer around its models that limits and counts
+them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class PurposeUsage(FrozenModel):
     usage: Usage = Usage()
 
     def combine(self, other: PurposeUsage, usage: Usage, *, sign: int) -> PurposeUsage:
-        """Return an entry whose counts are the sum (sign 1) or the difference (-1), with a usage."""
+        """Return an entry whose counts are the sum (sign 1) or the difference (-1), with
+        a usage.
+        """
         counts = {name: getattr(self, name) + sign * getattr(other, name) for name in COUNTS}
         return self.model_copy(update={**counts, "usage": usage})
 
@@ -92,13 +96,18 @@ def subtract_usage(later: Usage, earlier: Usage) -> Usage:
 
 
 class CountingLLM(LLMMiddleware):
-    """A model whose calls wait for a semaphore, if there is one, and are added to a ledger, also if they fail.
+    """A model whose calls wait for a semaphore, if there is one, and are added to a ledger, also if
+    they fail.
 
-    A call that is cancelled before its reply is not counted here: the store of model calls accounts for it.
+    A call that is cancelled before its reply is not counted here: the store of model calls accounts
+    for it.
     """
 
     def __init__(
-        self, inner: LLM, ledger: UsageLedger, semaphore: AbstractAsyncContextManager[object] | None = None
+        self,
+        inner: LLM,
+        ledger: UsageLedger,
+        semaphore: AbstractAsyncContextManager[object] | None = None,
     ) -> None:
         super().__init__(inner)
         self._ledger = ledger

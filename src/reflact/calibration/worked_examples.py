@@ -1,6 +1,8 @@
-"""Worked examples for a critic: which pairs are shown, the kinds of mistakes balanced, and how, in a budget of tokens.
+"""Worked examples for a critic: which pairs are shown, the kinds of mistakes balanced, and how, in
+a budget of tokens.
 
-The choice does not depend on the order in which pairs come, nor on anything that differs between processes.
+The choice does not depend on the order in which pairs come, nor on anything that differs between
+processes.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ MAX_PAIRS_TRIED = 32
 
 
 class ShownExamples(NamedTuple):
-    """The worked examples as text, and the pairs that it holds; both empty if there is room for none."""
+    """The worked examples as text, and the pairs that it holds; both empty if there is room for
+    none.
+    """
 
     text: str
     pairs: tuple[ContrastPair, ...]
@@ -47,14 +51,17 @@ def rank_pairs(
     purpose: str,
     words_by_pair: MutableMapping[str, frozenset[str]] | None = None,
 ) -> Iterator[ContrastPair]:
-    """Yield pairs, each once, the best example first; pairs of the same transition and purpose are left out.
+    """Yield pairs, each once, the best example first; pairs of the same transition and purpose are
+    left out.
 
-    Kinds of mistakes take turns. Pairs whose right side gives credit and pairs whose right side gives none
-    balance each other, and among the latter those that stay and those that fall: examples of one sort alone
-    teach to say always the same. Beyond that the more relevant comes first; ties go by id. Relevance is the
-    cosine of the sets of words in purpose, action and change.
+    Kinds of mistakes take turns. Pairs whose right side gives credit and pairs whose right side
+    gives none balance each other, and among the latter those that stay and those that fall:
+    examples of one sort alone teach to say always the same. Beyond that the more relevant comes
+    first; ties go by id. Relevance is the cosine of the sets of words in purpose, action and
+    change.
 
-    ``words_by_pair`` keeps the words of pairs by their ids, since a critic ranks the same pairs at each step.
+    ``words_by_pair`` keeps the words of pairs by their ids, since a critic ranks the same pairs at
+    each step.
     """
     known = {} if words_by_pair is None else words_by_pair
     asked = _word_set(purpose, view)
@@ -71,7 +78,9 @@ def rank_pairs(
 
 
 def _balance_mistakes(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
-    """Yield pairs, given with the best first, so that kinds take turns and what the right sides say balances."""
+    """Yield pairs, given with the best first, so that kinds take turns and what the right sides say
+    balances.
+    """
     queues: dict[tuple[str, Direction], deque[tuple[int, ContrastPair]]] = defaultdict(deque)
     for index, pair in enumerate(pairs):
         queues[pair.mistake, pair.right.direction].append((index, pair))
@@ -83,9 +92,15 @@ def _balance_mistakes(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
         lead = 2 * shown["rises"] - shown.total()
         wanted = [head for head in heads if lead * ((head[1][1] == "rises") - 0.5) < 0]
         if wanted or lead == 0:
-            still = [shown[direction] for _, (_, direction) in wanted or heads if direction != "rises"]
+            still = [
+                shown[direction] for _, (_, direction) in wanted or heads if direction != "rises"
+            ]
             fewest = min(still, default=0)
-            heads = [head for head in wanted or heads if head[1][1] == "rises" or shown[head[1][1]] == fewest]
+            heads = [
+                head
+                for head in wanted or heads
+                if head[1][1] == "rises" or shown[head[1][1]] == fewest
+            ]
         _, key = min(heads)
         _, pair = queues[key].popleft()
         if not queues[key]:
@@ -115,10 +130,12 @@ def show_examples(
     max_state_tokens: int,
     count_tokens: TokenCounter = estimate_tokens,
 ) -> ShownExamples:
-    """Return as many of the pairs as fit, in their order; one that does not fit is passed over whole.
+    """Return as many of the pairs as fit, in their order; one that does not fit is passed over
+    whole.
 
-    Once ``MAX_PAIRS_TRIED`` in a row do not fit, the room counts as full. The text, with its heading and all
-    tags, never exceeds ``max_tokens``. Each part of a transition takes at most ``max_state_tokens``.
+    Once ``MAX_PAIRS_TRIED`` in a row do not fit, the room counts as full. The text, with its
+    heading and all tags, never exceeds ``max_tokens``. Each part of a transition takes at most
+    ``max_state_tokens``.
     """
     shown = ShownExamples("", ())
     n_passed = 0

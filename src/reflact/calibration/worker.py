@@ -12,7 +12,12 @@ from reflact.calibration.loop import CalibrationLoop
 from reflact.calibration.pairs import choose_batch
 from reflact.calibration.promotion import MemorySnapshot, take_snapshot
 from reflact.calibration.significance import NotTested, find_missing_traces
-from reflact.calibration.splits import MIN_PURPOSES, HoldoutRule, list_labeled_events, list_tested_marks
+from reflact.calibration.splits import (
+    MIN_PURPOSES,
+    HoldoutRule,
+    list_labeled_events,
+    list_tested_marks,
+)
 from reflact.calibration.trace import Trace
 from reflact.concurrency import run_in_thread
 from reflact.memory.cards import TraceIdentity, compute_fingerprint, count_tests
@@ -25,14 +30,18 @@ PAGE_SIZE = 200
 
 
 class TraceLearner:
-    """Stores traces, makes pairs of those that are not held out, and tests the pairs when there are enough.
+    """Stores traces, makes pairs of those that are not held out, and tests the pairs when there are
+    enough.
 
-    The memory is read at the first trace and at every test; between these, the work of other processes makes
-    no difference. Held-out traces are read without their steps, the newest first and no further than needed;
-    only those that test are loaded. Missing traces are reported once, until there are enough.
+    The memory is read at the first trace and at every test; between these, the work of other
+    processes makes no difference. Held-out traces are read without their steps, the newest first
+    and no further than needed; only those that test are loaded. Missing traces are reported once,
+    until there are enough.
     """
 
-    def __init__(self, store: MemoryStore, loop: CalibrationLoop, *, settings: CalibratorSettings) -> None:
+    def __init__(
+        self, store: MemoryStore, loop: CalibrationLoop, *, settings: CalibratorSettings
+    ) -> None:
         self._store = store
         self._loop = loop
         self._settings = settings
@@ -65,9 +74,11 @@ class TraceLearner:
         return generated
 
     async def test_if_due(self) -> None:
-        """Test the waiting pairs, if they are enough for a batch and the held-out traces for a test.
+        """Test the waiting pairs, if they are enough for a batch and the held-out traces for a
+        test.
 
-        Pairs that had no room in a batch, or that no test followed for, wait until another batch of pairs is made.
+        Pairs that had no room in a batch, or that no test followed for, wait until another batch of
+        pairs is made.
         """
         if self._n_waiting < self._next_test_at or not self._has_new_holdout:
             return
@@ -108,8 +119,12 @@ class TraceLearner:
             len(self._purposes), n_folds=settings.holdout_folds, holdout_by=settings.holdout_by
         )
 
-    async def _find_test_traces(self, snapshot: MemorySnapshot) -> tuple[tuple[str, ...], NotTested | None]:
-        """Return the traces that test now, and what is missing; fresh ones once their level is used up."""
+    async def _find_test_traces(
+        self, snapshot: MemorySnapshot
+    ) -> tuple[tuple[str, ...], NotTested | None]:
+        """Return the traces that test now, and what is missing; fresh ones once their level is used
+        up.
+        """
         trace_ids, missing = await self._collect(snapshot, excluded_marks=frozenset())
         if missing is not None and missing.reason == "level_used_up":
             fresh_ids, still_missing = await self._collect(
@@ -144,4 +159,6 @@ class TraceLearner:
                     ids_by_content.setdefault(one.content_hash, one.id)
         identities = [TraceIdentity(one, (content,)) for content, one in ids_by_content.items()]
         n_tests = count_tests(snapshot.tests, identities)
-        return tuple(ids_by_content.values()), find_missing_traces(identities, n_earlier_tests=n_tests)
+        return tuple(ids_by_content.values()), find_missing_traces(
+            identities, n_earlier_tests=n_tests
+        )

@@ -16,7 +16,9 @@ def main() -> None:
     import sys
 
     gc.set_threshold(GARBAGE_THRESHOLD)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # words of models in an encoding that lacks their letters
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # words of models in an encoding that lacks their letters
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from reflact.cli.app import app

@@ -49,7 +49,9 @@ class CommandGroup(TyperGroup):
 
 
 def _report_os_error(error: OSError) -> int:
-    """Print what cannot be read or written, and return the exit code; any other error is raised again."""
+    """Print what cannot be read or written, and return the exit code; any other error is raised
+    again.
+    """
     if error.filename is not None:
         path = f"{error.filename}: {error.strerror}"
         print_error(f"{path}; correct the path, or the permissions of the file or folder")
@@ -83,12 +85,15 @@ def _print_version(requested: bool) -> None:
 def main(
     show_version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Train skill documents for frozen LLM agents, and keep the evidence.
 
-    Begin with `reflact init DATA`, which writes a configuration for your data, or look at `reflact demo`.
+    Begin with `reflact init DATA`, which writes a configuration for your data, or look at `reflact
+    demo`.
     """
 
 

@@ -17,8 +17,9 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
         ShowMode | None,
         typer.Option(
             metavar="live|lines|quiet|json",
-            help="lines or live: one line for each important event, on standard error; quiet: only the report; "
-            "json: only events, one per line, the last one with the report. Default: lines, or quiet with --json.",
+            help="lines or live: one line for each important event, on standard error; quiet: only "
+            "the report; json: only events, one per line, the last one with the report. Default: "
+            "lines, or quiet with --json.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -26,7 +27,8 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
         Path | None, typer.Option(metavar="PATH", help="Also write the report as a page.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the number of calls; call no model, write nothing.")
+        bool,
+        typer.Option("--dry-run", help="Print the number of calls; call no model, write nothing."),
     ] = False,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Make pairs even if nothing can be tested yet.")
@@ -41,8 +43,9 @@ def calibrate(  # noqa: PLR0917 - one for each option of the command
 ) -> None:
     """Calibrate a critic from recorded traces.
 
-    The command makes contrast pairs from the traces, promotes pairs that help the critic, and measures the
-    critic before and after. A stopped calibration resumes and repeats no finished call.
+    The command makes contrast pairs from the traces, promotes pairs that help the critic, and
+    measures the critic before and after. A stopped calibration resumes and repeats no finished
+    call.
     """
     from reflact.cli import calibrate_run  # here, because the start of other commands is waited for
 

@@ -10,7 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from reflact.calibration import events
-from reflact.calibration.events import CalibrationEvent, CriticMeasured, PairsGenerated, ScoreSummary
+from reflact.calibration.events import (
+    CalibrationEvent,
+    CriticMeasured,
+    PairsGenerated,
+    ScoreSummary,
+)
 from reflact.calibration.metrics import CriticMetrics
 from reflact.calibration.report import (
     METRIC_DESCRIPTIONS,
@@ -41,8 +46,8 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
     """Print what was made, what was tested, and the critic before and after."""
     if report.is_earlier_result:
         console.print(
-            "Nothing has changed since this calibration, so no call was made and no test was opened. "
-            "--again makes further pairs of the same traces and tests them."
+            "Nothing has changed since this calibration, so no call was made and no test was "
+            "opened. --again makes further pairs of the same traces and tests them."
         )
     for line in _describe_pairs(report):
         console.print(line)
@@ -57,11 +62,14 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
             console.print(_build_measures_table(name, change.before, change.after))
         if change.gain is not None:
             console.print(
-                f"Averaged within each trace, the error {describe_gain(change.gain)}.", highlight=False
+                f"Averaged within each trace, the error {describe_gain(change.gain)}.",
+                highlight=False,
             )
         if change.n_unscored:
             steps = name_count(change.n_unscored, "step")
-            console.print(f"Not included: {steps} without a valid score before or after.", highlight=False)
+            console.print(
+                f"Not included: {steps} without a valid score before or after.", highlight=False
+            )
     console.print(f"{report.power_summary}.")
     if report.n_tests is not None:
         console.print(f"{describe_tests_left(report.n_tests)}.", highlight=False)
@@ -72,8 +80,9 @@ def _describe_pairs(report: CalibrationReport) -> Iterator[str]:
     traces = report.n_training_traces
     candidates = report.n_candidates
     yield (
-        f"{name_count(traces, 'trace')}, {name_count(candidates, 'candidate')}, rounds: {report.n_rounds}; "
-        f"{name_count(report.n_pairs, 'pair')}, {report.n_candidates - report.n_pairs} dropped, {report.n_promoted} promoted"
+        f"{name_count(traces, 'trace')}, {name_count(candidates, 'candidate')}, rounds: "
+        f"{report.n_rounds}; {name_count(report.n_pairs, 'pair')}, "
+        f"{report.n_candidates - report.n_pairs} dropped, {report.n_promoted} promoted"
     )
     for kind in report.pairs:
         yield f"  {kind.mistake}: {name_count(kind.n_pairs, 'pair')}"
@@ -91,32 +100,41 @@ def _describe_consumption(report: CalibrationReport) -> str:
     n_invalid = sum(one.n_invalid for one in entries)
     n_unanswered = sum(one.n_unanswered for one in entries)
     return (
-        f"{name_count(n_questions, 'question')} took {_describe_usage(report.usage)}, including stored replies; "
-        f"{name_count(n_invalid, 'reply was', 'replies were')} invalid, "
+        f"{name_count(n_questions, 'question')} took {_describe_usage(report.usage)}, including "
+        f"stored replies; {name_count(n_invalid, 'reply was', 'replies were')} invalid, "
         f"{name_count(n_unanswered, 'question')} got no valid reply."
     )
 
 
 def _describe_usage(usage: Usage) -> str:
     calls = name_count(usage.calls, "call")
-    return f"{calls}, {usage.input_tokens:,} tokens in, {usage.output_tokens:,} out{_format_price(usage)}"
+    return (
+        f"{calls}, {usage.input_tokens:,} tokens in, {usage.output_tokens:,} "
+        f"out{_format_price(usage)}"
+    )
 
 
 def describe_test(test: PromotionEvidence) -> str:
     """Return how a test of a batch came out, in a sentence without its full stop."""
     return (
-        f"Batch {test.n_earlier_tests + 1} on these traces, {name_count(len(test.pair_ids), 'pair')}: the error "
-        f"{describe_gain(get_effect(test))} over {name_count(test.n_traces, 'trace')}, p = {test.p_value:.2g} of {test.alpha:.2g}: "
+        f"Batch {test.n_earlier_tests + 1} on these traces, "
+        f"{name_count(len(test.pair_ids), 'pair')}: the error {describe_gain(get_effect(test))} "
+        f"over {name_count(test.n_traces, 'trace')}, p = {test.p_value:.2g} of {test.alpha:.2g}: "
         f"{describe_outcome(test)}"
     )
 
 
 def _build_measures_table(name: str, before: CriticMetrics, after: CriticMetrics) -> Table:
     def show(estimate: IntervalEstimate | None) -> str:
-        return "" if estimate is None else f"{format_number(estimate.value)} {format_interval(estimate)}"
+        return (
+            ""
+            if estimate is None
+            else f"{format_number(estimate.value)} {format_interval(estimate)}"
+        )
 
     title = (
-        f"{name}: {name_count(before.n_traces, 'trace')}, {name_count(before.n_transitions, 'step')}; mean absolute error "
+        f"{name}: {name_count(before.n_traces, 'trace')}, "
+        f"{name_count(before.n_transitions, 'step')}; mean absolute error "
         f"{format_number(before.error.value)} -> {format_number(after.error.value)}"
     )
     table = Table(title=title, title_justify="left")
@@ -133,7 +151,9 @@ def _build_measures_table(name: str, before: CriticMetrics, after: CriticMetrics
     return table
 
 
-def print_calibration_spend(console: Console, before: Sequence[Spend], after: Sequence[Spend]) -> None:
+def print_calibration_spend(
+    console: Console, before: Sequence[Spend], after: Sequence[Spend]
+) -> None:
     """Print what all starts have paid, and what this one has."""
     name = "paid by all starts" if before else "paid by this start"
     lines = list(format_spend([one.model_copy(update={"role": name}) for one in after]))
@@ -149,22 +169,26 @@ def print_estimate(console: Console, estimate: CalibrationCostEstimate, *, paid:
     lines = []
     if estimate.is_finished:
         lines.append(
-            "Nothing has changed since this calibration. The command makes no call, opens no test and prints "
-            "the stored report. With --again, it would take the following."
+            "Nothing has changed since this calibration. The command makes no call, opens no test "
+            "and prints the stored report. With --again, it would take the following."
         )
     if estimate.resumed:
         lines.append(
-            "This calibration was stopped, and the command resumes it. The following counts the complete "
-            "calibration; finished calls are not repeated."
+            "This calibration was stopped, and the command resumes it. The following counts the "
+            "complete calibration; finished calls are not repeated."
         )
     lines += [
-        f"{estimate.n_training_traces} traces to learn from; held out: {estimate.n_held_out_traces} traces with "
-        f"{estimate.n_held_out_steps} labelled steps; anchors: {estimate.n_anchor_steps} steps",
-        f"It takes {estimate.min_calls:,} to {estimate.max_calls:,} calls. The high number is a bound: it assumes "
-        "that all rounds take place, and that every reply is sent back as often as allowed.",
+        f"{estimate.n_training_traces} traces to learn from; held out: "
+        f"{estimate.n_held_out_traces} traces with {estimate.n_held_out_steps} labelled steps; "
+        f"anchors: {estimate.n_anchor_steps} steps",
+        f"It takes {estimate.min_calls:,} to {estimate.max_calls:,} calls. The high number is a "
+        "bound: it assumes that all rounds take place, and that every reply is sent back as often "
+        "as allowed.",
     ]
     if paid:
-        lines.append(f"{paid:,} calls are already paid for and cost nothing if they are needed again.")
+        lines.append(
+            f"{paid:,} calls are already paid for and cost nothing if they are needed again."
+        )
     if estimate.missing_reason is None:
         lines.append(f"{estimate.power_summary}.")
         if estimate.n_earlier_tests:
@@ -177,7 +201,9 @@ def print_estimate(console: Console, estimate: CalibrationCostEstimate, *, paid:
 
 
 class CalibrationDisplay:
-    """Shows the events of a calibration as lines on standard error, and counts them for when it is stopped."""
+    """Shows the events of a calibration as lines on standard error, and counts them for when it is
+    stopped.
+    """
 
     def __init__(self, show: ShowMode) -> None:
         self._show = show
@@ -215,8 +241,9 @@ class CalibrationDisplay:
         match event:
             case events.CalibrationStarted():
                 line = (
-                    f"began     {event.n_training_traces} traces to learn from; {event.n_held_out_traces} held-out "
-                    f"traces with {event.n_held_out_steps} labelled steps; {event.n_anchor_steps} anchor steps"
+                    f"began     {event.n_training_traces} traces to learn from; "
+                    f"{event.n_held_out_traces} held-out traces with {event.n_held_out_steps} "
+                    f"labelled steps; {event.n_anchor_steps} anchor steps"
                 )
             case events.CriticMeasured():
                 line = _format_measurement(event)
@@ -226,14 +253,19 @@ class CalibrationDisplay:
                 self._n_done = 0
                 self._round_pairs = 0
                 self._dropped.clear()
-                line = f"round {event.number:<3} {event.n_traces} traces{_format_calls(event.usage)}"
+                line = (
+                    f"round {event.number:<3} {event.n_traces} traces{_format_calls(event.usage)}"
+                )
             case events.PairsGenerated():
                 line = self._format_pairs(event)
             case events.PairBatchTested():
                 self._tests.append(event.evidence)
                 line = f"test      {describe_test(event.evidence)}{_format_calls(event.usage)}"
             case events.BatchTestPostponed():
-                line = f"no test   of {event.n_pairs} pairs: {event.explanation}{_format_calls(event.usage)}"
+                line = (
+                    f"no test   of {event.n_pairs} pairs: "
+                    f"{event.explanation}{_format_calls(event.usage)}"
+                )
         return line
 
     def _format_pairs(self, event: PairsGenerated) -> str | None:
@@ -245,8 +277,8 @@ class CalibrationDisplay:
             return None
         dropped = "".join(f"; {reason}: {count}" for reason, count in sorted(self._dropped.items()))
         return (
-            f"pairs     {self._n_done} of {self._n_traces} traces: {self._round_pairs} pairs{dropped}"
-            f"{_format_calls(event.usage)}"
+            f"pairs     {self._n_done} of {self._n_traces} traces: {self._round_pairs} "
+            f"pairs{dropped}{_format_calls(event.usage)}"
         )
 
     @property
@@ -262,8 +294,8 @@ class CalibrationDisplay:
         promoted = sum(len(test.pair_ids) for test in self._tests if test.passed_test)
         found = f", {promoted:,} pairs promoted" if promoted else ""
         return (
-            f"in round {self._round} ({self._n_done:,} of {self._n_traces:,} traces done; {self._n_pairs:,} pairs "
-            f"made, {len(self._tests)} batches tested{found})"
+            f"in round {self._round} ({self._n_done:,} of {self._n_traces:,} traces done; "
+            f"{self._n_pairs:,} pairs made, {len(self._tests)} batches tested{found})"
         )
 
 

@@ -47,7 +47,9 @@ STOP_SECONDS = 10.0
 
 
 def load_calibrate_config(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
-    """Return the configuration of a file with overrides, checked as far as that goes without traces."""
+    """Return the configuration of a file with overrides, checked as far as that goes without
+    traces.
+    """
     settings = load_section(CalibrateConfig, path, overrides=overrides or ())
     settings = resolve_paths(settings, path.resolve().parent)
     if not settings.models.critic.model:
@@ -59,10 +61,16 @@ def load_calibrate_config(path: Path, overrides: Sequence[str] | None) -> Calibr
 async def load_traces(
     config: CalibrateConfig, memory: MemoryStore
 ) -> tuple[tuple[Trace, ...], tuple[Trace, ...] | None]:
-    """Return the traces to learn from, and those that are held out (None: the rule chooses); warn on stderr."""
+    """Return the traces to learn from, and those that are held out (None: the rule chooses); warn
+    on stderr.
+    """
     heldout = None if config.heldout is None else Trace.load_all(config.heldout)
-    traces = await load_stored_traces(memory) if config.traces is None else Trace.load_all(config.traces)
-    print_incomplete_files((*traces, *(heldout or ())), folders=[config.traces, config.heldout], err=True)
+    traces = (
+        await load_stored_traces(memory) if config.traces is None else Trace.load_all(config.traces)
+    )
+    print_incomplete_files(
+        (*traces, *(heldout or ())), folders=[config.traces, config.heldout], err=True
+    )
     return traces, heldout
 
 
@@ -72,7 +80,9 @@ def read_pairs(path: Path) -> list[ContrastPair]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the anchors {path}: {getattr(error, 'strerror', error)}") from None
+        raise DataError(
+            f"cannot read the anchors {path}: {getattr(error, 'strerror', error)}"
+        ) from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -80,8 +90,8 @@ def read_pairs(path: Path) -> list[ContrastPair]:
             pairs.append(ContrastPair.model_validate_json(line))
         except ValidationError as error:
             raise DataError(
-                f"{path}, line {number}, is no contrast pair: {describe_first_error(error)}; correct the line, which must be "
-                "the output of ContrastPair.model_dump_json"
+                f"{path}, line {number}, is no contrast pair: {describe_first_error(error)}; "
+                "correct the line, which must be the output of ContrastPair.model_dump_json"
             ) from None
     return pairs
 
@@ -107,7 +117,8 @@ def require_writable(path: Path) -> None:
         trial.unlink()
     except OSError as error:
         raise ConfigError(
-            f"cannot write --html {path}: {error.strerror or error}; name another file. No call was made"
+            f"cannot write --html {path}: {error.strerror or error}; name another file. No call "
+            "was made"
         ) from None
 
 
@@ -128,19 +139,27 @@ async def _estimate(config: CalibrateConfig) -> tuple[CalibrationCostEstimate, i
     async with AsyncExitStack() as stack:
         empty = Path(stack.enter_context(TemporaryDirectory()))
         known = config.memory if config.memory.is_file() else empty / "memory.db"
-        memory = await stack.enter_async_context(MemoryStore(known, read_only=known == config.memory))
+        memory = await stack.enter_async_context(
+            MemoryStore(known, read_only=known == config.memory)
+        )
         traces, heldout = await load_traces(config, memory)
         stored = path.is_file()
         calls = await stack.enter_async_context(
             open_store(path if stored else empty / "calls.db", read_only=stored)
         )
         account = Account(run_id, calls, calls.decision_log(run_id))
-        llm = Client(config.models.critic, CRITIC_ROLE, account)  # never entered: it only gives its identity
+        llm = Client(
+            config.models.critic, CRITIC_ROLE, account
+        )  # never entered: it only gives its identity
         critic = Critic(llm, memory=memory, settings=config.critic, prompts=prompts)
-        calibrator = Calibrator(llm, memory, critic=critic, settings=config.calibrator, prompts=prompts)
+        calibrator = Calibrator(
+            llm, memory, critic=critic, settings=config.calibrator, prompts=prompts
+        )
         anchors = () if config.anchors is None else read_pairs(config.anchors)
         reasks = config.models.critic.reasks
-        estimate = await calibrator.estimate_cost(traces, heldout=heldout, anchors=anchors, reasks=reasks)
+        estimate = await calibrator.estimate_cost(
+            traces, heldout=heldout, anchors=anchors, reasks=reasks
+        )
         return estimate, sum(one.usage.calls for one in await calls.spend(run_id))
 
 
@@ -160,7 +179,9 @@ def calibrate_and_show(
     display = CalibrationDisplay(show)
     with InterruptHandler(STOP_SECONDS) as interrupts:
         try:
-            report = anyio.run(partial(_calibrate, config, display, interrupts, anyway=anyway, again=again))
+            report = anyio.run(
+                partial(_calibrate, config, display, interrupts, anyway=anyway, again=again)
+            )
         except KeyboardInterrupt:
             raise typer.Exit(interrupts.exit_code or 130) from None
         except (BudgetSpent, ModelError, RunFailed):
@@ -178,7 +199,9 @@ def calibrate_and_show(
             _print_report(report, display, html)
 
 
-def _print_report(report: CalibrationReport, display: CalibrationDisplay, html: Path | None) -> None:
+def _print_report(
+    report: CalibrationReport, display: CalibrationDisplay, html: Path | None
+) -> None:
 
     class Pipe(Console):
         def on_broken_pipe(self) -> None:
@@ -246,8 +269,8 @@ def _print_stopped(display: CalibrationDisplay) -> None:
     line = f"stopped {display.progress}: no call was answered, so nothing was stored"
     if paid or display.has_begun:
         line = (
-            f"stopped {display.progress}: all pairs are in the memory, and the replies of {paid:,} paid calls are "
-            "in the store; run the same command again to resume"
+            f"stopped {display.progress}: all pairs are in the memory, and the replies of {paid:,} "
+            "paid calls are in the store; run the same command again to resume"
         )
     with ignore_broken_pipe():
         typer.echo(line, err=True)

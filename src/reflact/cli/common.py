@@ -49,9 +49,10 @@ STOP_CAUSES = {"SIGHUP": "the end of its terminal"}
 class InterruptHandler:
     """Handles SIGINT, SIGTERM and SIGHUP during a block; use it in the main thread.
 
-    Work under way may finish for ``grace`` seconds. If the event loop does not end in time, a thread ends the
-    process: the loop may hang in other code, or wait for a person. Stored results are safe. The view shows the
-    effects of the first and the second signal; without a view they are lines on standard error.
+    Work under way may finish for ``grace`` seconds. If the event loop does not end in time, a
+    thread ends the process: the loop may hang in other code, or wait for a person. Stored results
+    are safe. The view shows the effects of the first and the second signal; without a view they are
+    lines on standard error.
 
     Attributes:
         exit_code: The exit code of the first signal: 130, 143 or 129; None before any signal.
@@ -82,7 +83,9 @@ class InterruptHandler:
             self._exit_after(IMMEDIATE_SECONDS)
 
     def bind(self, *, stop: Callable[[str], None], cancel: Callable[[], None]) -> None:
-        """Set the functions that stop the run of this event loop with a reason, and that cancel it."""
+        """Set the functions that stop the run of this event loop with a reason, and that
+        cancel it.
+        """
         self._bound_run = asyncio.get_running_loop(), stop, cancel
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
@@ -93,8 +96,8 @@ class InterruptHandler:
         if first:
             self.exit_code = 128 + number
             self._show(
-                f"{name}: work under way may finish for at most {self._grace:g} s (a second {name} ends it at once); "
-                "run the same command again to resume"
+                f"{name}: work under way may finish for at most {self._grace:g} s (a second {name} "
+                "ends it at once); run the same command again to resume"
             )
         elif not self._was_repeated:
             self._was_repeated = True
@@ -105,11 +108,15 @@ class InterruptHandler:
         loop, stop, cancel = self._bound_run
         with suppress(RuntimeError):  # the loop is closed, and the process about to end
             loop.call_soon_threadsafe(
-                partial(stop, f"stopped by {STOP_CAUSES.get(signal_name, name)}") if first else cancel
+                partial(stop, f"stopped by {STOP_CAUSES.get(signal_name, name)}")
+                if first
+                else cancel
             )
 
     def _leave_lost_terminals(self) -> None:
-        """Discard what is written to a terminal that has been closed, because writing to it fails."""
+        """Discard what is written to a terminal that has been closed, because writing to
+        it fails.
+        """
         for stream in self._terminals:
             if not os.isatty(stream):
                 null = os.open(os.devnull, os.O_RDWR)
@@ -117,7 +124,9 @@ class InterruptHandler:
                 os.close(null)
 
     def _show(self, line: str) -> None:
-        """Show a line without locks and buffers, because the signal may have interrupted their use."""
+        """Show a line without locks and buffers, because the signal may have interrupted
+        their use.
+        """
         if self._view is None or not self._view.show_interrupt(line):
             os.write(2, f"{line}\n".encode())
 
@@ -145,12 +154,14 @@ ShowOption = Annotated[
     ShowMode,
     typer.Option(
         metavar="live|lines|quiet|json",
-        help="live: a live view of the run, or lines if there is no terminal; lines: one line for each "
-        "important event; quiet: only the summary; json: only events, one per line.",
+        help="live: a live view of the run, or lines if there is no terminal; lines: one line for "
+        "each important event; quiet: only the summary; json: only events, one per line.",
     ),
 ]
 
-TimesOption = Annotated[bool, typer.Option("--times", help="Begin each line with the date and the time.")]
+TimesOption = Annotated[
+    bool, typer.Option("--times", help="Begin each line with the date and the time.")
+]
 
 
 def build_view(
@@ -164,8 +175,8 @@ def build_view(
 ) -> RunView:
     """Build the view of a run, with the name of its folder and its planned epochs.
 
-    ``live`` falls back to lines if standard output is not a terminal that can move its cursor, or if the command asks
-    a person meanwhile.
+    ``live`` falls back to lines if standard output is not a terminal that can move its cursor, or
+    if the command asks a person meanwhile.
     """
     from reflact.reporting.live import JsonView, RunView, choose_view
 
@@ -184,7 +195,9 @@ ConfigArgument = Annotated[
 OverrideOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a key, such as budget.max_calls=500. Repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a key, such as budget.max_calls=500. Repeatable.",
     ),
 ]
 
@@ -192,7 +205,8 @@ OverrideOption = Annotated[
 def load_trainer_config(path: Path, overrides: Sequence[str] | None) -> TrainerConfig:
     """Return the configuration of a file with overrides; errors are those of ``load_config``.
 
-    Modules that it names as ``module:name`` are also looked for in the file's folder, after all installed ones.
+    Modules that it names as ``module:name`` are also looked for in the file's folder, after all
+    installed ones.
     """
     from reflact.config.loading import load_config
 
@@ -213,9 +227,9 @@ def train_and_show(
 ) -> None:
     """Run a training to its end and show it; with an approver, show lines instead of a live view.
 
-    Raises:
-        typer.Exit: The run did not complete. The code is 1; 2 if no call was booked, for example because a
-            key, model or port is wrong; 128 plus the signal's number if a signal stopped it.
+    Raises: typer.Exit: The run did not complete. The code is 1; 2 if no call was booked, for
+        example because a key, model or port is wrong; 128 plus the signal's number if a signal
+        stopped it.
     """
     import anyio
     from rich.console import Console
@@ -239,12 +253,14 @@ def train_and_show(
         except (KeyboardInterrupt, SystemExit) as error:
             if interrupts.exit_code is None:
                 raise RunFailed(
-                    f"code of yours raised {error!r:.200}, which ended the run; let it raise another "
-                    "exception, and run the same command again to resume"
+                    f"code of yours raised {error!r:.200}, which ended the run; let it raise "
+                    "another exception, and run the same command again to resume"
                 ) from None
             raise typer.Exit(interrupts.exit_code) from None
         if summary is None and interrupts.exit_code is None:
-            raise RunFailed(f"run {trainer.run_id} stopped without a summary; start it again to resume")
+            raise RunFailed(
+                f"run {trainer.run_id} stopped without a summary; start it again to resume"
+            )
         if summary is not None and show is not ShowMode.json:
             print_summary(console, summary, find_exports(config.out_dir, summary.run_id))
         if summary is None or (summary.status == "cancelled" and interrupts.exit_code is not None):
@@ -253,7 +269,9 @@ def train_and_show(
         is_read = summary.status == "failed" and console.is_terminal and sys.stderr.isatty()
         cause = "; the cause is above" if is_read else f": {summary.reason}"
         print_error(f"the run ended as {summary.status}{cause}")
-        raise typer.Exit(1 if any(entry.usage.calls or entry.unsettled for entry in summary.spend) else 2)
+        raise typer.Exit(
+            1 if any(entry.usage.calls or entry.unsettled for entry in summary.spend) else 2
+        )
 
 
 async def _follow_run(

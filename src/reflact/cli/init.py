@@ -24,7 +24,9 @@ OPENAI_URL = "https://api.openai.com/v1"
 
 # Words that tell a field, alone or in a longer name, such as "right answer" or "customer_message".
 FIELD_WORDS = {
-    "input": re.compile("input|question|prompt|problem|instruction|query|message|request|task|text|ticket"),
+    "input": re.compile(
+        "input|question|prompt|problem|instruction|query|message|request|task|text|ticket"
+    ),
     "reference": re.compile(
         "references?|answers?|correct|expected|gold|label|solution|truth|output|completion|response"
     ),
@@ -49,7 +51,15 @@ MAX_NAME_WORDS = 4
 # Columns of files of tests, such as an `evals.json`, whose lists say in sentences what a good
 # result is.
 SENTENCES = frozenset(
-    ["assertions", "criteria", "expectations", "expected_behavior", "expected_behaviors", "rubric", "rubrics"]
+    [
+        "assertions",
+        "criteria",
+        "expectations",
+        "expected_behavior",
+        "expected_behaviors",
+        "rubric",
+        "rubrics",
+    ]
 )
 
 # The beginning of an assertion of promptfoo, such as `contains: Bonjour`.
@@ -77,7 +87,8 @@ LOCAL_LINES = """\
     concurrency: 4
     # Seconds for one request: small machines write slowly.
     timeout: 600
-    # The most tokens of an answer. If right answers are short and the model does not think first, 64 saves much time.
+    # The most tokens of an answer. If right answers are short and the model does not think first,
+    # 64 saves much time.
 """
 LOCAL_OPTIMIZER = """\
 # The prompt and so many tokens must fit into the server's context together.
@@ -91,7 +102,8 @@ TEMPLATE = """\
 
 out_dir: {out_dir}
 
-# The instructions to begin with, such as your prompt of today: a Markdown file, or the folder of a skill; null: none.
+# The instructions to begin with, such as your prompt of today: a Markdown file, or the folder of a
+# skill; null: none.
 skill: {skill}
 
 data:
@@ -115,7 +127,8 @@ models:
     # The environment variable that holds the key; null for an endpoint without keys.
     api_key_env: {key}
 {pace}    max_tokens: 1024
-  # The model that writes the instructions. It uses the target's model, address and key unless it has its own.
+  # The model that writes the instructions. It uses the target's model, address and key unless it
+  # has its own.
   optimizer:
     {optimizer}
 {critic}
@@ -133,7 +146,9 @@ budget:
 def init(  # noqa: PLR0917 - one for each option of the command
     data: Annotated[
         Path,
-        typer.Argument(metavar="DATA", help="A .csv, .json or .jsonl file, or a folder.", show_default=False),
+        typer.Argument(
+            metavar="DATA", help="A .csv, .json or .jsonl file, or a folder.", show_default=False
+        ),
     ],
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="The new configuration; never overwritten.")
@@ -149,7 +164,9 @@ def init(  # noqa: PLR0917 - one for each option of the command
     ] = None,
     base_url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help=f"Root of the API. Default: {OPENAI_URL}.", show_default=False),
+        typer.Option(
+            metavar="URL", help=f"Root of the API. Default: {OPENAI_URL}.", show_default=False
+        ),
     ] = None,
     input_column: Annotated[
         str | None,
@@ -163,7 +180,8 @@ def init(  # noqa: PLR0917 - one for each option of the command
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Variable that holds the key, or null. Default: OPENAI_API_KEY, or null for a local address.",
+            help="Variable that holds the key, or null. Default: OPENAI_API_KEY, or null for a "
+            "local address.",
             show_default=False,
         ),
     ] = None,
@@ -171,15 +189,16 @@ def init(  # noqa: PLR0917 - one for each option of the command
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="The instructions to begin with: a Markdown file, or the folder of a skill. Default: none.",
+            help="The instructions to begin with: a Markdown file, or the folder of a skill. "
+            "Default: none.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """Write a first configuration for your data.
 
-    The command knows columns by their names, and chooses the grader. At a terminal it asks for what it does not know:
-    a column, the two models and their address. Edit the file as you like.
+    The command knows columns by their names, and chooses the grader. At a terminal it asks for what
+    it does not know: a column, the two models and their address. Edit the file as you like.
     """
     from reflact.errors import ConfigError
     from reflact.skills.package import load_skill
@@ -200,7 +219,9 @@ def init(  # noqa: PLR0917 - one for each option of the command
     if model is None:
         model, optimizer, base_url = ask_for_models(optimizer, base_url)
     values["skill"] = "null" if skill is None else write_path(skill, out)
-    values |= describe_models(values["grader"], model, optimizer, base_url or OPENAI_URL, api_key_env)
+    values |= describe_models(
+        values["grader"], model, optimizer, base_url or OPENAI_URL, api_key_env
+    )
     write_atomically(out, TEMPLATE.format(**values))
     try:
         load_trainer_config(out, None)
@@ -215,14 +236,17 @@ def init(  # noqa: PLR0917 - one for each option of the command
 
 
 def ask_for_models(optimizer: str | None, base_url: str | None) -> tuple[str, str | None, str]:
-    """Return the target's model, that of the optimizer and the address as a person at a terminal names them.
+    """Return the target's model, that of the optimizer and the address as a person at a terminal
+    names them.
 
     The optimizer's is None if it is the target's.
     """
     from reflact.errors import ConfigError
 
     if not sys.stdin.isatty():
-        raise ConfigError("which model answers? Name it with --model, or run this command at a terminal")
+        raise ConfigError(
+            "which model answers? Name it with --model, or run this command at a terminal"
+        )
     model = str(typer.prompt("Model that answers (the target)"))
     if optimizer is None:
         question = "Model that writes the instructions (the optimizer; empty: the target's)"
@@ -233,7 +257,9 @@ def ask_for_models(optimizer: str | None, base_url: str | None) -> tuple[str, st
 def describe_models(
     grader: str, model: str, optimizer: str | None, base_url: str, api_key_env: str | None
 ) -> dict[str, str]:
-    """Return the values of the template for models; a local address needs no key unless one is named."""
+    """Return the values of the template for models; a local address needs no key unless one is
+    named.
+    """
     from reflact.config.models import is_local_address
 
     is_local = is_local_address(base_url)
@@ -255,7 +281,9 @@ def write_path(path: Path, out: Path) -> str:
     return quote_yaml(os.path.relpath(path.resolve(), out.resolve().parent))
 
 
-def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def describe_data(
+    data: Path, out: Path, columns: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
     """Return the values of the template for a data file, and what a person should know about them.
 
     Args:
@@ -263,8 +291,8 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> tuple[di
         out: The configuration.
         columns: The columns of fields that the caller knows.
 
-    Raises:
-        DataError: The data cannot be read, is not fit for a run, or has no column that could be the input.
+    Raises: DataError: The data cannot be read, is not fit for a run, or has no column that could be
+        the input.
     """
     from reflact.config.fields import DEFAULT_COLUMNS, FieldsConfig
     from reflact.environments.dataset import PLAIN_GRADERS, DatasetEnvironment, guess_grader
@@ -287,10 +315,13 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> tuple[di
     grader, why = guess_grader([item.reference for item in items]) or (
         "critic",
         "No column is plainly the right answer, so a critic grades."
-        + f" If one is, remove {out.name} and name it with --reference ({', '.join(rest)})." * bool(rest),
+        + f" If one is, remove {out.name} and name it with --reference ({', '.join(rest)})."
+        * bool(rest),
     )
     if grader in PLAIN_GRADERS:
-        DatasetEnvironment(dataset, grade=PLAIN_GRADERS[grader]())  # says which rows it cannot grade
+        DatasetEnvironment(
+            dataset, grade=PLAIN_GRADERS[grader]()
+        )  # says which rows it cannot grade
     fields = [f"    {field}: {quote_yaml(column)}\n" for field, column in named.items()]
     sizes = f"{len(items)} items: {n_train} train, {n_val} validation, {n_test} test"
     values = {
@@ -308,7 +339,10 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> tuple[di
         "columns": escape_line(", ".join(f"{{{name}}}" for name in rest) or "there are none"),
         "batch": str(choose_batch_size(n_train)),
     }
-    notes = [sizes, f"columns: {', '.join(f'{field} from {column!r}' for field, column in used.items())}"]
+    notes = [
+        sizes,
+        f"columns: {', '.join(f'{field} from {column!r}' for field, column in used.items())}",
+    ]
     if rest:
         names = ", ".join(map(repr, rest))
         notes.append(f"the target does not see {names}; environment.template can name it")
@@ -319,12 +353,16 @@ def describe_data(data: Path, out: Path, columns: Mapping[str, str]) -> tuple[di
 
 
 def read_sample(data: Path, *, is_named: bool) -> list[Mapping[str, Any]]:
-    """Return the rows of a data file, or of the train split of a folder, as they are read for items."""
+    """Return the rows of a data file, or of the train split of a folder, as they are read for
+    items.
+    """
     from reflact.config.fields import unfold_row
     from reflact.data import read_rows
 
     if data.is_dir():
-        files = [path for path in sorted(data.rglob("*")) if path.suffix in {".json", ".jsonl", ".csv"}]
+        files = [
+            path for path in sorted(data.rglob("*")) if path.suffix in {".json", ".jsonl", ".csv"}
+        ]
         data = next((path for path in files if "train" in path.relative_to(data).parts[0]), data)
     if not data.is_file():
         return []
@@ -344,18 +382,23 @@ def load_data(data: Path, fields: FieldsConfig) -> DataSet:
 
 
 def choose_batch_size(n_train: int) -> int:
-    """Return the items of a batch, so that the last batch of an epoch is not much smaller than the others."""
+    """Return the items of a batch, so that the last batch of an epoch is not much smaller than the
+    others.
+    """
     n_steps = max(min(STEPS_PER_EPOCH, n_train // MIN_BATCH), math.ceil(n_train / MAX_BATCH), 1)
     return math.ceil(n_train / n_steps)
 
 
-def find_columns(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], where: str) -> dict[str, str]:
-    """Return the columns of the task and the right answer by their names; a person at a terminal is asked.
+def find_columns(
+    rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], where: str
+) -> dict[str, str]:
+    """Return the columns of the task and the right answer by their names; a person at a terminal is
+    asked.
 
     Empty columns count as absent.
 
-    Raises:
-        DataError: No column or several could be the task, several could be the right answer, or there are tests instead.
+    Raises: DataError: No column or several could be the task, several could be the right answer, or
+        there are tests instead.
     """
     from reflact.config.fields import DEFAULT_COLUMNS
     from reflact.errors import DataError
@@ -388,7 +431,10 @@ def list_telling_columns(field: str, columns: Sequence[str]) -> list[str]:
     from reflact.config.fields import DEFAULT_COLUMNS
 
     default = [name for name in DEFAULT_COLUMNS[field] if name in columns]
-    return [*default, *(name for name in columns if name not in default and _is_telling(field, name))]
+    return [
+        *default,
+        *(name for name in columns if name not in default and _is_telling(field, name)),
+    ]
 
 
 def _is_telling(field: str, column: str) -> bool:
@@ -415,7 +461,9 @@ def list_filled_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any
 
 
 def choose_column(field: str, telling: Sequence[str], columns: Sequence[str], where: str) -> str:
-    """Return the column that a person at a terminal names; else raise DataError with the columns to choose from."""
+    """Return the column that a person at a terminal names; else raise DataError with the columns to
+    choose from.
+    """
     from reflact.errors import DataError
 
     what = {"input": "the task", "reference": "the right answer"}[field]
@@ -424,13 +472,15 @@ def choose_column(field: str, telling: Sequence[str], columns: Sequence[str], wh
         return str(typer.prompt(f"Column of {what} ({listed})"))
     problem = f"several columns may be {what}" if telling else f"no column looks like {what}"
     raise DataError(
-        f"{where}: {problem}; name it with --{field}, which data.fields.{field} keeps (the columns are {listed})"
-        + f"; {HEADER}" * (where.endswith(".csv") and not telling)
+        f"{where}: {problem}; name it with --{field}, which data.fields.{field} keeps (the columns "
+        f"are {listed})" + f"; {HEADER}" * (where.endswith(".csv") and not telling)
     )
 
 
 def refuse_tests(columns: Mapping[str, Sequence[Any]], where: str) -> None:
-    """Raise DataError if a column has sentences or assertions about an answer in place of right answers."""
+    """Raise DataError if a column has sentences or assertions about an answer in place of right
+    answers.
+    """
     from reflact.errors import DataError
 
     for name, values in columns.items():
@@ -438,8 +488,9 @@ def refuse_tests(columns: Mapping[str, Sequence[Any]], where: str) -> None:
             name.startswith("__expected") and any(ASSERTION.match(str(value)) for value in values)
         ):
             raise DataError(
-                f"{where}: the column {name!r} has sentences or assertions about an answer, which no grader of reflact reads "
-                "yet; write right answers into a column and name it with --reference, or grade with a function of your own"
+                f"{where}: the column {name!r} has sentences or assertions about an answer, which "
+                "no grader of reflact reads yet; write right answers into a column and name it "
+                "with --reference, or grade with a function of your own"
             )
 
 
@@ -447,5 +498,8 @@ def quote_yaml(text: str) -> str:
     """Return a text as a scalar of YAML on one line; a plain word stays as it is."""
     import yaml
 
-    is_plain = re.fullmatch(r"[A-Za-z][\w.-]*", text, re.ASCII) is not None and yaml.safe_load(text) == text
+    is_plain = (
+        re.fullmatch(r"[A-Za-z][\w.-]*", text, re.ASCII) is not None
+        and yaml.safe_load(text) == text
+    )
     return text if is_plain else json.dumps(text)

@@ -35,13 +35,19 @@ MAX_CONCURRENT_TRACES = 8
 
 StoreArgument = Annotated[
     Path,
-    typer.Argument(metavar="STORE", help="The memory's file, such as a run's run.db.", show_default=False),
+    typer.Argument(
+        metavar="STORE", help="The memory's file, such as a run's run.db.", show_default=False
+    ),
 ]
 NewStoreArgument = Annotated[
-    Path, typer.Argument(metavar="STORE", help="The memory's file; created if missing.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="STORE", help="The memory's file; created if missing.", show_default=False
+    ),
 ]
 TraceArgument = Annotated[
-    str, typer.Argument(metavar="TRACE", help="The id of a trace, or its prefix.", show_default=False)
+    str,
+    typer.Argument(metavar="TRACE", help="The id of a trace, or its prefix.", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")]
 StatusOption = Annotated[
@@ -64,11 +70,18 @@ memory_app = typer.Typer(
 def list_stored(  # noqa: PLR0917 - what the command line offers
     store: StoreArgument,
     words: Annotated[
-        str, typer.Argument(metavar="WORDS", help="Only pairs with all these words.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="WORDS", help="Only pairs with all these words.", show_default=False
+        ),
     ] = "",
     status: StatusOption = None,
-    kind: Annotated[str, typer.Option(metavar="KIND", help="`pair`, `trace` or `anchor`.")] = "pair",
-    limit: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Maximum number of pairs.")] = 50,
+    kind: Annotated[
+        str, typer.Option(metavar="KIND", help="`pair`, `trace` or `anchor`.")
+    ] = "pair",
+    limit: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="Maximum number of pairs.")
+    ] = 50,
     json: JsonOption = False,
 ) -> None:
     """List pairs, traces or anchors.
@@ -84,7 +97,9 @@ def list_stored(  # noqa: PLR0917 - what the command line offers
     statuses: Any = status or []
     for name in statuses:
         if name not in get_args(CardStatus):
-            raise UsageError(f"unknown status {name!r}; choose from {', '.join(get_args(CardStatus))}")
+            raise UsageError(
+                f"unknown status {name!r}; choose from {', '.join(get_args(CardStatus))}"
+            )
     if kind not in {"pair", "trace", "anchor"}:
         raise UsageError(f"--kind {kind} is unknown; choose pair, trace or anchor")
     if kind != "pair" and (words or statuses):
@@ -101,7 +116,9 @@ def list_stored(  # noqa: PLR0917 - what the command line offers
 @memory_app.command()
 def show(
     store: StoreArgument,
-    name: Annotated[str, typer.Argument(metavar="ID", help="The id of a pair or trace, or its prefix.")],
+    name: Annotated[
+        str, typer.Argument(metavar="ID", help="The id of a pair or trace, or its prefix.")
+    ],
     json: JsonOption = False,
 ) -> None:
     """Show a pair or a trace in full.
@@ -112,14 +129,18 @@ def show(
 
     async def render(memory: MemoryStore) -> None:
         pair_ids = await memory.find_pair_ids(name)
-        found = _resolve_id(name, (*pair_ids, *await memory.find_trace_ids(name)), "pair or trace", store)
+        found = _resolve_id(
+            name, (*pair_ids, *await memory.find_trace_ids(name)), "pair or trace", store
+        )
         if found in pair_ids:
             (stored,) = await memory.pairs([found])
             print_values([stored], render_pair(stored), json=json)
             return
         trace = await memory.trace(found)
         if trace is None:
-            raise UsageError(f"{store} has pairs of trace {found}, but not the trace itself; name a pair")
+            raise UsageError(
+                f"{store} has pairs of trace {found}, but not the trace itself; name a pair"
+            )
         summary = await _find_summary(memory, found)
         print_values([trace], render_trace(trace, summary), json=json)
 
@@ -131,18 +152,27 @@ def label(
     store: StoreArgument,
     trace: TraceArgument,
     step: Annotated[
-        int, typer.Argument(metavar="STEP", min=0, help="The number of the step, from 0.", show_default=False)
+        int,
+        typer.Argument(
+            metavar="STEP", min=0, help="The number of the step, from 0.", show_default=False
+        ),
     ],
     *,
     after: Annotated[
         float,
         typer.Option(
-            metavar="N", min=0, max=10, help="The progress of the state after the step.", show_default=False
+            metavar="N",
+            min=0,
+            max=10,
+            help="The progress of the state after the step.",
+            show_default=False,
         ),
     ],
     before: Annotated[
         float | None,
-        typer.Option(metavar="N", min=0, max=10, help="The progress of the state before the step, if known."),
+        typer.Option(
+            metavar="N", min=0, max=10, help="The progress of the state before the step, if known."
+        ),
     ] = None,
     reason: Annotated[str, typer.Option(metavar="WORDS", help="The reason for the label.")] = "",
     replace: Annotated[
@@ -181,7 +211,9 @@ def forget(
     ],
     calls: Annotated[
         bool,
-        typer.Option("--calls", help="Also remove all cached model replies to calibrations, of any trace."),
+        typer.Option(
+            "--calls", help="Also remove all cached model replies to calibrations, of any trace."
+        ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -226,8 +258,8 @@ def _describe_removal(result: ForgetResult, store: Path, calls: bool) -> list[st
         )
     if result.remains_in_wal:
         lines.append(
-            f"{store.name}-wal still contains removed data, because another process reads the memory; "
-            "end that process and run this command again"
+            f"{store.name}-wal still contains removed data, because another process reads the "
+            "memory; end that process and run this command again"
         )
     return lines
 
@@ -238,7 +270,9 @@ def export_store(
     target: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FILE", help="The file to write; standard output if omitted.", show_default=False
+            metavar="FILE",
+            help="The file to write; standard output if omitted.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -336,7 +370,9 @@ async def _import_source(path: Path, traces: Sequence[Trace], lines: list[str]) 
         if not traces:
             return await memory.import_lines(lines)
         known = set(await memory.trace_ids())
-        counts = await fan_out(lambda trace: trace.save_to(memory), traces, limit=MAX_CONCURRENT_TRACES)
+        counts = await fan_out(
+            lambda trace: trace.save_to(memory), traces, limit=MAX_CONCURRENT_TRACES
+        )
         new = sum(trace.id not in known for trace in traces)
         return ImportResult(n_traces=new, n_events=sum(counts))
 
@@ -344,8 +380,12 @@ async def _import_source(path: Path, traces: Sequence[Trace], lines: list[str]) 
 # ---------------------------------------------------------------------------------------- the store
 
 
-def _use_store(path: Path, work: Callable[[MemoryStore], Awaitable[T]], *, read_only: bool = True) -> T:
-    """Open the memory of an existing file, by default unchanged, and return the result of some work."""
+def _use_store(
+    path: Path, work: Callable[[MemoryStore], Awaitable[T]], *, read_only: bool = True
+) -> T:
+    """Open the memory of an existing file, by default unchanged, and return the result of some
+    work.
+    """
     import anyio
 
     from reflact.errors import UsageError
@@ -375,7 +415,8 @@ def _resolve_id(name: str, ids: Sequence[str], noun: str, store: Path) -> str:
     if not ids or len(name) < MIN_PREFIX_LENGTH:
         raise UsageError(
             f"{store} has no {noun} {name!r}, and a prefix of an id needs at least "
-            f"{MIN_PREFIX_LENGTH} characters; list them with `reflact memory list {store}`, traces with `--kind trace`"
+            f"{MIN_PREFIX_LENGTH} characters; list them with `reflact memory list {store}`, traces "
+            "with `--kind trace`"
         )
     return ids[0]
 

@@ -76,7 +76,9 @@ def print_traces(summaries: Sequence[TraceSummary], store: Path, *, json: bool) 
         rows.append((one.id, *counts, _shorten(one.purpose)))
     print_values(summaries, format_table(names, rows, right_aligned=range(1, 5)), json=json)
     if not summaries:
-        typer.echo(f"{store} has no traces: `reflact memory import {store} FOLDER` imports them", err=True)
+        typer.echo(
+            f"{store} has no traces: `reflact memory import {store} FOLDER` imports them", err=True
+        )
 
 
 def print_anchors(anchors: Sequence[ContrastPair], store: Path, *, json: bool) -> None:
@@ -90,7 +92,9 @@ def print_anchors(anchors: Sequence[ContrastPair], store: Path, *, json: bool) -
         rows.append((one.id[:12], origin.trace_id or "", step, after, _shorten(one.purpose)))
     print_values(anchors, format_table(names, rows, right_aligned={2, 3}), json=json)
     if not anchors:
-        typer.echo(f"{store} has no anchors: the key `anchors` of a calibration names a file", err=True)
+        typer.echo(
+            f"{store} has no anchors: the key `anchors` of a calibration names a file", err=True
+        )
 
 
 def print_pairs(pairs: Sequence[StoredPair], store: Path, limit: int, *, json: bool) -> None:
@@ -100,7 +104,9 @@ def print_pairs(pairs: Sequence[StoredPair], store: Path, limit: int, *, json: b
     for one in pairs:
         status = _describe_status(one)
         utility = f"{one.utility:.2f}"
-        rows.append((one.pair.id[:12], one.pair.mistake, status, utility, _shorten(one.pair.reason)))
+        rows.append(
+            (one.pair.id[:12], one.pair.mistake, status, utility, _shorten(one.pair.reason))
+        )
     print_values(pairs, format_table(names, rows, right_aligned={3}), json=json)
     if not pairs:
         typer.echo(f"{store} has no matching pairs", err=True)
@@ -178,7 +184,9 @@ def _show_action(step: Transition) -> str:
 def _render_change(step: Transition) -> Iterator[str]:
     from reflact.calibration.transition_view import show_change, truncate_to_tokens
 
-    change = truncate_to_tokens(show_change(step.before, step.after, shorten=True), MAX_CHANGE_TOKENS)
+    change = truncate_to_tokens(
+        show_change(step.before, step.after, shorten=True), MAX_CHANGE_TOKENS
+    )
     yield from (f"  | {text}" for text in change.splitlines())
 
 

@@ -26,7 +26,9 @@ MAX_LISTED_IDS = 5
 # The most ids of items, and names of files, that a message lists.
 MAX_LISTED_FILES = 10
 
-JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of tables.")]
+JsonLinesOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON lines instead of tables.")
+]
 
 FolderArgument = Annotated[
     Path,
@@ -37,8 +39,8 @@ RunArgument = Annotated[
     Path,
     typer.Argument(
         metavar="RUN_DIR",
-        help="The out_dir of a run, or its database. If it has several runs, RUN_DIR/RUN_ID names one; the "
-        "beginning of the id is enough.",
+        help="The out_dir of a run, or its database. If it has several runs, RUN_DIR/RUN_ID names "
+        "one; the beginning of the id is enough.",
         show_default=False,
     ),
 ]
@@ -52,9 +54,9 @@ def _print_json(values: Iterable[BaseModel]) -> None:
 def runs(folder: FolderArgument = Path("runs"), as_json: JsonLinesOption = False) -> None:
     """List the runs below a folder.
 
-    Columns val and test are the scores of the best skill. The baseline is the score of the initial skill on
-    the test split, or on the validation split if there is no test score. If a database cannot be read, an error
-    names it, the other runs are listed, and the exit code is 1.
+    Columns val and test are the scores of the best skill. The baseline is the score of the initial
+    skill on the test split, or on the validation split if there is no test score. If a database
+    cannot be read, an error names it, the other runs are listed, and the exit code is 1.
     """
     import anyio
     from rich.console import Console
@@ -65,7 +67,9 @@ def runs(folder: FolderArgument = Path("runs"), as_json: JsonLinesOption = False
 
     paths = (folder,) if folder.is_file() else list_databases(folder)
     if not paths:
-        raise UsageError(f"there is no run in {folder}; name the out_dir of a run, or a folder above it")
+        raise UsageError(
+            f"there is no run in {folder}; name the out_dir of a run, or a folder above it"
+        )
     listings: list[RunListing] = []
     n_unreadable = 0
     for path in paths:
@@ -106,7 +110,8 @@ def _find_run(folder: Path) -> str:
 def show(  # noqa: PLR0917 - one for each option of the command
     folder: RunArgument,
     step: Annotated[
-        int | None, typer.Argument(metavar="STEP", help="The step to show in full.", show_default=False)
+        int | None,
+        typer.Argument(metavar="STEP", help="The step to show in full.", show_default=False),
     ] = None,
     items: Annotated[
         bool, typer.Option("--items", help="List what the target answered to each item.")
@@ -114,28 +119,38 @@ def show(  # noqa: PLR0917 - one for each option of the command
     wrong: Annotated[
         bool, typer.Option("--wrong", help="Only items that the best skill gets wrong.")
     ] = False,
-    changed: Annotated[bool, typer.Option("--changed", help="Only items whose score changed.")] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Only items whose score changed.")
+    ] = False,
     item: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Show one item in full. The beginning of its id is enough."),
+        typer.Option(
+            metavar="ID", help="Show one item in full. The beginning of its id is enough."
+        ),
     ] = None,
     split: Annotated[
         Literal["val", "test"] | None,
-        typer.Option(metavar="val|test", help="Which items. Default: test if it was opened, otherwise val."),
+        typer.Option(
+            metavar="val|test", help="Which items. Default: test if it was opened, otherwise val."
+        ),
     ] = None,
-    costs: Annotated[bool, typer.Option("--costs", help="List calls, tokens and time of each step.")] = False,
+    costs: Annotated[
+        bool, typer.Option("--costs", help="List calls, tokens and time of each step.")
+    ] = False,
     skill: Annotated[
         str | None,
         typer.Option(
-            metavar="VERSION", help="Print a version of the skill: a number, or baseline, best or final."
+            metavar="VERSION",
+            help="Print a version of the skill: a number, or baseline, best or final.",
         ),
     ] = None,
     as_json: JsonLinesOption = False,
 ) -> None:
     """Show a run, one of its steps, its items, or its skill.
 
-    A run is shown with its steps and scores, a step with its edits, its verdict, its diff and the cost of its
-    stages. Items are shown with the answers, scores and costs under the initial and the best skill.
+    A run is shown with its steps and scores, a step with its edits, its verdict, its diff and the
+    cost of its stages. Items are shown with the answers, scores and costs under the initial and the
+    best skill.
     """
     import anyio
     from rich.console import Console
@@ -150,7 +165,9 @@ def show(  # noqa: PLR0917 - one for each option of the command
     views |= {"--costs": costs, "--skill": skill is not None}
     chosen = [name for name, is_chosen in views.items() if is_chosen]
     if len(chosen) > 1:
-        raise UsageError(f"{' and '.join(chosen)} exclude each other; leave out all but one of them")
+        raise UsageError(
+            f"{' and '.join(chosen)} exclude each other; leave out all but one of them"
+        )
     run_id = _find_run(folder)
     asked = None if split is None else Split(split)
     if skill is not None:
@@ -214,7 +231,9 @@ def _show_run(folder: Path, history: RunHistory, *, costs: bool, as_json: bool) 
     elif costs:
         console.print(build_cost_table(history.costs, console.width))
     elif as_json:
-        typer.echo(history.model_dump_json(ensure_ascii=True, exclude={"events", "items", "items_note"}))
+        typer.echo(
+            history.model_dump_json(ensure_ascii=True, exclude={"events", "items", "items_note"})
+        )
     else:
         print_run(console, history, _find_exports(folder, history))
 
@@ -222,7 +241,8 @@ def _show_run(folder: Path, history: RunHistory, *, costs: bool, as_json: bool) 
 async def _read_item(folder: Path, run_id: str, split: Split | None, item_id: str) -> RunHistory:
     """Return a run with one item, by its id or a beginning of it, and its exceptions.
 
-    Without a split, the item may be in any measured one. An item that raised an exception need not be measured.
+    Without a split, the item may be in any measured one. An item that raised an exception need not
+    be measured.
     """
     from reflact.errors import UsageError
     from reflact.reporting.history import read_run
@@ -259,12 +279,18 @@ def _find_exports(path: Path, history: RunHistory) -> Path:
     if not path.is_dir():
         database = path.parent if path.parent.is_file() else path
         is_shared = database.is_file() and database.name != "run.db"
-        path = Path(str(config["out_dir"])) if is_shared and isinstance(config, dict) else database.parent
+        path = (
+            Path(str(config["out_dir"]))
+            if is_shared and isinstance(config, dict)
+            else database.parent
+        )
     return find_exports(path, history.run_id)
 
 
 def _print_skill(folder: Path, run_id: str, version: str, *, as_json: bool) -> None:
-    """Print a version of the skill: exactly in a file or a pipe, with escaped controls at a terminal."""
+    """Print a version of the skill: exactly in a file or a pipe, with escaped controls at a
+    terminal.
+    """
     import anyio
 
     from reflact.reporting.history import read_versions
@@ -286,13 +312,15 @@ def print_diff(
     before: Annotated[
         str, typer.Argument(metavar="A", help="A number, or baseline, best or final.")
     ] = "baseline",
-    after: Annotated[str, typer.Argument(metavar="B", help="The second version. The same choices.")] = "best",
+    after: Annotated[
+        str, typer.Argument(metavar="B", help="The second version. The same choices.")
+    ] = "best",
     as_json: JsonLinesOption = False,
 ) -> None:
     """Print the difference between two versions.
 
-    The difference is a unified diff, by default from the initial skill to the best one. A pipe or a file gets the
-    positions of its lines too.
+    The difference is a unified diff, by default from the initial skill to the best one. A pipe or a
+    file gets the positions of its lines too.
     """
     import anyio
     from rich.console import Console
@@ -304,7 +332,10 @@ def print_diff(
     old, new = anyio.run(read_versions, folder, [before, after], _find_run(folder))
     diff = diff_texts(old.skill.text, new.skill.text)
     if as_json:
-        versions = {"a": old.version.model_dump(mode="json"), "b": new.version.model_dump(mode="json")}
+        versions = {
+            "a": old.version.model_dump(mode="json"),
+            "b": new.version.model_dump(mode="json"),
+        }
         typer.echo(json.dumps({**versions, "diff": diff}))
     elif not diff:
         typer.echo(f"v{old.version.number} and v{new.version.number} have the same text")
@@ -317,7 +348,10 @@ def print_diff(
 def export(
     folder: RunArgument,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where to write the skill's folder, such as .claude/skills.")
+        Path,
+        typer.Option(
+            metavar="DIR", help="Where to write the skill's folder, such as .claude/skills."
+        ),
     ] = Path(),
     name: Annotated[
         str | None,
@@ -342,9 +376,10 @@ def export(
 ) -> None:
     """Write a skill as a folder for agents.
 
-    The folder has the name of the skill and follows the Agent Skills specification: SKILL.md begins with the skill's
-    name and description. If the initial skill has front matter or other files, they are copied unchanged. Hidden
-    files, caches and links stay behind, and the markers of protected regions are removed.
+    The folder has the name of the skill and follows the Agent Skills specification: SKILL.md begins
+    with the skill's name and description. If the initial skill has front matter or other files,
+    they are copied unchanged. Hidden files, caches and links stay behind, and the markers of
+    protected regions are removed.
     """
     import anyio
 
@@ -354,7 +389,9 @@ def export(
     from reflact.text import escape_line, name_count
 
     run_id = _find_run(folder)
-    package = anyio.run(partial(read_package, folder, version, run_id, name=name, description=description))
+    package = anyio.run(
+        partial(read_package, folder, version, run_id, name=name, description=description)
+    )
     hints = list(package.hints)
     summary = anyio.run(read_run, folder, run_id).summary if version == "best" else None
     if summary is not None and (warning := ResultFact(summary=summary).warning) is not None:
@@ -377,16 +414,16 @@ def compare(
         list[Path],
         typer.Argument(
             metavar="RUN_DIR...",
-            help="The out_dirs of runs, one with several runs, or a folder with out_dirs. RUN_DIR/RUN_ID names one of "
-            "several.",
+            help="The out_dirs of runs, one with several runs, or a folder with out_dirs. "
+            "RUN_DIR/RUN_ID names one of several.",
         ),
     ],
     as_json: JsonLinesOption = False,
 ) -> None:
     """Compare runs with the first of them.
 
-    The output shows scores, cost, time, and the settings that differ. It also shows what each best skill gains
-    on the items that the runs share, and the difference of the skills.
+    The output shows scores, cost, time, and the settings that differ. It also shows what each best
+    skill gains on the items that the runs share, and the difference of the skills.
     """
     import anyio
     from rich.console import Console
@@ -407,13 +444,15 @@ def compare(
 def serve(
     folder: FolderArgument = Path("runs"),
     port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65535, help="The port. With 0, a free one is chosen.")
+        int,
+        typer.Option(metavar="N", min=0, max=65535, help="The port. With 0, a free one is chosen."),
     ] = 8321,
 ) -> None:
     """Show runs in a browser, also active ones.
 
-    The command serves a list of runs, the page of each run, and the comparison of runs that you choose. The pages
-    change nothing, and only this machine can reach them. It needs `pip install 'reflact[serve]'`. Ctrl-C ends it.
+    The command serves a list of runs, the page of each run, and the comparison of runs that you
+    choose. The pages change nothing, and only this machine can reach them. It needs `pip install
+    'reflact[serve]'`. Ctrl-C ends it.
     """
     from reflact.errors import UsageError
 
@@ -422,7 +461,9 @@ def serve(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"starlette", "uvicorn"}:
             raise
-        raise UsageError(f"reflact serve needs {error.name}; run pip install 'reflact[serve]'") from None
+        raise UsageError(
+            f"reflact serve needs {error.name}; run pip install 'reflact[serve]'"
+        ) from None
 
     def show_address(address: str) -> None:
         typer.echo(f"the pages are at {address} (Ctrl-C ends this)")

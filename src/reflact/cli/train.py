@@ -49,9 +49,10 @@ def check(
 ) -> None:
     """Test the models and grade one item.
 
-    The command makes one small call to each model, and lets the target answer one train item. If the agent is a
-    command, it first tests, without a model, whether the skill reaches the agent. It writes nothing to the run's
-    folder. If a key, a model, an address or the data is wrong, it ends with exit code 2.
+    The command makes one small call to each model, and lets the target answer one train item. If
+    the agent is a command, it first tests, without a model, whether the skill reaches the agent. It
+    writes nothing to the run's folder. If a key, a model, an address or the data is wrong, it ends
+    with exit code 2.
     """
     import anyio
 
@@ -98,16 +99,21 @@ def list_check_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
         whole = found.target_calls * seconds
         yield (
             f"time: {format_count(round(found.target_calls))} calls of the target are likely; at "
-            f"{format_duration(seconds)} each they take about {format_duration(whole / at_once)} if its server "
-            f"answers {at_once} at once, and up to {format_duration(whole)} if not"
+            f"{format_duration(seconds)} each they take about {format_duration(whole / at_once)} "
+            f"if its server answers {at_once} at once, and up to {format_duration(whole)} if not"
         )
     yield from (f"warning: {warning}" for warning in found.warnings)
     if not config.environment.description.strip():
-        yield "hint: environment.description is empty; the optimizer reads it, so say what a good answer is"
+        yield (
+            "hint: environment.description is empty; the optimizer reads it, so say what a good "
+            "answer is"
+        )
 
 
 def _list_item_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
-    """Yield the graded item; below a full score also what the grader said, and other graders that may fit."""
+    """Yield the graded item; below a full score also what the grader said, and other graders that
+    may fit.
+    """
     from reflact.environments.dataset import score_with_others
     from reflact.reporting.facts import format_value
     from reflact.text import shorten
@@ -116,7 +122,10 @@ def _list_item_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
     grade = found.grade
     is_dataset = config.environment.name == "dataset"
     grader = config.environment.grader if is_dataset else config.environment.name
-    yield f"item {item.id}, one of {found.n_train} train items, graded by {grader}: score {grade.score.hard:g}"
+    yield (
+        f"item {item.id}, one of {found.n_train} train items, graded by {grader}: score "
+        f"{grade.score.hard:g}"
+    )
     texts = {"input": item.input, "answer": grade.answer, "expected": item.reference}
     if grade.score.hard < 1:
         texts["grader"] = grade.feedback
@@ -135,7 +144,9 @@ def _list_item_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
 
 def evaluate(  # noqa: PLR0917 - one for each option of the command
     config: ConfigArgument,
-    skill: Annotated[Path, typer.Option(metavar="FILE", help="The document to measure.", show_default=False)],
+    skill: Annotated[
+        Path, typer.Option(metavar="FILE", help="The document to measure.", show_default=False)
+    ],
     split: Annotated[
         Literal["val", "test"] | None,
         typer.Option(
@@ -146,7 +157,8 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Measure it on all items of this data file instead. The results are in OUT_DIR/eval-NAME.",
+            help="Measure it on all items of this data file instead. The results are in "
+            "OUT_DIR/eval-NAME.",
             show_default=False,
         ),
     ] = None,
@@ -154,7 +166,8 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
         list[str] | None,
         typer.Option(
             metavar="none|placebo|null|FILE",
-            help="Compare it with no document, a text about something else, constant answers, or a document. Repeatable.",
+            help="Compare it with no document, a text about something else, constant answers, or a "
+            "document. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -163,8 +176,9 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
 ) -> None:
     """Measure one skill document, alone or against others.
 
-    The command works in the run's folder: it reuses stored rollouts, and counts each opening of the test split.
-    With --show json, the last line is the score. With --against, it has all scores and the differences.
+    The command works in the run's folder: it reuses stored rollouts, and counts each opening of the
+    test split. With --show json, the last line is the score. With --against, it has all scores and
+    the differences.
     """
     import anyio
     from rich.console import Console
@@ -185,7 +199,9 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     named = against or []
     document = load_skill(skill, settings.skill_files if skill.is_dir() else ())
     if document.text.startswith("---"):
-        typer.echo("note: the document begins with front matter, which is measured with it", err=True)
+        typer.echo(
+            "note: the document begins with front matter, which is measured with it", err=True
+        )
     controls: dict[str, Control] = {name: name for name in get_args(Control)}
     others = [controls.get(name) or load_skill(Path(name)) for name in named]
     console = Console()
@@ -194,12 +210,17 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
         async def emit(event: Event) -> None:
             view.show_event(event)
 
-        measure = partial(Trainer(settings).compare, document, others, Split(split or "val"), on_event=emit)
+        measure = partial(
+            Trainer(settings).compare, document, others, Split(split or "val"), on_event=emit
+        )
         compared = anyio.run(measure)
     if show is ShowMode.json:
         typer.echo((compared if named else compared.skill).model_dump_json(ensure_ascii=True))
         return
-    files = {"skill": str(skill), **{f"other_{number}": name for number, name in enumerate(named, 1)}}
+    files = {
+        "skill": str(skill),
+        **{f"other_{number}": name for number, name in enumerate(named, 1)},
+    }
     scores = []
     for score in (compared.skill, *compared.others):
         name = shorten(files.get(score.name, score.name), MAX_NAME_CHARS)
@@ -213,7 +234,9 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
 
 
 def use_all_items(config: TrainerConfig, data: Path) -> TrainerConfig:
-    """Return a configuration whose validation split is a whole data file, with a folder of its own."""
+    """Return a configuration whose validation split is a whole data file, with a folder
+    of its own.
+    """
     from reflact.errors import UsageError
 
     if not data.is_file():
@@ -225,7 +248,8 @@ def use_all_items(config: TrainerConfig, data: Path) -> TrainerConfig:
 
 
 def create_approver() -> Approver:
-    """Return an approver that shows a candidate's evidence and diff on standard error and asks there.
+    """Return an approver that shows a candidate's evidence and diff on standard error and asks
+    there.
 
     An empty answer or ``y`` approves; ``n`` vetoes; any other text is a veto with that reason.
 
@@ -237,7 +261,8 @@ def create_approver() -> Approver:
 
     if not sys.stdin.isatty():
         raise UsageError(
-            "--review asks you at a terminal, but standard input is not a terminal; leave --review out"
+            "--review asks you at a terminal, but standard input is not a terminal; leave --review "
+            "out"
         )
 
     def ask(review: CandidateReview) -> bool | str:
@@ -256,7 +281,8 @@ def create_approver() -> Approver:
 
 
 def print_cost_estimate(config: TrainerConfig, command: str, *, as_json: bool) -> None:
-    """Print the estimated cost of the rest of a run, and the command that trains; call nothing and write nothing.
+    """Print the estimated cost of the rest of a run, and the command that trains; call nothing and
+    write nothing.
 
     Raises:
         UsageError: The configuration, the data, a prompt or the initial skill is wrong.
@@ -272,7 +298,9 @@ def print_cost_estimate(config: TrainerConfig, command: str, *, as_json: bool) -
 
     plan = prepare_run(config, Overrides())
     path = config.store or config.out_dir / "run.db"
-    n_done, text, spent = anyio.run(_read_progress, path, plan.run_id) if path.is_file() else (0, None, ())
+    n_done, text, spent = (
+        anyio.run(_read_progress, path, plan.run_id) if path.is_file() else (0, None, ())
+    )
     estimate = estimate_run(plan, done=n_done, skill=text, spent=spent)
     if as_json:
         typer.echo(estimate.model_dump_json(ensure_ascii=True))
@@ -286,7 +314,9 @@ def print_cost_estimate(config: TrainerConfig, command: str, *, as_json: bool) -
         typer.echo(line)
     limits = config.budget.model_dump(exclude_none=True)
     named = ", ".join(f"budget.{name} {limit:g}" for name, limit in limits.items())
-    typer.echo(f"the run stops before it exceeds {named}" if named else "no limit: set budget.max_usd")
+    typer.echo(
+        f"the run stops before it exceeds {named}" if named else "no limit: set budget.max_usd"
+    )
     typer.echo(estimate_gate_power(plan).description)
     is_own = config.store is None and not config.fork and path.is_file()
     conflict = anyio.run(_find_conflict, path, plan) if is_own else None
@@ -323,28 +353,38 @@ def train(  # noqa: PLR0917 - one for each option of the command
     ] = False,
     fork: Annotated[
         bool,
-        typer.Option("--fork", help="If keys changed, start another run in out_dir and reuse results."),
+        typer.Option(
+            "--fork", help="If keys changed, start another run in out_dir and reuse results."
+        ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and its estimated cost; call no model.")
+        bool,
+        typer.Option("--dry-run", help="Print the plan and its estimated cost; call no model."),
     ] = False,
     record: Annotated[
         Path | None,
         typer.Option(
-            "--record", metavar="FILE", help="Record each response in this file.", show_default=False
+            "--record",
+            metavar="FILE",
+            help="Record each response in this file.",
+            show_default=False,
         ),
     ] = None,
     replay: Annotated[
         Path | None,
         typer.Option(
-            "--replay", metavar="FILE", help="Take all responses from this recording.", show_default=False
+            "--replay",
+            metavar="FILE",
+            help="Take all responses from this recording.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
     """Train a skill, or resume a stopped run.
 
-    If a run has stopped, the same command resumes it and repeats no finished call. With --replay no network is
-    used; if the recording lacks a request, the run ends and reflact prints the difference.
+    If a run has stopped, the same command resumes it and repeats no finished call. With --replay no
+    network is used; if the recording lacks a request, the run ends and reflact prints the
+    difference.
     """
     from reflact.errors import UsageError
 
@@ -372,7 +412,9 @@ def _name_cassette(cassette: Path, mode: str) -> list[str]:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder for the run.")] = Path("demo-run"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder for the run.")] = Path(
+        "demo-run"
+    ),
     show: ShowOption = ShowMode.live,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Replay a recorded round of calibration instead.")
@@ -380,8 +422,8 @@ def demo(
 ) -> None:
     """Replay two recorded training runs.
 
-    The command prints the best skill of each. It needs no key and no network. It writes the second run into the
-    subfolder arithmetic.
+    The command prints the best skill of each. It needs no key and no network. It writes the second
+    run into the subfolder arithmetic.
     """
     from reflact.errors import ConfigError
     from reflact.prompts import find_data_folder
@@ -392,7 +434,8 @@ def demo(
         memory = out / "memory.db"
         if memory.exists():
             raise ConfigError(
-                f"{memory} exists, but the recording starts with an empty memory; choose another --out"
+                f"{memory} exists, but the recording starts with an empty memory; choose another "
+                "--out"
             )
         path = find_data_folder("calibration") / "calibrate.yaml"
         config = load_calibrate_config(path, [f"memory={json.dumps(str(memory))}"])
@@ -410,7 +453,9 @@ def _replay_demo(folder: Path, out: Path, *, show: ShowMode) -> None:
     from reflact.text import escape_controls
 
     cassette = _name_cassette(folder / "cassette.jsonl", "replay")
-    settings = load_trainer_config(folder / "demo.yaml", [f"out_dir={json.dumps(str(out))}", *cassette])
+    settings = load_trainer_config(
+        folder / "demo.yaml", [f"out_dir={json.dumps(str(out))}", *cassette]
+    )
     train_and_show(settings, show=show)
     if show is not ShowMode.json:
         best = out / "best_skill.md"

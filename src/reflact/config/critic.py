@@ -14,16 +14,20 @@ class CriticSettings(ConfigSection):
         1, ge=1, le=25, description="Number of evaluations of each step; their median is used."
     )
     example_tokens: int = option(
-        3000, ge=0, description="Maximum of tokens of all worked examples and their heading; 0: none."
+        3000,
+        ge=0,
+        description="Maximum of tokens of all worked examples and their heading; 0: none.",
     )
     max_examples: int = option(8, ge=0, le=100, description="Maximum number of worked examples.")
     state_tokens: int = option(
         2000,
         ge=32,
-        description="Maximum of tokens of each part of the prompt: purpose, state before, action, state after and change. "
-        "A longer part is cut, with a mark.",
+        description="Maximum of tokens of each part of the prompt: purpose, state before, action, "
+        "state after and change. A longer part is cut, with a mark.",
     )
-    example_state_tokens: int = option(300, ge=32, description="The same for each part of a worked example.")
+    example_state_tokens: int = option(
+        300, ge=32, description="The same for each part of a worked example."
+    )
 
 
 class CriticConfig(CriticSettings):
@@ -31,8 +35,9 @@ class CriticConfig(CriticSettings):
 
     memory: Path | None = changeable_field(
         None,
-        description="File of the memory with the critic's worked examples: the pairs that are promoted when the run first "
-        "starts. null: none. The path may change, but a run with a memory and one without are different runs.",
+        description="File of the memory with the critic's worked examples: the pairs that are "
+        "promoted when the run first starts. null: none. The path may change, but a run with a "
+        "memory and one without are different runs.",
     )
     pass_threshold: float = option(
         8.0,
@@ -46,11 +51,13 @@ class CriticConfig(CriticSettings):
     max_anchors: int = changeable_field(
         50,
         ge=0,
-        description="Maximum number of the memory's anchors that the critic scores before the run; the summary reports "
-        "its accuracy on them. 0: none.",
+        description="Maximum number of the memory's anchors that the critic scores before the run; "
+        "the summary reports its accuracy on them. 0: none.",
     )
 
     @property
     def settings(self) -> CriticSettings:
         """The critic's own settings."""
-        return CriticSettings.model_validate(self.model_dump(include=set(CriticSettings.model_fields)))
+        return CriticSettings.model_validate(
+            self.model_dump(include=set(CriticSettings.model_fields))
+        )

@@ -1,4 +1,6 @@
-"""The fields of items: which columns of a data file fill them. Rows of some well-known sets need no names."""
+"""The fields of items: which columns of a data file fill them. Rows of some well-known sets need no
+names.
+"""
 
 from __future__ import annotations
 
@@ -28,32 +30,40 @@ ALPACA_COLUMNS = ("instruction", "input", "output")
 
 
 class FieldsConfig(ConfigSection):
-    """The columns of a data file that fill the fields of its items; all others are kept as metadata."""
+    """The columns of a data file that fill the fields of its items; all others are kept as
+    metadata.
+    """
 
     id: str | None = changeable_field(
         None,
         min_length=1,
-        description="Column of the id; null: `id`, or a digest of the content if there is no such column.",
+        description="Column of the id; null: `id`, or a digest of the content if there is no such "
+        "column.",
     )
     input: str | None = changeable_field(
         None,
         min_length=1,
-        description="Column of the task; null: `input`, or `question` after its `context`, if there is one.",
+        description="Column of the task; null: `input`, or `question` after its `context`, if "
+        "there is one.",
     )
     reference: str | None = changeable_field(
         None,
         min_length=1,
-        description="Column of the right answer, or of a list of them; null: `reference`, `answers` or `answer`.",
+        description="Column of the right answer, or of a list of them; null: `reference`, "
+        "`answers` or `answer`.",
     )
     task_type: str | None = changeable_field(
         None,
         min_length=1,
-        description="Column of the kind of task; a single file is split by `ratio` within each kind. null: `task_type`.",
+        description="Column of the kind of task; a single file is split by `ratio` within each "
+        "kind. null: `task_type`.",
     )
 
 
 def unfold_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row of Alpaca or SQuAD as a row of a task and its right answer; any other as it is."""
+    """Return a row of Alpaca or SQuAD as a row of a task and its right answer; any other
+    as it is.
+    """
     if all(isinstance(row.get(name), str) for name in ALPACA_COLUMNS):
         task = "\n\n".join(filter(None, (row["instruction"], row["input"])))
         rest = {name: value for name, value in row.items() if name not in ALPACA_COLUMNS}
@@ -63,11 +73,17 @@ def unfold_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _list_answer_texts(value: Any) -> list[str] | None:
-    """Return the texts of answers with positions, each once; None if the value is something else."""
+    """Return the texts of answers with positions, each once; None if the value is
+    something else.
+    """
     texts = None
     if isinstance(value, dict) and {"text", "answer_start"} <= value.keys():
         texts = value["text"]
-    elif isinstance(value, list) and value and all(isinstance(one, dict) and "text" in one for one in value):
+    elif (
+        isinstance(value, list)
+        and value
+        and all(isinstance(one, dict) and "text" in one for one in value)
+    ):
         texts = [one["text"] for one in value]
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return None
@@ -75,8 +91,12 @@ def _list_answer_texts(value: Any) -> list[str] | None:
 
 
 def unfold_articles(rows: Sequence[Any]) -> Sequence[Any]:
-    """Return the questions of articles in SQuAD's own form, each with its context; other rows as they are."""
-    if not rows or not all(isinstance(row, dict) and isinstance(row.get("paragraphs"), list) for row in rows):
+    """Return the questions of articles in SQuAD's own form, each with its context; other rows as
+    they are.
+    """
+    if not rows or not all(
+        isinstance(row, dict) and isinstance(row.get("paragraphs"), list) for row in rows
+    ):
         return rows
     paragraphs = [part for row in rows for part in row["paragraphs"] if isinstance(part, dict)]
     return [
@@ -88,18 +108,24 @@ def unfold_articles(rows: Sequence[Any]) -> Sequence[Any]:
 
 
 def unfold_columns(row: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
-    """Return a row whose objects are columns of their own, ``outer.inner``, if one of the names is in them."""
+    """Return a row whose objects are columns of their own, ``outer.inner``, if one of the names is
+    in them.
+    """
     outer = {name.partition(".")[0] for name in names if name not in row}
     inside: dict[str, JsonValue] = {
         name: value for name, value in row.items() if name in outer and isinstance(value, dict)
     }
     if not inside:
         return row
-    return {name: value for name, value in row.items() if name not in inside} | dict(flatten_fields(inside))
+    return {name: value for name, value in row.items() if name not in inside} | dict(
+        flatten_fields(inside)
+    )
 
 
 def read_result(reference: JsonValue) -> JsonValue:
-    """Return the result of an answer that ends in a line such as ``#### 42``, as GSM8K's; others as they are."""
+    """Return the result of an answer that ends in a line such as ``#### 42``, as GSM8K's; others as
+    they are.
+    """
     if not isinstance(reference, str):
         return reference
     result = re.match(r"####(?!#)\s*(\S.*)", reference.rstrip().rpartition("\n")[2])

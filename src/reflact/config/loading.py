@@ -62,14 +62,15 @@ def load_config(
 ) -> TrainerConfig:
     """Return the configuration in a file, a mapping or a ``TrainerConfig``.
 
-    Paths to inputs inside a file are relative to that file; ``out_dir`` is relative to the current folder.
+    Paths to inputs inside a file are relative to that file; ``out_dir`` is relative to the current
+    folder.
 
     Args:
         source: A configuration, a mapping, or the path of a ``.yaml``, ``.yml`` or ``.toml`` file.
         overrides: Assignments such as ``train.num_epochs=2``; values are read as YAML.
 
-    Raises:
-        ConfigError: The file cannot be read, or a key or value is wrong; names the nearest valid one.
+    Raises: ConfigError: The file cannot be read, or a key or value is wrong; names the nearest
+        valid one.
     """
     if isinstance(source, TrainerConfig) and not overrides:
         return source
@@ -91,8 +92,8 @@ def load_config(
 def load_section(kind: type[S], path: Path, *, overrides: Sequence[str] = ()) -> S:
     """Return a configuration of another kind from a file; its paths are not resolved.
 
-    Raises:
-        ConfigError: The file cannot be read, or a key or value is wrong; names the nearest valid one.
+    Raises: ConfigError: The file cannot be read, or a key or value is wrong; names the nearest
+        valid one.
     """
     return _validate(kind, reduce(_assign, overrides, _read(path)))
 
@@ -109,8 +110,8 @@ def load_keys(values: Mapping[str, Any]) -> TrainerConfig:
 def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:
     """Return the values of a run's identity by dotted key: all keys that are not changeable.
 
-    The keys of a critic count only if one is used. A missing ratio counts as the ratio of large files, because the
-    splits themselves are part of the identity.
+    The keys of a critic count only if one is used. A missing ratio counts as the ratio of large
+    files, because the splits themselves are part of the identity.
     """
     unused = () if config.uses_critic else CRITIC_PREFIXES
     values = config.model_dump(mode="json")
@@ -123,7 +124,9 @@ def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:
 
 
 def list_idle_keys(config: TrainerConfig) -> frozenset[str]:
-    """Return the dotted keys that have no effect, because their section is switched off or not used."""
+    """Return the dotted keys that have no effect, because their section is switched off or not
+    used.
+    """
     keys = [key for key, _ in _list_fields(TrainerConfig)]
     values = config.model_dump(mode="json")
     idle = [
@@ -133,7 +136,9 @@ def list_idle_keys(config: TrainerConfig) -> frozenset[str]:
     ]
     idle += [] if config.uses_critic else CRITIC_PREFIXES
     idle += ["replay."] if config.replay.cassette is None else []
-    return frozenset(key for key in keys if key.startswith(tuple(idle)) and not key.endswith(".enabled"))
+    return frozenset(
+        key for key in keys if key.startswith(tuple(idle)) and not key.endswith(".enabled")
+    )
 
 
 def list_set_keys(
@@ -149,12 +154,22 @@ def list_set_keys(
             yield f"{prefix}{name}"
 
 
-def list_config_keys(kind: type[ConfigSection] = TrainerConfig) -> Iterator[tuple[str, str, str, bool, str]]:
-    """Yield (key, type, default, changeable, description) of every key, in order, for the reference page."""
+def list_config_keys(
+    kind: type[ConfigSection] = TrainerConfig,
+) -> Iterator[tuple[str, str, str, bool, str]]:
+    """Yield (key, type, default, changeable, description) of every key, in order, for the reference
+    page.
+    """
     for key, field in _list_fields(kind):
         default = field.get_default(call_default_factory=True)
         text = "required" if field.is_required() else _format_value(default)
-        yield key, _type_name(field.annotation), text, _is_changeable(field), field.description or ""
+        yield (
+            key,
+            _type_name(field.annotation),
+            text,
+            _is_changeable(field),
+            field.description or "",
+        )
 
 
 def _list_fields(section: type[ConfigSection], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -197,7 +212,9 @@ def _type_name(kind: Any) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Reads YAML as ``yaml.safe_load`` does, but refuses a key that a mapping has twice, whose first value would be lost."""
+    """Reads YAML as ``yaml.safe_load`` does, but refuses a key that a mapping has twice, whose
+    first value would be lost.
+    """
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Compose a mapping, and check its keys."""
@@ -242,19 +259,22 @@ def _read(path: Path) -> dict[str, Any]:
             value = yaml.load(text, _StrictLoader)  # noqa: S506 - a safe loader
         else:
             raise ConfigError(
-                f"{path}: the name of a configuration must end in .yaml, .yml or .toml; rename the file, or let "
-                "`reflact init DATA` write a configuration for your data"
+                f"{path}: the name of a configuration must end in .yaml, .yml or .toml; rename the "
+                "file, or let `reflact init DATA` write a configuration for your data"
             )
     except RecursionError:
         raise ConfigError(f"{path} is malformed: it is nested too deeply") from None
-    except (ValueError, yaml.YAMLError) as error:  # ValueError: no TOML, a date or a number that cannot be
+    except (
+        ValueError,
+        yaml.YAMLError,
+    ) as error:  # ValueError: no TOML, a date or a number that cannot be
         raise ConfigError(f"{path} is malformed: {_describe_parse_error(error)}") from None
     if value is None:
         raise ConfigError(f"{path} is empty; `reflact init DATA` writes a configuration")
     if not isinstance(value, dict):
         raise ConfigError(
-            f"{path}: expected a mapping of sections at the top level, found {type(value).__name__}; "
-            "begin with a section, such as `data:`"
+            f"{path}: expected a mapping of sections at the top level, found "
+            f"{type(value).__name__}; begin with a section, such as `data:`"
         )
     return value
 
@@ -281,7 +301,8 @@ def _assign(raw: Mapping[str, Any], assignment: str) -> dict[str, Any]:
         value: Any = yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError):
         raise ConfigError(
-            f"--set {key}: its value is not YAML; quote it inside the quotes of the shell: --set '{key}=\"...\"'"
+            f"--set {key}: its value is not YAML; quote it inside the quotes of the shell: --set "
+            f"'{key}=\"...\"'"
         ) from None
     return _overlay(raw, _nest_key(key.strip(), value))
 
@@ -307,7 +328,9 @@ def _resolve_paths(config: TrainerConfig, base: Path) -> TrainerConfig:
             "store": None if config.store is None else expand_home(config.store),
             "skill": at(config.skill),
             "data": config.data.model_copy(update={"path": at(config.data.path)}),
-            "environment": config.environment.model_copy(update={"tables": at(config.environment.tables)}),
+            "environment": config.environment.model_copy(
+                update={"tables": at(config.environment.tables)}
+            ),
             "critic": config.critic.model_copy(update={"memory": at(config.critic.memory)}),
             "prompts": config.prompts.model_copy(update={"folder": at(config.prompts.folder)}),
             "replay": config.replay.model_copy(update={"cassette": at(config.replay.cassette)}),
@@ -333,10 +356,14 @@ def _explain(error: ValidationError, kind: type[ConfigSection]) -> str:
     return "; ".join(dict.fromkeys(_describe_problem(problem, kind) for problem in own))
 
 
-def _is_inherited(loc: tuple[int | str, ...], wrong: Mapping[tuple[int | str, ...], object]) -> bool:
+def _is_inherited(
+    loc: tuple[int | str, ...], wrong: Mapping[tuple[int | str, ...], object]
+) -> bool:
     """Whether a wrong value of a role is that of the target, which the role took over."""
     source = ("models", "target", *loc[2:])
-    return loc[:1] == ("models",) and loc != source and source in wrong and wrong[source] == wrong[loc]
+    return (
+        loc[:1] == ("models",) and loc != source and source in wrong and wrong[source] == wrong[loc]
+    )
 
 
 def _describe_problem(problem: ErrorDetails, kind: type[ConfigSection]) -> str:
@@ -347,7 +374,9 @@ def _describe_problem(problem: ErrorDetails, kind: type[ConfigSection]) -> str:
         keys = [key for key, choices, *_ in list_config_keys(kind) if f"`{path[-1]}`" in choices]
         hints = [
             *(f"{name}: {path[-1]}" for name in known if ".".join([*path[:-1], name]) in keys),
-            *(key for key in known if sorted(key) == sorted(path[-1])),  # letters that changed places
+            *(
+                key for key in known if sorted(key) == sorted(path[-1])
+            ),  # letters that changed places
             *difflib.get_close_matches(path[-1], known, n=1, cutoff=0.75),
             *(key for key, *_ in list_config_keys(kind) if key.rpartition(".")[2] == path[-1]),
             *difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5),
@@ -372,7 +401,9 @@ def _describe_problem(problem: ErrorDetails, kind: type[ConfigSection]) -> str:
 
 
 def _show_value(value: object) -> str:
-    """Return a value for a message; a long or deep one is cut, since aliases of YAML can make it endless."""
+    """Return a value for a message; a long or deep one is cut, since aliases of YAML can make it
+    endless.
+    """
     limited = reprlib.Repr()
     limited.maxlevel = 2
     limited.maxstring = SHOWN_CHARS
@@ -395,7 +426,11 @@ def _describe_parse_error(error: Exception) -> str:
 
 def _list_known_keys(path: Sequence[str], section: type[ConfigSection]) -> list[str]:
     for part in path:
-        below = _section_type(section.model_fields[part].annotation) if part in section.model_fields else None
+        below = (
+            _section_type(section.model_fields[part].annotation)
+            if part in section.model_fields
+            else None
+        )
         if below is None:
             return []
         section = below

@@ -1,4 +1,6 @@
-"""Configuration of models by role, executors and telemetry, the base of all sections, and the names of secrets."""
+"""Configuration of models by role, executors and telemetry, the base of all sections, and the names
+of secrets.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def resolve_path(folder: Path, path: Path | None) -> Path | None:
 
 
 def expand_home(path: Path) -> Path:
-    """Return a path with a home folder in place of a leading ``~``; one of an unknown user stays as it is."""
+    """Return a path with a home folder in place of a leading ``~``; one of an unknown user stays as
+    it is.
+    """
     try:
         return path.expanduser()
     except RuntimeError:
@@ -64,21 +68,30 @@ def changeable_field(default: Any, **arguments: Any) -> Any:
 
 
 def option(default: Any, **arguments: Any) -> Any:
-    """Return a pydantic field with a default; type checkers would take one that ``Field`` has by position for none."""
+    """Return a pydantic field with a default; type checkers would take one that ``Field`` has by
+    position for none.
+    """
     return Field(default, **arguments)
 
 
 class ConfigSection(BaseModel):
-    """Base of all sections: immutable, unknown keys refused, true and false refused in place of numbers."""
+    """Base of all sections: immutable, unknown keys refused, true and false refused in place of
+    numbers.
+    """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, hide_input_in_errors=True
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        validate_default=True,
+        hide_input_in_errors=True,
     )
 
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_wrong_values(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse a truth value as number, which pydantic would take for 0 or 1, and a NUL, which no path may have.
+        """Refuse a truth value as number, which pydantic would take for 0 or 1, and a NUL, which no
+        path may have.
 
         YAML reads ``off`` as a truth value too.
         """
@@ -113,8 +126,9 @@ class ModelConfig(ConfigSection):
 
     model: str = option(
         "",
-        description="Model name of the endpoint; required unless the role is passed in Python. With `api: pydantic_ai` "
-        "it has the form `provider:name`, such as `anthropic:claude-sonnet-4-5`.",
+        description="Model name of the endpoint; required unless the role is passed in Python. "
+        "With `api: pydantic_ai` it has the form `provider:name`, such as "
+        "`anthropic:claude-sonnet-4-5`.",
     )
     base_url: str = option(
         "https://api.openai.com/v1",
@@ -123,57 +137,71 @@ class ModelConfig(ConfigSection):
     )
     api: Literal["openai", "azure", "pydantic_ai"] = option(
         "openai",
-        description="The kind of API. `pydantic_ai` calls providers that are not OpenAI-compatible, through pydantic-ai; "
-        "roles with the same `base_url` then share limits, and the key comes from the provider's own "
-        "environment variable unless `api_key_env` names one.",
+        description="The kind of API. `pydantic_ai` calls providers that are not "
+        "OpenAI-compatible, through pydantic-ai; roles with the same `base_url` then share limits, "
+        "and the key comes from the provider's own environment variable unless `api_key_env` names "
+        "one.",
     )
-    api_version: str | None = option(None, description="Azure's API version; used by `api: azure` only.")
+    api_version: str | None = option(
+        None, description="Azure's API version; used by `api: azure` only."
+    )
     api_key_env: str | None = changeable_field(
         "OPENAI_API_KEY",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="Name of the environment variable that holds the key; null for endpoints without keys.",
+        description="Name of the environment variable that holds the key; null for endpoints "
+        "without keys.",
     )
     open_model: ModelOpener | None = changeable_field(
         None,
         exclude=True,
         repr=False,
-        description="In Python only, with `api: pydantic_ai`: a function that returns the model object, in place of one "
-        "made from the name.",
+        description="In Python only, with `api: pydantic_ai`: a function that returns the model "
+        "object, in place of one made from the name.",
     )
     key: KeyProvider | None = changeable_field(
         None,
         exclude=True,
         repr=False,
-        description="In Python only: a function, async or not, that returns the key; wins over `api_key_env`. It is called "
-        "again if the endpoint refuses the key (401).",
+        description="In Python only: a function, async or not, that returns the key; wins over "
+        "`api_key_env`. It is called again if the endpoint refuses the key (401).",
     )
     auth: Literal["key", "token"] = changeable_field(
         "key",
-        description="`token`: the function passed as `key` returns a bearer token, and is called again before the token "
-        "expires; Azure then gets it as `Authorization: Bearer`.",
+        description="`token`: the function passed as `key` returns a bearer token, and is called "
+        "again before the token expires; Azure then gets it as `Authorization: Bearer`.",
     )
     mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = option(
         "auto",
-        description="How typed replies are requested; `auto` uses the first mode that the endpoint follows.",
+        description="How typed replies are requested; `auto` uses the first mode that the endpoint "
+        "follows.",
     )
-    temperature: float | None = option(None, ge=0, le=2, description="Sampling temperature; null omits it.")
+    temperature: float | None = option(
+        None, ge=0, le=2, description="Sampling temperature; null omits it."
+    )
     seed: int | Literal["per_call"] | None = option(
         None, description="Sampling seed to send; `per_call` derives one from each call's id."
     )
-    max_tokens: int | None = option(None, ge=1, description="Maximum of a reply's tokens; null omits it.")
-    reasoning_effort: str | None = option(None, description="Sent as `reasoning_effort`; null omits it.")
+    max_tokens: int | None = option(
+        None, ge=1, description="Maximum of a reply's tokens; null omits it."
+    )
+    reasoning_effort: str | None = option(
+        None, description="Sent as `reasoning_effort`; null omits it."
+    )
     extra_body: dict[str, JsonValue] = Field(
         default_factory=dict, description="Further fields of the request body, sent as they are."
     )
     call_id_header: str | None = changeable_field(
-        None, pattern=r"^[A-Za-z0-9-]+$", description="Header for the call id, for tracing at a proxy."
+        None,
+        pattern=r"^[A-Za-z0-9-]+$",
+        description="Header for the call id, for tracing at a proxy.",
     )
     timeout: float = changeable_field(120.0, gt=0, description="Seconds for one request.")
     concurrency: int = changeable_field(
         8,
         ge=1,
-        description="Maximum of requests at the same time. If roles have the same endpoint and key, the strictest value "
-        "applies to all of them together, here and in the next three keys.",
+        description="Maximum of requests at the same time. If roles have the same endpoint and "
+        "key, the strictest value applies to all of them together, here and in the next three "
+        "keys.",
     )
     requests_per_minute: int | None = changeable_field(
         None, ge=1, description="Maximum of requests per minute, evenly spaced; null: no limit."
@@ -181,33 +209,36 @@ class ModelConfig(ConfigSection):
     tokens_per_minute: int | None = changeable_field(
         None,
         ge=1,
-        description="Maximum of tokens per minute, estimated before a request and corrected afterwards; null: no "
-        "limit.",
+        description="Maximum of tokens per minute, estimated before a request and corrected "
+        "afterwards; null: no limit.",
     )
     limits_group: str | None = changeable_field(
         None,
         min_length=1,
-        description="Roles and trainers of one process with the same endpoint and group share these limits; null: those "
-        "with the same key do.",
+        description="Roles and trainers of one process with the same endpoint and group share "
+        "these limits; null: those with the same key do.",
     )
     max_retries: int = changeable_field(
         5,
         ge=0,
-        description="Maximum of retries after connection errors, time-outs, 408, 409, 429, 5xx and garbled responses.",
+        description="Maximum of retries after connection errors, time-outs, 408, 409, 429, 5xx and "
+        "garbled responses.",
     )
     outage_seconds: float = changeable_field(
         600.0,
         gt=0,
-        description="The run ends as failed if all requests to the endpoint fail for so many seconds. If roles share "
-        "limits, the strictest value applies.",
+        description="The run ends as failed if all requests to the endpoint fail for so many "
+        "seconds. If roles share limits, the strictest value applies.",
     )
     price: Price | None = changeable_field(
         None,
-        description="`input`, `output` and, if it differs, `cached_input`, in dollars per million tokens; "
-        "null: the known list price of this model at this `base_url`.",
+        description="`input`, `output` and, if it differs, `cached_input`, in dollars per million "
+        "tokens; null: the known list price of this model at this `base_url`.",
     )
     reasks: int = option(
-        2, ge=0, description="Maximum number of times that an invalid reply is sent back with the reason."
+        2,
+        ge=0,
+        description="Maximum number of times that an invalid reply is sent back with the reason.",
     )
 
     @property
@@ -225,22 +256,31 @@ class ModelConfig(ConfigSection):
         """Give a model of pydantic-ai an endpoint of its own, and no key of OpenAI."""
         if not isinstance(value, Mapping) or value.get("api") != "pydantic_ai":
             return value
-        provider = re.sub("[^a-z0-9]+", "-", str(value.get("model", "")).partition(":")[0].lower()).strip("-")
-        return {"base_url": f"https://{provider or 'provider'}.invalid", "api_key_env": None, **value}
+        provider = re.sub(
+            "[^a-z0-9]+", "-", str(value.get("model", "")).partition(":")[0].lower()
+        ).strip("-")
+        return {
+            "base_url": f"https://{provider or 'provider'}.invalid",
+            "api_key_env": None,
+            **value,
+        }
 
     @field_validator("base_url")
     @classmethod
     def _check_base_url(cls, value: str) -> str:
         try:
             address = urlsplit(value)
-            bare = address.hostname and not (address.query or address.fragment or "@" in address.netloc)
+            bare = address.hostname and not (
+                address.query or address.fragment or "@" in address.netloc
+            )
             sound = address.scheme in {"http", "https"} and address.port != 0
         except ValueError:
             bare = sound = False
         if not bare or not sound or set("?#") & set(value):
             raise ValueError(
-                "an address may have only http or https, a host, a port (1 to 65535) and a path; put a key into the "
-                "variable that api_key_env names, and Azure's version into api_version"
+                "an address may have only http or https, a host, a port (1 to 65535) and a path; "
+                "put a key into the variable that api_key_env names, and Azure's version into "
+                "api_version"
             )
         return value
 
@@ -249,8 +289,8 @@ class ModelConfig(ConfigSection):
     def _check_call_id_header(cls, value: str | None) -> str | None:
         if value is not None and is_secret_name(value):
             raise ValueError(
-                "a header with this name would hold a key; name another header. Keys come from the variable that "
-                "api_key_env names"
+                "a header with this name would hold a key; name another header. Keys come from the "
+                "variable that api_key_env names"
             )
         return value
 
@@ -283,8 +323,8 @@ def refuse_secrets(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """Return settings; raise ValueError if one looks like a secret."""
     if secrets := sorted(find_secret_names(value)):
         raise ValueError(
-            f"{', '.join(secrets)} looks like the name of a secret, and settings are stored with the "
-            "run: pass keys in environment variables"
+            f"{', '.join(secrets)} looks like the name of a secret, and settings are stored with "
+            "the run: pass keys in environment variables"
         )
     return value
 
@@ -305,10 +345,11 @@ LIMIT_KEYS = (
 
 
 class ModelsConfig(ConfigSection):
-    """The models by role; optimizer and critic inherit the target's connection unless they set their own.
+    """The models by role; optimizer and critic inherit the target's connection unless they set
+    their own.
 
-    With the target's endpoint they also inherit its limits, and with its model its prices. The critic does not
-    inherit the model, because by default no model should judge itself.
+    With the target's endpoint they also inherit its limits, and with its model its prices. The
+    critic does not inherit the model, because by default no model should judge itself.
     """
 
     target: ModelConfig = Field(
@@ -347,8 +388,8 @@ class TelemetryConfig(ConfigSection):
 
     content: bool = changeable_field(
         False,
-        description="Include prompts and replies in spans of model calls, and error messages in failed spans; "
-        "keys are removed.",
+        description="Include prompts and replies in spans of model calls, and error messages in "
+        "failed spans; keys are removed.",
     )
 
 
@@ -358,28 +399,32 @@ class ExecutorConfig(ConfigSection):
     name: str = changeable_field(
         "local",
         pattern=OBJECT_NAME,
-        description="`local`: in the event loop; `ray`: in workers of Ray, on this machine or a cluster. `module:name` "
-        "imports a function that opens an executor. Any other name is an entry point of the group `reflact.executors`.",
+        description="`local`: in the event loop; `ray`: in workers of Ray, on this machine or a "
+        "cluster. `module:name` imports a function that opens an executor. Any other name is an "
+        "entry point of the group `reflact.executors`.",
     )
     options: dict[str, JsonValue] = changeable_field({}, description="Arguments of that function.")
     workers: int | None = changeable_field(
-        None, ge=1, description="Maximum of workers (`ray`); null: one for each processor of this machine."
+        None,
+        ge=1,
+        description="Maximum of workers (`ray`); null: one for each processor of this machine.",
     )
     address: str | None = changeable_field(
         None,
         min_length=1,
-        description="Address of a running cluster, or `auto` (`ray`); null: a new one on this machine, which ends with "
-        "the run.",
+        description="Address of a running cluster, or `auto` (`ray`); null: a new one on this "
+        "machine, which ends with the run.",
     )
     host: str = changeable_field(
         "127.0.0.1",
         min_length=1,
-        description="Address of this machine at which workers reach the trainer; other machines need another one.",
+        description="Address of this machine at which workers reach the trainer; other machines "
+        "need another one.",
     )
     variables: tuple[str, ...] = changeable_field(
         (),
-        description="Environment variables that workers get although their names look like those of secrets; never a "
-        "model's key.",
+        description="Environment variables that workers get although their names look like those "
+        "of secrets; never a model's key.",
     )
 
     @field_validator("options")

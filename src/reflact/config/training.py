@@ -1,6 +1,7 @@
 """The configuration of a run: typed sections with strict keys.
 
-Keys marked *changeable* may differ between two starts of a run. All others, and the input files, are its identity.
+Keys marked *changeable* may differ between two starts of a run. All others, and the input files,
+are its identity.
 """
 
 from __future__ import annotations
@@ -9,7 +10,14 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    JsonValue,
+    field_validator,
+    model_validator,
+)
 
 from reflact.config.critic import CriticConfig
 from reflact.config.fields import FieldsConfig
@@ -38,41 +46,60 @@ class EnvironmentConfig(ConfigSection):
     name: str = option(
         "dataset",
         pattern=OBJECT_NAME,
-        description="`dataset` asks one question for each item. `module:name` imports an environment, or a class or "
-        "function that makes one. Any other name is an entry point of the group `reflact.environments`.",
+        description="`dataset` asks one question for each item. `module:name` imports an "
+        "environment, or a class or function that makes one. Any other name is an entry point of "
+        "the group `reflact.environments`.",
     )
-    options: Options = Field(default_factory=dict, description="Arguments of that class or function.")
+    options: Options = Field(
+        default_factory=dict, description="Arguments of that class or function."
+    )
     grader: Literal[
-        "exact", "normalized", "token_f1", "numeric", "regex", "json_fields", "sql", "python", "critic"
+        "exact",
+        "normalized",
+        "token_f1",
+        "numeric",
+        "regex",
+        "json_fields",
+        "sql",
+        "python",
+        "critic",
     ] = option(
         "normalized",
-        description="How an answer is compared with the item's reference; `critic` asks a model instead, which the "
-        "section `critic` describes.",
+        description="How an answer is compared with the item's reference; `critic` asks a model "
+        "instead, which the section `critic` describes.",
     )
     tolerance: float = option(0.0, ge=0, description="Absolute tolerance of the `numeric` grader.")
     relative_tolerance: float | None = option(
         None,
         ge=0,
-        description="Relative tolerance of the `numeric` grader; null: whole numbers must be equal, others within 1e-06.",
+        description="Relative tolerance of the `numeric` grader; null: whole numbers must be "
+        "equal, others within 1e-06.",
     )
-    threshold: float = option(1.0, gt=0, le=1, description="Minimum F1 of a solved item with `token_f1`.")
-    tables: Path | None = changeable_field(None, description="Folder of .csv tables for the `sql` grader.")
+    threshold: float = option(
+        1.0, gt=0, le=1, description="Minimum F1 of a solved item with `token_f1`."
+    )
+    tables: Path | None = changeable_field(
+        None, description="Folder of .csv tables for the `sql` grader."
+    )
     description: str = option(
         "",
-        description="A description of the tasks and of a good answer, in plain text; the optimizer reads it.",
+        description="A description of the tasks and of a good answer, in plain text; the optimizer "
+        "reads it.",
     )
     time_limit: int = option(
         5,
         ge=1,
-        description="Seconds of processor time for an answer with the `python` grader; on the clock, an answer may take "
-        "ten times as long.",
+        description="Seconds of processor time for an answer with the `python` grader; on the "
+        "clock, an answer may take ten times as long.",
     )
     allow_unconfined: bool = changeable_field(
-        False, description="Let the `python` grader run answers even if this system cannot confine them."
+        False,
+        description="Let the `python` grader run answers even if this system cannot confine them.",
     )
     template: str = option(
         "{input}",
-        description="The message to the target; `{input}` is the item's input, and `{NAME}` another column of the data.",
+        description="The message to the target; `{input}` is the item's input, and `{NAME}` "
+        "another column of the data.",
         pattern=r"\{input\}",
     )
 
@@ -80,7 +107,8 @@ class EnvironmentConfig(ConfigSection):
 def normalize_ratio(value: object) -> object:
     """Return a ratio as text; a value in no known form is returned as it is.
 
-    Known are ``2:1:7`` and a list of three numbers. YAML reads an unquoted ``2:1:7`` as the number 7267, in base 60.
+    Known are ``2:1:7`` and a list of three numbers. YAML reads an unquoted ``2:1:7`` as the number
+    7267, in base 60.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 3600:
         return f"{value // 3600}:{value // 60 % 60}:{value % 60}"
@@ -91,13 +119,16 @@ class DataConfig(ConfigSection):
     """The items and their splits."""
 
     path: Path | None = changeable_field(
-        None, description="A folder with train/, val/ and test/, or one .csv, .json or .jsonl file to split."
+        None,
+        description="A folder with train/, val/ and test/, or one .csv, .json or .jsonl file to "
+        "split.",
     )
     ratio: Annotated[str | None, BeforeValidator(normalize_ratio)] = option(
         None,
         pattern=r"^[0-9]+:[0-9]+:[0-9]+$",
-        description="train:val:test for a single file: `2:1:7` or `[2, 1, 7]`; the last number may be 0. "
-        "null: `2:1:7` from 400 items on, and a larger share of validation items for a smaller file.",
+        description="train:val:test for a single file: `2:1:7` or `[2, 1, 7]`; the last number may "
+        "be 0. null: `2:1:7` from 400 items on, and a larger share of validation items for a "
+        "smaller file.",
     )
     fields: FieldsConfig = Field(
         default_factory=FieldsConfig, description="Which columns fill the fields of an item."
@@ -110,18 +141,19 @@ class TargetConfig(ConfigSection):
     kind: str = option(
         "chat",
         pattern=OBJECT_NAME,
-        description="`chat`: the skill is the system message, with one chat call for each turn. `module:name` imports a "
-        "target, an agent of pydantic-ai, or a class or function that makes one. Any other name is an entry point of "
-        "the group `reflact.targets`.",
+        description="`chat`: the skill is the system message, with one chat call for each turn. "
+        "`module:name` imports a target, an agent of pydantic-ai, or a class or function that "
+        "makes one. Any other name is an entry point of the group `reflact.targets`.",
     )
     options: Options = Field(
-        default_factory=dict, description="Arguments of that class or function, or of `PydanticAITarget`."
+        default_factory=dict,
+        description="Arguments of that class or function, or of `PydanticAITarget`.",
     )
     preamble: str = option("", description="Text before the skill in the system message.")
     deterministic: bool | None = option(
         None,
-        description="true: the gate assumes that repeats of a rollout get the same score; false: it assumes that they "
-        "may not; null: it tests this.",
+        description="true: the gate assumes that repeats of a rollout get the same score; false: "
+        "it assumes that they may not; null: it tests this.",
     )
 
 
@@ -129,37 +161,46 @@ class TrainConfig(ConfigSection):
     """The length of a run and its batches."""
 
     num_epochs: int = changeable_field(
-        4, ge=1, description="Passes over the train split; with `max_rollouts`, as many as these pay for."
+        4,
+        ge=1,
+        description="Passes over the train split; with `max_rollouts`, as many as these pay for.",
     )
     max_rollouts: int | None = changeable_field(
         None,
         ge=1,
-        description="Rollouts of train and validation items after which the training ends. The search plans with them. "
-        "null: the training ends after `num_epochs`.",
+        description="Rollouts of train and validation items after which the training ends. The "
+        "search plans with them. null: the training ends after `num_epochs`.",
     )
     batch_size: int = option(40, ge=1, description="Items in a batch.")
-    accumulation: int = option(1, ge=1, description="Batches in a step; the edits of all are merged.")
+    accumulation: int = option(
+        1, ge=1, description="Batches in a step; the edits of all are merged."
+    )
     success_threshold: float | None = option(
         None,
         gt=0,
         le=1,
         description="Rollouts with a lower hard score count as failures; null: only those with 0.",
     )
-    rollout_concurrency: int = changeable_field(32, ge=1, description="Maximum of rollouts in flight.")
+    rollout_concurrency: int = changeable_field(
+        32, ge=1, description="Maximum of rollouts in flight."
+    )
     patience: int | None = changeable_field(
         None,
         ge=1,
-        description="Steps in a row without an accepted edit after which the training ends; null: all steps are taken.",
+        description="Steps in a row without an accepted edit after which the training ends; null: "
+        "all steps are taken.",
     )
     raise_on_exception: bool = changeable_field(
         False,
-        description="Raise an exception of your own environment, target, grader, annotator or proposer, which ends the "
-        "run; false: the item stays unmeasured and the traceback is stored.",
+        description="Raise an exception of your own environment, target, grader, annotator or "
+        "proposer, which ends the run; false: the item stays unmeasured and the traceback is "
+        "stored.",
     )
     grace_seconds: float = changeable_field(
         5.0,
         ge=0,
-        description="Seconds that calls in flight get to finish after a stop (Ctrl-C, SIGTERM, SIGHUP, `Trainer.stop`).",
+        description="Seconds that calls in flight get to finish after a stop (Ctrl-C, SIGTERM, "
+        "SIGHUP, `Trainer.stop`).",
     )
 
     @property
@@ -176,13 +217,15 @@ class ReflectConfig(ConfigSection):
     concurrency: int = changeable_field(16, ge=1, description="Maximum of analyst calls in flight.")
     memory: Literal["off", "run", "environment"] = option(
         "run",
-        description="Show analysts rejected edits of earlier epochs (`run`), and of earlier runs of the same "
-        "environment in the same store (`environment`), if they are relevant to their cases.",
+        description="Show analysts rejected edits of earlier epochs (`run`), and of earlier runs "
+        "of the same environment in the same store (`environment`), if they are relevant to their "
+        "cases.",
     )
     trajectory_tokens: int = option(
         12000,
         ge=500,
-        description="Maximum of estimated tokens for all trajectories of an analyst call; cuts are marked.",
+        description="Maximum of estimated tokens for all trajectories of an analyst call; cuts are "
+        "marked.",
     )
     overlap: bool = changeable_field(
         True, description="Start an analyst as soon as its cases are ready; the result is the same."
@@ -192,7 +235,9 @@ class ReflectConfig(ConfigSection):
 class AggregateConfig(ConfigSection):
     """Merging of patches."""
 
-    merge_batch_size: int = option(8, ge=2, description="Proposals (lists of edits) in a merge call.")
+    merge_batch_size: int = option(
+        8, ge=2, description="Proposals (lists of edits) in a merge call."
+    )
 
 
 class SelectConfig(ConfigSection):
@@ -200,11 +245,12 @@ class SelectConfig(ConfigSection):
 
     lr_control: Literal["fixed", "autonomous", "none"] = option(
         "fixed",
-        description="Who sets the number of edits of a step: `fixed`: the scheduler; `autonomous`: the optimizer; "
-        "`none`: all edits are applied.",
+        description="Who sets the number of edits of a step: `fixed`: the scheduler; `autonomous`: "
+        "the optimizer; `none`: all edits are applied.",
     )
     scheduler: Literal["constant", "linear", "cosine"] = option(
-        "cosine", description="How the maximum number of edits falls from the first step to the last."
+        "cosine",
+        description="How the maximum number of edits falls from the first step to the last.",
     )
     max_edits: int = option(4, ge=1, description="Maximum number of edits of the first step.")
     min_edits: int | None = option(
@@ -214,7 +260,9 @@ class SelectConfig(ConfigSection):
     @model_validator(mode="after")
     def _check_order(self) -> SelectConfig:
         if self.min_edits is not None and self.min_edits > self.max_edits:
-            raise ValueError(f"min_edits ({self.min_edits}) must not exceed max_edits ({self.max_edits})")
+            raise ValueError(
+                f"min_edits ({self.min_edits}) must not exceed max_edits ({self.max_edits})"
+            )
         return self
 
     @property
@@ -228,8 +276,9 @@ class UpdateConfig(ConfigSection):
 
     mode: Literal["patch", "rewrite", "full_rewrite"] = option(
         "patch",
-        description="`patch`: the chosen edits are applied in order; `rewrite`: one call rewrites the document according "
-        "to the chosen suggestions; `full_rewrite`: one call writes the whole document from the cases of a step.",
+        description="`patch`: the chosen edits are applied in order; `rewrite`: one call rewrites "
+        "the document according to the chosen suggestions; `full_rewrite`: one call writes the "
+        "whole document from the cases of a step.",
     )
     operations: tuple[Operation, ...] = option(
         ("append", "insert_after", "replace", "delete"),
@@ -244,15 +293,17 @@ class SearchConfig(ConfigSection):
     sources: tuple[str, ...] = option(
         ALL_SOURCES,
         min_length=1,
-        description="The allowed sources of candidates: `examples` puts worked examples from train items into the document; "
-        "`rewrite` writes the whole document anew; `edits` are the stages reflect, aggregate, select and update, and alone "
-        "the published algorithm. `module:name` imports a proposer of your own; any other name is an entry point of the "
-        "group `reflact.proposers`.",
+        description="The allowed sources of candidates: `examples` puts worked examples from train "
+        "items into the document; `rewrite` writes the whole document anew; `edits` are the stages "
+        "reflect, aggregate, select and update, and alone the published algorithm. `module:name` "
+        "imports a proposer of your own; any other name is an entry point of the group "
+        "`reflact.proposers`.",
     )
     max_document_tokens: int = option(
         3000,
         ge=100,
-        description="Worked examples are added as long as the document has at most this many estimated tokens.",
+        description="Worked examples are added as long as the document has at most this many "
+        "estimated tokens.",
     )
 
     @field_validator("sources")
@@ -261,7 +312,8 @@ class SearchConfig(ConfigSection):
         for name in sources:
             if not re.fullmatch(OBJECT_NAME, name):
                 raise ValueError(
-                    f"{name!r} is no name of a source; choose from {', '.join(ALL_SOURCES)}, or module:name"
+                    f"{name!r} is no name of a source; choose from {', '.join(ALL_SOURCES)}, or "
+                    "module:name"
                 )
         if len(set(sources)) < len(sources):
             raise ValueError("a source is named twice")
@@ -283,17 +335,20 @@ class SearchConfig(ConfigSection):
 class GateConfig(ConfigSection):
     """The decision about a candidate on the validation split."""
 
-    enabled: bool = option(True, description="false: scores are recorded, and every candidate is accepted.")
+    enabled: bool = option(
+        True, description="false: scores are recorded, and every candidate is accepted."
+    )
     policy: GatePolicy = option(
         "ranked",
-        description="`ranked`: the next step begins with the version that has the best estimated score; `strict`: a "
-        "candidate is accepted if its mean of one pass is greater, which may be chance.",
+        description="`ranked`: the next step begins with the version that has the best estimated "
+        "score; `strict`: a candidate is accepted if its mean of one pass is greater, which may be "
+        "chance.",
     )
     worth: float = option(
         0.00005,
         ge=0,
-        description="A candidate gets a further pass if the expected gain for each rollout exceeds this number (`ranked`); "
-        "1: a single pass.",
+        description="A candidate gets a further pass if the expected gain for each rollout exceeds "
+        "this number (`ranked`); 1: a single pass.",
     )
     metric: Literal["hard", "soft", "mixed"] = option(
         "hard", description="The score that is compared; `mixed` is the mean of hard and soft."
@@ -302,7 +357,9 @@ class GateConfig(ConfigSection):
         0.9, gt=0, le=1, description="Share of items that must be measured under both skills."
     )
     no_regression: int | None = option(
-        None, ge=0, description="Maximum of items that may go from solved to failed; null: any number."
+        None,
+        ge=0,
+        description="Maximum of items that may go from solved to failed; null: any number.",
     )
 
 
@@ -315,13 +372,13 @@ class SlowUpdateConfig(ConfigSection):
     )
     pair_policy: Literal["mixed", "changed", "unchanged"] = option(
         "mixed",
-        description="Items that the optimizer sees: all, those with a changed outcome, or those with the same "
-        "outcome (the last two use further train items if needed).",
+        description="Items that the optimizer sees: all, those with a changed outcome, or those "
+        "with the same outcome (the last two use further train items if needed).",
     )
     gated: bool = option(
         True,
-        description="true: the gate decides about guidance; false: it is written into the current skill without a "
-        "measurement, and into the best skill only after one.",
+        description="true: the gate decides about guidance; false: it is written into the current "
+        "skill without a measurement, and into the best skill only after one.",
     )
 
 
@@ -341,7 +398,9 @@ class AppendixConfig(ConfigSection):
         "both", description="Whether successes may give reminders too."
     )
     consolidate_threshold: int | None = option(
-        None, ge=1, description="Number of reminders above which one call shortens their list; null: never."
+        None,
+        ge=1,
+        description="Number of reminders above which one call shortens their list; null: never.",
     )
 
 
@@ -354,16 +413,21 @@ class BudgetConfig(ConfigSection):
     max_usd: float | None = changeable_field(
         None,
         ge=0,
-        description="Dollars. Needs `max_tokens` and a known price for each role; see `price` of its model.",
+        description="Dollars. Needs `max_tokens` and a known price for each role; see `price` of "
+        "its model.",
     )
     max_tokens: int | None = changeable_field(
-        None, ge=0, description="Input and output tokens together. Needs `max_tokens` for each role."
+        None,
+        ge=0,
+        description="Input and output tokens together. Needs `max_tokens` for each role.",
     )
     max_calls: int | None = changeable_field(
         None, ge=0, description="Requests that were answered or may have been charged."
     )
     max_seconds: float | None = changeable_field(
-        None, ge=0, description="Seconds of active time; after them, calls in flight are interrupted."
+        None,
+        ge=0,
+        description="Seconds of active time; after them, calls in flight are interrupted.",
     )
 
     @property
@@ -378,14 +442,17 @@ class TestConfig(ConfigSection):
 
     __test__ = False
 
-    enabled: bool = changeable_field(True, description="Open the test split when the run has completed.")
+    enabled: bool = changeable_field(
+        True, description="Open the test split when the run has completed."
+    )
     placebo: bool = changeable_field(
-        True, description="Also measure a document about something else, of the best skill's length."
+        True,
+        description="Also measure a document about something else, of the best skill's length.",
     )
     null_answers: bool = changeable_field(
         True,
-        description="Also grade constant answers, before the training and at its end: an empty one, a refusal, and the most "
-        "frequent right answer. This takes no model calls.",
+        description="Also grade constant answers, before the training and at its end: an empty "
+        "one, a refusal, and the most frequent right answer. This takes no model calls.",
     )
 
 
@@ -420,7 +487,8 @@ class TrainerConfig(ConfigSection):
     out_dir: Path = changeable_field(Path("runs/default"), description="The run's folder.")
     store: Path | None = changeable_field(
         None,
-        description="The database, which several runs may share; null: run.db in `out_dir`, for this run.",
+        description="The database, which several runs may share; null: run.db in `out_dir`, for "
+        "this run.",
     )
     fork: bool = changeable_field(
         False, description="Start a changed run in the same `out_dir`, and reuse matching results."
@@ -430,13 +498,13 @@ class TrainerConfig(ConfigSection):
     )
     skill: Path | None = changeable_field(
         None,
-        description="The initial skill document, or the folder of a skill; null: the agent's own instructions if reflact can "
-        "read them, otherwise an empty document.",
+        description="The initial skill document, or the folder of a skill; null: the agent's own "
+        "instructions if reflact can read them, otherwise an empty document.",
     )
     skill_files: tuple[str, ...] = changeable_field(
         (),
-        description="Further Markdown files of the skill's folder that are trained together with its `SKILL.md`, "
-        "such as `[references/tables.md]`; the target reads all of them.",
+        description="Further Markdown files of the skill's folder that are trained together with "
+        "its `SKILL.md`, such as `[references/tables.md]`; the target reads all of them.",
     )
     data: DataConfig = Field(default_factory=DataConfig, description="The items and their splits.")
     environment: EnvironmentConfig = Field(
@@ -446,17 +514,25 @@ class TrainerConfig(ConfigSection):
         default_factory=TargetConfig, description="How the skill reaches the target."
     )
     models: ModelsConfig = Field(default_factory=ModelsConfig, description="Models by role.")
-    executor: ExecutorConfig = Field(default_factory=ExecutorConfig, description="Where rollouts run.")
+    executor: ExecutorConfig = Field(
+        default_factory=ExecutorConfig, description="Where rollouts run."
+    )
     train: TrainConfig = Field(default_factory=TrainConfig, description="Epochs and batches.")
     search: SearchConfig = Field(
         default_factory=SearchConfig, description="Where the candidates of a step come from."
     )
-    reflect: ReflectConfig = Field(default_factory=ReflectConfig, description="How analysts read rollouts.")
+    reflect: ReflectConfig = Field(
+        default_factory=ReflectConfig, description="How analysts read rollouts."
+    )
     aggregate: AggregateConfig = Field(
         default_factory=AggregateConfig, description="How proposals are merged."
     )
-    select: SelectConfig = Field(default_factory=SelectConfig, description="How many edits a step applies.")
-    update: UpdateConfig = Field(default_factory=UpdateConfig, description="How edits become a candidate.")
+    select: SelectConfig = Field(
+        default_factory=SelectConfig, description="How many edits a step applies."
+    )
+    update: UpdateConfig = Field(
+        default_factory=UpdateConfig, description="How edits become a candidate."
+    )
     gate: GateConfig = Field(default_factory=GateConfig, description="How the gate decides.")
     slow_update: SlowUpdateConfig = Field(
         default_factory=SlowUpdateConfig, description="Guidance from a comparison of two epochs."
@@ -465,35 +541,50 @@ class TrainerConfig(ConfigSection):
         default_factory=MetaSkillConfig, description="The memory of the optimizer."
     )
     appendix: AppendixConfig = Field(
-        default_factory=AppendixConfig, description="Reminders of rules that the target did not follow."
+        default_factory=AppendixConfig,
+        description="Reminders of rules that the target did not follow.",
     )
     critic: CriticConfig = Field(
         default_factory=CriticConfig,
-        description="The critic, whose model is `models.critic`: it grades if `environment.grader` is `critic`, and advises "
-        "failure analysts if `annotate` is true.",
+        description="The critic, whose model is `models.critic`: it grades if `environment.grader` "
+        "is `critic`, and advises failure analysts if `annotate` is true.",
     )
-    test: TestConfig = Field(default_factory=TestConfig, description="The test split at the end of the run.")
+    test: TestConfig = Field(
+        default_factory=TestConfig, description="The test split at the end of the run."
+    )
     budget: BudgetConfig = Field(
         default_factory=BudgetConfig,
-        description="Limits of a run, over all its starts; null: no limit. If a run reaches one, it ends with the status "
-        "`budget`. To resume it, raise the limit.",
+        description="Limits of a run, over all its starts; null: no limit. If a run reaches one, "
+        "it ends with the status `budget`. To resume it, raise the limit.",
     )
-    prompts: PromptsConfig = Field(default_factory=PromptsConfig, description="Which prompt files are used.")
+    prompts: PromptsConfig = Field(
+        default_factory=PromptsConfig, description="Which prompt files are used."
+    )
     replay: ReplayConfig = Field(
         default_factory=ReplayConfig, description="Recorded responses instead of a live endpoint."
     )
-    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig, description="Spans and metrics.")
+    telemetry: TelemetryConfig = Field(
+        default_factory=TelemetryConfig, description="Spans and metrics."
+    )
 
     @model_validator(mode="after")
     def _check_combinations(self) -> TrainerConfig:
         if self.appendix.enabled and "edits" not in self.search.sources:
-            raise ValueError("`appendix.enabled` needs the source `edits`, whose analysts find the lapses")
+            raise ValueError(
+                "`appendix.enabled` needs the source `edits`, whose analysts find the lapses"
+            )
         if self.appendix.enabled and self.update.mode == "full_rewrite":
-            raise ValueError("`appendix.enabled` needs another `update.mode`: `full_rewrite` has no analysts")
+            raise ValueError(
+                "`appendix.enabled` needs another `update.mode`: `full_rewrite` has no analysts"
+            )
         if self.skill_files and self.update.mode != "patch":
-            raise ValueError("`skill_files` needs `update.mode: patch`: a rewrite would join the files")
+            raise ValueError(
+                "`skill_files` needs `update.mode: patch`: a rewrite would join the files"
+            )
         if self.skill_files and self.search.sources == ("rewrite",):
-            raise ValueError("`skill_files` needs another source than `rewrite`, which would join the files")
+            raise ValueError(
+                "`skill_files` needs another source than `rewrite`, which would join the files"
+            )
         if self.skill_files and self.skill is None:
             raise ValueError("`skill_files` needs `skill`, the folder of the skill")
         return self
@@ -505,7 +596,9 @@ class TrainerConfig(ConfigSection):
 
     @property
     def baseline_passes(self) -> int:
-        """How often the initial skill is measured: twice if beliefs decide from the start, else once."""
+        """How often the initial skill is measured: twice if beliefs decide from the start, else
+        once.
+        """
         gate = self.gate
         is_noisy = self.target.deterministic is False
         return 2 if gate.enabled and gate.policy == "ranked" and is_noisy else 1

@@ -1,4 +1,6 @@
-"""The environment of a data set: one question to the target for each item, and one graded answer."""
+"""The environment of a data set: one question to the target for each item, and one graded
+answer.
+"""
 
 from __future__ import annotations
 
@@ -74,14 +76,13 @@ LABEL_USES = 5
 class DatasetEnvironment:
     """Items of a data set, each one message to the target and one graded answer.
 
-    Args:
-        data: The items.
-        grade: A grader of ``reflact.environments.graders``, or any function of an item and an answer.
-        template: The message to the target. ``{input}`` is the item's input, and ``{NAME}`` the metadata of that name,
-            if the item has it. Text is inserted as it is, any other value as indented JSON with sorted keys.
+    Args: data: The items. grade: A grader of ``reflact.environments.graders``, or any function of
+        an item and an answer. template: The message to the target. ``{input}`` is the item's input,
+        and ``{NAME}`` the metadata of that name, if the item has it. Text is inserted as it is, any
+        other value as indented JSON with sorted keys.
         name: The environment's name; part of its identity.
-        version: Raise it if the scores of your own ``grade`` change although its code does not, for example with
-            a new version of a package, so that older scores are not reused.
+        version: Raise it if the scores of your own ``grade`` change although its code does not, for
+            example with a new version of a package, so that older scores are not reused.
 
     Raises:
         ConfigError: The template has no ``{input}``.
@@ -98,14 +99,21 @@ class DatasetEnvironment:
         version: int = 1,
     ) -> None:
         if INPUT_VARIABLE not in template:
-            raise ConfigError(f"the template {template!r} has no {INPUT_VARIABLE} for the item's input")
+            raise ConfigError(
+                f"the template {template!r} has no {INPUT_VARIABLE} for the item's input"
+            )
         self._data = data
         self._grade = grade
         self._template = template
         self._name = name
         self._version = version
         self._identity = canonical_json(
-            {"environment": name, "version": version, "template": template, "grader": identify_grader(grade)}
+            {
+                "environment": name,
+                "version": version,
+                "template": template,
+                "grader": identify_grader(grade),
+            }
         )
         if isinstance(grade, CheckedGrader):
             _check_references(grade, data)
@@ -136,7 +144,9 @@ class DatasetEnvironment:
         return self._data.items(split)
 
     def list_right_answers(self, item: Item) -> Sequence[str]:
-        """Return the item's right answers; empty if its references are no answers, or a critic grades."""
+        """Return the item's right answers; empty if its references are no answers, or a critic
+        grades.
+        """
         return () if self.scored_by is not None else list_right_answers(self._grade, item)
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
@@ -153,8 +163,9 @@ class DatasetEnvironment:
         answer = await replying
         if not isinstance(answer, str):
             raise EnvironmentFailure(
-                f"the agent failed on item {item.id}: `reply` of {type(session).__name__} returned a value of type "
-                f"{type(answer).__name__}; let it return the answer as text, or raise an exception if there is none"
+                f"the agent failed on item {item.id}: `reply` of {type(session).__name__} returned "
+                f"a value of type {type(answer).__name__}; let it return the answer as text, or "
+                "raise an exception if there is none"
             )
         return await apply_grader(self._grade, item, answer)
 
@@ -167,7 +178,9 @@ class DatasetEnvironment:
 
 
 def _check_references(grade: CheckedGrader[Any], data: DataSet) -> None:
-    """Raise DataError if the grader cannot use an item's reference; it names the items, with their rows if known."""
+    """Raise DataError if the grader cannot use an item's reference; it names the items, with their
+    rows if known.
+    """
     wrong: dict[str, tuple[Item, str]] = {}
     for split in Split:
         for item in data.items(split):
@@ -203,8 +216,12 @@ def _is_labels(texts: Sequence[str]) -> bool:
     return 2 <= len(set(texts)) <= min(MAX_LABELS, len(texts) / LABEL_USES)
 
 
-def _find_joined_labels(grade: CheckedGrader[Any], references: Sequence[JsonValue]) -> tuple[str, str] | None:
-    """Return two labels that a grader of texts takes for one, although only one of them is an item's right answer."""
+def _find_joined_labels(
+    grade: CheckedGrader[Any], references: Sequence[JsonValue]
+) -> tuple[str, str] | None:
+    """Return two labels that a grader of texts takes for one, although only one of them is an
+    item's right answer.
+    """
     texts = [text.strip() for text in _list_answers(references) if isinstance(text, str)]
     if not isinstance(grade, NormalizedGrader | TokenF1Grader) or not _is_labels(texts):
         return None
@@ -233,12 +250,14 @@ def _require_references(dataset: DataSet, path: Path) -> None:
     columns = list(items[0].metadata)
     listed = f"; the other columns are {', '.join(columns)}" if columns else ""
     raise DataError(
-        f"{path}: no item has a reference, so no answer can be graded; name the column of right answers: "
-        f"data.fields.reference: COLUMN{listed}"
+        f"{path}: no item has a reference, so no answer can be graded; name the column of right "
+        f"answers: data.fields.reference: COLUMN{listed}"
     )
 
 
-def build_environment(config: TrainerConfig, needed: Sequence[Split] = TRAINING_SPLITS) -> DatasetEnvironment:
+def build_environment(
+    config: TrainerConfig, needed: Sequence[Split] = TRAINING_SPLITS
+) -> DatasetEnvironment:
     """Load and check the data set that a configuration describes, and return its environment.
 
     Raises:
@@ -256,7 +275,9 @@ def build_environment(config: TrainerConfig, needed: Sequence[Split] = TRAINING_
     check_dataset(dataset, needed)
     if config.environment.grader != "critic":
         _require_references(dataset, config.data.path)
-    return DatasetEnvironment(dataset, grade=build_grader(config), template=config.environment.template)
+    return DatasetEnvironment(
+        dataset, grade=build_grader(config), template=config.environment.template
+    )
 
 
 class _PendingCriticGrader:
@@ -272,15 +293,16 @@ class _PendingCriticGrader:
 
     def __call__(self, item: Item, answer: str) -> Grade:
         raise ConfigError(
-            "the critic of a configuration is pinned by a run: train, or pass a CriticGrader as `grade`"
+            "the critic of a configuration is pinned by a run: train, or pass a CriticGrader as "
+            "`grade`"
         )
 
 
 def build_grader(config: TrainerConfig) -> Grader:
     """Return a configuration's grader with its settings.
 
-    Raises:
-        ConfigError: The tables of ``sql`` are missing, or this system cannot confine programs for ``python``.
+    Raises: ConfigError: The tables of ``sql`` are missing, or this system cannot confine programs
+        for ``python``.
     """
     if config.environment.grader == "critic":
         return _PendingCriticGrader(config)
@@ -288,7 +310,9 @@ def build_grader(config: TrainerConfig) -> Grader:
 
 
 def find_grader(name: str) -> type[CheckedGrader[Any]]:
-    """Return the class of a grader that a configuration names; those with processes are imported at their use."""
+    """Return the class of a grader that a configuration names; those with processes are imported at
+    their use.
+    """
     if name == "sql":
         from reflact.environments.sql_grader import SQLGrader
 
@@ -301,7 +325,9 @@ def find_grader(name: str) -> type[CheckedGrader[Any]]:
 
 
 def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
-    """Return the name of a grader that fits the references, and the reason; None if there are none."""
+    """Return the name of a grader that fits the references, and the reason; None if there
+    are none.
+    """
     answers = _list_answers(references)
     texts = [str(one) for one in answers]
     numbers = [None if isinstance(one, bool) else parse_number(str(one)) for one in answers]
@@ -311,7 +337,10 @@ def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
         if all(isinstance(one, dict) and {"tests", "stdout"} & one.keys() for one in answers):
             guess = "python", "The references are tests or expected outputs of programs."
         else:
-            guess = "json_fields", "The references are objects: an answer needs their fields and values."
+            guess = (
+                "json_fields",
+                "The references are objects: an answer needs their fields and values.",
+            )
     elif None not in numbers:
         guess = _choose_for_numbers(answers, numbers)
     elif all(text.lstrip().lower().startswith(("select ", "with ")) for text in texts):
@@ -323,49 +352,77 @@ def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
     elif all(_is_capitals(text) for text in texts):
         guess = (
             "exact",
-            "The letters of the references are capitals, as in codes, so an answer must be equal to the letter.",
+            "The letters of the references are capitals, as in codes, so an answer must be equal "
+            "to the letter.",
         )
     else:
-        guess = "normalized", f"The references are short texts. {FORGIVEN} If that counts, choose exact."
+        guess = (
+            "normalized",
+            f"The references are short texts. {FORGIVEN} If that counts, choose exact.",
+        )
     lists = " A list holds several right answers: one of them is enough."
     has_choice = guess[0] != "python" and any(isinstance(ref, list) for ref in references)
     return guess[0], guess[1] + (lists if has_choice else "")
 
 
 def _choose_for_labels(texts: Sequence[str]) -> tuple[str, str]:
-    words = f"The references are {len(set(texts))} labels: an answer must be the right one and nothing else"
+    words = (
+        f"The references are {len(set(texts))} labels: an answer must be the right one and "
+        "nothing else"
+    )
     if all(map(_is_capitals, texts)):
         return "exact", f"{words}, to the letter, because they are in capitals."
     if (joined := _find_joined_labels(NormalizedGrader(), texts)) is not None:
-        return "exact", f"{words}, to the letter, because {joined[0]} and {joined[1]} are nearly equal."
+        return (
+            "exact",
+            f"{words}, to the letter, because {joined[0]} and {joined[1]} are nearly equal.",
+        )
     return "normalized", f"{words}. {FORGIVEN}"
 
 
-def _choose_for_numbers(answers: Sequence[JsonValue], numbers: Sequence[float | None]) -> tuple[str, str]:
-    """Return `exact` if a text is a code, or if two are the same number (3.1 and 3.10); else `numeric`."""
+def _choose_for_numbers(
+    answers: Sequence[JsonValue], numbers: Sequence[float | None]
+) -> tuple[str, str]:
+    """Return `exact` if a text is a code, or if two are the same number (3.1 and 3.10); else
+    `numeric`.
+    """
     first: dict[float | None, str] = {}
     for answer, number in zip(answers, numbers, strict=True):
         plain = str(answer).strip().lstrip("+").replace(",", "")
         is_other = first.setdefault(number, plain) != plain
         if isinstance(answer, str) and (is_other or CODE.fullmatch(plain)):
-            words = f"References such as {plain} may be codes, so an answer must be equal to the letter."
+            words = (
+                f"References such as {plain} may be codes, so an answer must be equal to the "
+                "letter."
+            )
             return "exact", f"{words} If they are numbers, choose numeric."
     rounding = "" if all(isinstance(number, int) for number in numbers) else ", up to rounding,"
-    return "numeric", f"The references are numbers: an answer must be that number{rounding} and nothing else."
+    return (
+        "numeric",
+        f"The references are numbers: an answer must be that number{rounding} and nothing else.",
+    )
 
 
 def _is_capitals(text: str) -> bool:
-    """Whether most letters of a text are capitals, such as those of a code; a single letter is a label."""
+    """Whether most letters of a text are capitals, such as those of a code; a single letter is a
+    label.
+    """
     letters = [letter for letter in text if letter.isalpha()]
     return len(letters) > 1 and 2 * sum(letter.isupper() for letter in letters) > len(letters)
 
 
 def score_with_others(item: Item, answer: str) -> Mapping[str, float]:
-    """Return the graders of ``PLAIN_GRADERS`` that give an answer a soft score above 0, the highest first."""
+    """Return the graders of ``PLAIN_GRADERS`` that give an answer a soft score above 0, the highest
+    first.
+    """
     scores = dict[str, float]()
     for name, grader in PLAIN_GRADERS.items():
         try:
             scores[name] = grader()(item, answer).score.soft
         except (DataError, EnvironmentFailure):
             continue
-    return {name: score for name, score in sorted(scores.items(), key=lambda pair: -pair[1]) if score > 0}
+    return {
+        name: score
+        for name, score in sorted(scores.items(), key=lambda pair: -pair[1])
+        if score > 0
+    }

@@ -88,7 +88,11 @@ class CheckedGrader(FrozenModel, ABC, Generic[E]):
     @property
     def identity(self) -> dict[str, JsonValue]:
         """Name, version and settings: everything that a score depends on beside item and answer."""
-        return {"grader": self.name, "version": self.version, "settings": self.model_dump(mode="json")}
+        return {
+            "grader": self.name,
+            "version": self.version,
+            "settings": self.model_dump(mode="json"),
+        }
 
     def check(self, item: Item) -> None:
         """Raise DataError, which names the item, if this grader cannot use its reference."""
@@ -136,7 +140,9 @@ class ReferenceGrader(CheckedGrader[E]):
         feedback = None
         if soft < 1:
             expected = " or ".join(map(quote_json, _list_references(item)))
-            feedback = f"expected {expected}, got {quote_json(answer)}" + (f": {reason}" if reason else "")
+            feedback = f"expected {expected}, got {quote_json(answer)}" + (
+                f": {reason}" if reason else ""
+            )
         score = Score(hard=float(soft >= self._pass_threshold), soft=soft)
         return Grade(score=score, answer=answer, feedback=feedback)
 
@@ -158,7 +164,8 @@ class ExactGrader(ReferenceGrader[str]):
 
     name = "exact"
     meaning = (
-        "An answer is right if it equals the reference, character by character, apart from spaces around it."
+        "An answer is right if it equals the reference, character by character, apart from "
+        "spaces around it."
     )
 
     def list_right_answers(self, item: Item) -> tuple[str, ...]:
@@ -250,7 +257,8 @@ class NumericGrader(ReferenceGrader[float]):
 
     name = "numeric"
     meaning = (
-        "An answer is right if its number equals the reference's; a small tolerance is for decimals only."
+        "An answer is right if its number equals the reference's; a small tolerance is for "
+        "decimals only."
     )
     tolerance: float = Field(default=0.0, ge=0)
     relative_tolerance: float | None = Field(default=None, ge=0)
@@ -298,25 +306,32 @@ class RegexGrader(ReferenceGrader["Pattern[str]"]):
     """
 
     name = "regex"
-    meaning = "An answer is right if the whole of it matches the reference, which is a regular expression."
+    meaning = (
+        "An answer is right if the whole of it matches the reference, which is a regular "
+        "expression."
+    )
     inline_limit = 0
 
     def _read(self, reference: JsonValue) -> Pattern[str]:
         import regex
 
-        pattern = reference if isinstance(reference, str) else regex.escape(_read_as_text(reference))
+        pattern = (
+            reference if isinstance(reference, str) else regex.escape(_read_as_text(reference))
+        )
         try:
             return regex.compile(pattern)
         except (regex.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"{quote_json(reference)} is not a regular expression: {error}") from None
+            raise ValueError(
+                f"{quote_json(reference)} is not a regular expression: {error}"
+            ) from None
 
     def _match(self, expected: Pattern[str], answer: str) -> tuple[float, str]:
         try:
             match = expected.fullmatch(answer.strip(), timeout=MATCH_SECONDS)
         except TimeoutError:
             raise EnvironmentFailure(
-                f"the pattern {quote_json(expected.pattern)} took more than {MATCH_SECONDS} s on an "
-                f"answer of {len(answer)} characters: rewrite it without nested repetitions"
+                f"the pattern {quote_json(expected.pattern)} took more than {MATCH_SECONDS} s on "
+                f"an answer of {len(answer)} characters: rewrite it without nested repetitions"
             ) from None
         return float(match is not None), "the whole answer must match this pattern"
 
@@ -332,12 +347,17 @@ class JsonFieldsGrader(ReferenceGrader[dict[str, JsonValue]]):
     """
 
     name = "json_fields"
-    meaning = "An answer is a JSON object; it is right if it has the reference's fields with their values."
+    meaning = (
+        "An answer is a JSON object; it is right if it has the reference's fields with their "
+        "values."
+    )
 
     def list_right_answers(self, item: Item) -> tuple[str, ...]:
         """Return the references as JSON with sorted keys."""
         accepted = self._list_accepted(item)
-        return tuple(json.dumps(reference, sort_keys=True, ensure_ascii=False) for reference in accepted)
+        return tuple(
+            json.dumps(reference, sort_keys=True, ensure_ascii=False) for reference in accepted
+        )
 
     def _read(self, reference: JsonValue) -> dict[str, JsonValue]:
         if not isinstance(reference, dict) or not reference:
@@ -428,7 +448,9 @@ async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:
 
 def _describe_failure(item: Item, error: Exception) -> EnvironmentFailure:
     """Return the error about a grading function that failed, with the line of its own code."""
-    source = error.__cause__ if isinstance(error.__cause__, StopIteration) else error  # of a coroutine
+    source = (
+        error.__cause__ if isinstance(error.__cause__, StopIteration) else error
+    )  # of a coroutine
     frames = traceback.extract_tb(source.__traceback__)
     frame = next((one for one in reversed(frames) if not one.filename.startswith(INSTALLED)), None)
     where = "" if frame is None else f" ({frame.filename}:{frame.lineno})"
@@ -477,7 +499,9 @@ _BLANK = "".join(filter(str.isspace, map(chr, range(0x3001)))) + _INVISIBLE
 _TELLING_FORMS = frozenset({"<super>", "<sub>", "<fraction>", "<circle>", "<font>"})
 
 _MARKS = ".,;:!?\u2026\u3002\u3001\u061f\u060c\u061b\u0964"
-_QUOTES = dict(zip("\"'`*\u201c\u00ab\u201e\u201d\u300c", "\"'`*\u201d\u00bb\u201c\u201d\u300d", strict=True))
+_QUOTES = dict(
+    zip("\"'`*\u201c\u00ab\u201e\u201d\u300c", "\"'`*\u201d\u00bb\u201c\u201d\u300d", strict=True)
+)
 _OPENERS = _INVISIBLE + "([{\u00bf\u00a1_" + "".join(_QUOTES)
 _CLOSERS = _INVISIBLE + ")]}_" + _MARKS + "".join(_QUOTES.values())
 _NO_WORDS = frozenset({"", "a", "an", "the", "-", "\u2013", "\u2014"})
@@ -648,7 +672,10 @@ def parse_strict_json(text: str) -> Any:
         RecursionError: It is nested too deeply.
     """
     return json.loads(
-        text, object_pairs_hook=build_object, parse_constant=_refuse_number, parse_float=_parse_finite
+        text,
+        object_pairs_hook=build_object,
+        parse_constant=_refuse_number,
+        parse_float=_parse_finite,
     )
 
 
@@ -693,7 +720,18 @@ INSTALLED = (
 
 # Methods that change a list, a mapping or a set.
 CHANGING_METHODS = frozenset(
-    ["add", "append", "clear", "discard", "extend", "insert", "pop", "remove", "setdefault", "update"]
+    [
+        "add",
+        "append",
+        "clear",
+        "discard",
+        "extend",
+        "insert",
+        "pop",
+        "remove",
+        "setdefault",
+        "update",
+    ]
 )
 
 
@@ -719,7 +757,9 @@ def identify_function(function: Callable[..., Any]) -> str:
     if not isinstance(described, str):
         return f"{name}#{digest_json(described)[:16]}"
     if not name.startswith("reflact."):
-        LOGGER.warning("the code of %s is not read, so no run notices if what it computes changes", name)
+        LOGGER.warning(
+            "the code of %s is not read, so no run notices if what it computes changes", name
+        )
     return name
 
 
@@ -732,7 +772,9 @@ def _describe(value: Any, described: Described) -> JsonValue:
 
     A value that was described before counts by its number, so values may contain each other.
     """
-    if value is None or isinstance(value, bool | int | float | str | bytes | Enum | Decimal | Fraction):
+    if value is None or isinstance(
+        value, bool | int | float | str | bytes | Enum | Decimal | Fraction
+    ):
         return repr(value)
     if id(value) in described:
         return ["again", described[id(value)][0]]
@@ -742,7 +784,9 @@ def _describe(value: Any, described: Described) -> JsonValue:
     parts = _list_parts(value)
     if parts is None:
         return _name(
-            value if hasattr(value, "__qualname__") or isinstance(value, ModuleType) else type(value)
+            value
+            if hasattr(value, "__qualname__") or isinstance(value, ModuleType)
+            else type(value)
         )
     return [type(value).__name__, *(_describe(part, described) for part in parts)]
 
@@ -769,11 +813,15 @@ def _list_parts(value: Any) -> Sequence[Any] | None:  # noqa: PLR0911 - one for 
     wrapped = inspect.getattr_static(value, "__wrapped__", None)
     if wrapped is not None:
         return [wrapped]
-    methods = {} if isinstance(getattr(value, "__qualname__", None), str) else _list_methods(type(value))
+    methods = (
+        {} if isinstance(getattr(value, "__qualname__", None), str) else _list_methods(type(value))
+    )
     if not methods:
         return None
     stored, _ = _find_changes([method for name, method in methods.items() if name != "__init__"])
-    state = {name: part for name, part in getattr(value, "__dict__", {}).items() if name not in stored}
+    state = {
+        name: part for name, part in getattr(value, "__dict__", {}).items() if name not in stored
+    }
     return [type(value), state]
 
 
@@ -803,7 +851,9 @@ def _list_used_values(function: FunctionType) -> dict[str, Any]:
     values = {name: value for name, value in function.__globals__.items() if name in names}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     values |= {name: cell.cell_contents for name, cell in cells if cell != CellType()}
-    values |= {f"default {number}": value for number, value in enumerate(function.__defaults__ or ())}
+    values |= {
+        f"default {number}": value for number, value in enumerate(function.__defaults__ or ())
+    }
     values |= {f"default {name}": value for name, value in (function.__kwdefaults__ or {}).items()}
     stored, changes_items = _find_changes([function])
     return {

@@ -50,7 +50,9 @@ MIB = 1 << 20
 
 
 class AssertionCase(FrozenModel):
-    """A case that passes if Python code, run after the answer in its module, raises no exception."""
+    """A case that passes if Python code, run after the answer in its module, raises no
+    exception.
+    """
 
     tests: str
 
@@ -97,7 +99,9 @@ class PythonGrader(CheckedGrader[ProgramCase]):
     """
 
     name: ClassVar[str] = "python"
-    meaning: ClassVar[str] = "An answer is a Python program; it is right if it passes the reference's tests."
+    meaning: ClassVar[str] = (
+        "An answer is a Python program; it is right if it passes the reference's tests."
+    )
     seconds: int = Field(default=5, ge=1)
     patience: int = Field(default=10, ge=1)
     mebibytes: int = Field(default=1024, ge=64)
@@ -110,7 +114,8 @@ class PythonGrader(CheckedGrader[ProgramCase]):
     def from_config(
         cls, config: EnvironmentConfig, *, is_available: Callable[[], bool] = can_confine
     ) -> Self:
-        """Return the grader for this system; ``is_available`` returns whether the system can confine programs.
+        """Return the grader for this system; ``is_available`` returns whether the system can
+        confine programs.
 
         Raises:
             ConfigError: This system cannot confine programs, and ``allow_unconfined`` is false.
@@ -118,9 +123,10 @@ class PythonGrader(CheckedGrader[ProgramCase]):
         confined = is_available()
         if not confined and not config.allow_unconfined:
             raise ConfigError(
-                "environment.grader: python runs code that a model wrote, and this system cannot confine it. Use "
-                "Linux with Landlock on x86_64 or aarch64. Or set environment.allow_unconfined: true if the "
-                "code may read, change and delete everything that you can"
+                "environment.grader: python runs code that a model wrote, and this system cannot "
+                "confine it. Use Linux with Landlock on x86_64 or aarch64. Or set "
+                "environment.allow_unconfined: true if the code may read, change and delete "
+                "everything that you can"
             )
         return cls(seconds=config.time_limit, confined=confined)
 
@@ -158,8 +164,8 @@ class PythonGrader(CheckedGrader[ProgramCase]):
             return kind.model_validate(reference, strict=True)
         except ValidationError as error:
             raise ValueError(
-                f"the reference {quote_json(reference)} has neither `tests` alone, nor `stdout` with or without "
-                f"`stdin`: {describe_problems(error)}"
+                f"the reference {quote_json(reference)} has neither `tests` alone, nor `stdout` "
+                f"with or without `stdin`: {describe_problems(error)}"
             ) from None
 
     async def _run_program(self, case: ProgramCase, answer: str) -> ProgramResult:
@@ -186,7 +192,9 @@ class PythonGrader(CheckedGrader[ProgramCase]):
                 with anyio.move_on_after(self.seconds * self.patience):
                     is_crowded = await _wait(process)
                 code = process.returncode
-            printed, complaint = (_read_all(file).decode(errors="replace") for file in (output, errors))
+            printed, complaint = (
+                _read_all(file).decode(errors="replace") for file in (output, errors)
+            )
             return ProgramResult(code, _read_all(report), printed, complaint, is_crowded)
 
 
@@ -216,7 +224,9 @@ def find_fault(case: ProgramCase, result: ProgramResult, seconds: int) -> str | 
         return None
     expected = quote_json(case.stdout)
     printed = quote_json(result.output)
-    return f"for the input {quote_json(case.stdin)} it should print {expected}, and printed {printed}"
+    return (
+        f"for the input {quote_json(case.stdin)} it should print {expected}, and printed {printed}"
+    )
 
 
 def split_output(output: str) -> Sequence[str]:

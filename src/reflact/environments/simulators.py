@@ -1,4 +1,6 @@
-"""Simulators: an environment whose items are seeds of worlds, and steps of many rollouts that are computed together."""
+"""Simulators: an environment whose items are seeds of worlds, and steps of many rollouts that are
+computed together.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,16 @@ class SimulatorEnvironment:
         self, play: PlayWorld, *, name: str, train: int, val: int, test: int, version: int = 1
     ) -> None:
         self._play = play
-        self._identity = canonical_json({"environment": name, "version": version, "kind": "simulator"})
+        self._identity = canonical_json(
+            {"environment": name, "version": version, "kind": "simulator"}
+        )
         self._items: dict[Split, tuple[Item, ...]] = {}
         first = 0
         for split, size in ((Split.train, train), (Split.val, val), (Split.test, test)):
             if size < 1:
                 raise ConfigError(
-                    f"simulator {name}: the {split.value} split needs at least one world; give it a number above 0"
+                    f"simulator {name}: the {split.value} split needs at least one world; give it "
+                    "a number above 0"
                 )
             seeds = range(first, first + size)
             self._items[split] = tuple(Item(id=f"seed-{seed}", input=seed) for seed in seeds)
@@ -67,7 +72,8 @@ class SimulatorEnvironment:
         """Play the item's world; the trial's seed is not used."""
         if not isinstance(item.input, int):
             raise ConfigError(
-                f"item {item.id} is no seed of this simulator: {item.input!r}; use the items of its `items` method"
+                f"item {item.id} is no seed of this simulator: {item.input!r}; use the items of "
+                "its `items` method"
             )
         return await self._play(item.input, session)
 
@@ -77,7 +83,8 @@ U = TypeVar("U")
 
 
 class CallBatcher(Generic[T, U]):
-    """Joins calls that happen at the same time: each caller passes one value, and ``compute`` gets many.
+    """Joins calls that happen at the same time: each caller passes one value, and ``compute`` gets
+    many.
 
     For a simulator, a grader or a model whose step costs about as much for many worlds as for one.
     The callers stay rollouts of their own: each is stored, cancelled and resumed by itself, also
@@ -126,7 +133,8 @@ class CallBatcher(Generic[T, U]):
         await batch.task.wait()
         if not batch.results:
             raise EnvironmentFailure(
-                "the computation of a batch was cancelled from inside; let it raise another exception"
+                "the computation of a batch was cancelled from inside; let it raise another "
+                "exception"
             )
         result = batch.results[number]
         if isinstance(result, Exception):

@@ -52,7 +52,9 @@ PATIENCE = 10
 
 
 class QueryVerdict(NamedTuple):
-    """Whether an answer is right, and the reason if it did not run; ``problem`` is that of the references."""
+    """Whether an answer is right, and the reason if it did not run; ``problem`` is that of the
+    references.
+    """
 
     right: bool = False
     reason: str = ""
@@ -70,7 +72,9 @@ class SQLGrader(CheckedGrader[str]):
     """
 
     name: ClassVar[str] = "sql"
-    meaning: ClassVar[str] = "An answer is a query; it is right if it returns the same rows as the reference."
+    meaning: ClassVar[str] = (
+        "An answer is a query; it is right if it returns the same rows as the reference."
+    )
     tables: bytes
     _idle: list[QueryProcess] = PrivateAttr(default_factory=list)
     _slots: anyio.CapacityLimiter = PrivateAttr(
@@ -85,7 +89,9 @@ class SQLGrader(CheckedGrader[str]):
             ConfigError: The tables are missing.
         """
         if config.tables is None:
-            raise ConfigError("environment.tables is required for grader: sql; name a folder of .csv files")
+            raise ConfigError(
+                "environment.tables is required for grader: sql; name a folder of .csv files"
+            )
         return cls(tables=read_tables(config.tables))
 
     @property
@@ -105,7 +111,9 @@ class SQLGrader(CheckedGrader[str]):
         async with self._slots:
             process = self._idle.pop() if self._idle else QueryProcess(self.tables)
             try:
-                verdict = await to_thread.run_sync(process.judge, references, answer, abandon_on_cancel=True)
+                verdict = await to_thread.run_sync(
+                    process.judge, references, answer, abandon_on_cancel=True
+                )
             except anyio.get_cancelled_exc_class():
                 process.kill()
                 raise
@@ -165,7 +173,11 @@ class QueryProcess:
         if problem is not None:
             return QueryVerdict(problem=str(problem))
         verdict = False if answer is None else self._read_reply(process, MAX_SECONDS)
-        return QueryVerdict(reason=verdict) if isinstance(verdict, str) else QueryVerdict(right=bool(verdict))
+        return (
+            QueryVerdict(reason=verdict)
+            if isinstance(verdict, str)
+            else QueryVerdict(right=bool(verdict))
+        )
 
     def kill(self) -> None:
         """End the process, also while another thread waits for it."""
@@ -177,8 +189,12 @@ class QueryProcess:
         if process is not None and self._owner == os.getpid() and process.poll() is None:
             return process
         with ExitStack() as stack:
-            program, report, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-            program.write(json.dumps({"answer": WORKER.read_text(encoding="utf-8"), "tests": None}).encode())
+            program, report, errors = (
+                stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)
+            )
+            program.write(
+                json.dumps({"answer": WORKER.read_text(encoding="utf-8"), "tests": None}).encode()
+            )
             program.seek(0)
             request = SandboxRequest(
                 parent=None,
@@ -205,7 +221,9 @@ class QueryProcess:
             if not self._read_line(process, MAX_SECONDS * PATIENCE):
                 errors.seek(0)
                 reason = find_last_line(errors.read().decode(errors="replace"))
-                raise EnvironmentFailure(f"the process for queries did not start as it should: {reason}")
+                raise EnvironmentFailure(
+                    f"the process for queries did not start as it should: {reason}"
+                )
         self._process = process
         self._owner = os.getpid()
         return process
@@ -288,8 +306,12 @@ def _load(connection: sqlite3.Connection, file: Path) -> None:
         raise ConfigError(f"environment.tables: cannot read {file}: {error}") from None
     if any(len(row) != len(header) for row in rows):
         raise ConfigError(f"environment.tables: the rows of {file} differ in length")
-    kinds = ["REAL" if all(_is_number(row[i]) for row in rows) else "TEXT" for i in range(len(header))]
-    columns = ", ".join(f"{_quote_identifier(name)} {kind}" for name, kind in zip(header, kinds, strict=True))
+    kinds = [
+        "REAL" if all(_is_number(row[i]) for row in rows) else "TEXT" for i in range(len(header))
+    ]
+    columns = ", ".join(
+        f"{_quote_identifier(name)} {kind}" for name, kind in zip(header, kinds, strict=True)
+    )
     marks = ", ".join("?" for _ in header)
     try:
         connection.execute(f"CREATE TABLE {_quote_identifier(file.stem)} ({columns})")

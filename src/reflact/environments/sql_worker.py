@@ -51,7 +51,12 @@ MAX_REASON_CHARS = 300
 # Numbers with at most this relative difference are equal.
 RELATIVE_TOLERANCE = 1e-6
 
-READ_ACTIONS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+READ_ACTIONS = {
+    sqlite3.SQLITE_SELECT,
+    sqlite3.SQLITE_READ,
+    sqlite3.SQLITE_FUNCTION,
+    sqlite3.SQLITE_RECURSIVE,
+}
 
 # Refused functions: scores must be reproducible, and queries must not load code.
 REFUSED_FUNCTIONS = {
@@ -138,7 +143,9 @@ class QueryDatabase:
         def call(*arguments: SQLValue) -> SQLValue:
             names = [_read_word(value) for value in arguments]
             if len(arguments) <= position or "now" in names or names[position] in CURRENT_TIME:
-                self._problem = f"{name} of the current time is not allowed, because results must not change"
+                self._problem = (
+                    f"{name} of the current time is not allowed, because results must not change"
+                )
                 raise ValueError(self._problem)
             marks = ", ".join("?" * len(arguments))
             row: SQLRow = self._times.execute(f"SELECT {name}({marks})", arguments).fetchone()
@@ -154,7 +161,8 @@ def is_same_result(expected: QueryResult, rows: Sequence[SQLRow]) -> bool:
         rows = _sort_rows(rows)
         expected_rows = _sort_rows(expected_rows)
     return len(expected_rows) == len(rows) and all(
-        len(a) == len(b) and all(map(_is_same, a, b)) for a, b in zip(expected_rows, rows, strict=True)
+        len(a) == len(b) and all(map(_is_same, a, b))
+        for a, b in zip(expected_rows, rows, strict=True)
     )
 
 
@@ -204,7 +212,11 @@ def _read_word(value: SQLValue) -> str:
 
 
 def _is_same(one: SQLValue, other: SQLValue) -> bool:
-    if isinstance(one, int | float) and isinstance(other, int | float) and float in {type(one), type(other)}:
+    if (
+        isinstance(one, int | float)
+        and isinstance(other, int | float)
+        and float in {type(one), type(other)}
+    ):
         return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-9)
     return one == other
 

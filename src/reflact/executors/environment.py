@@ -36,10 +36,11 @@ MIN_KEY_CHARACTERS = 12
 class ExecutedEnvironment(EnvironmentAdapter):
     """An environment whose rollouts run in the workers of an executor.
 
-    A chat model and an object stay in the trainer's process: a worker's session sends them each message. A command or a
-    function that the configuration names runs in the worker, and the requests of its agent are sent here. Both go through
-    a gateway with an address and a token of its own for each rollout, so calls, keys, limits, stored replies and records
-    are those of any other run.
+    A chat model and an object stay in the trainer's process: a worker's session sends them each
+    message. A command or a function that the configuration names runs in the worker, and the
+    requests of its agent are sent here. Both go through a gateway with an address and a token of
+    its own for each rollout, so calls, keys, limits, stored replies and records are those of any
+    other run.
 
     Args:
         own: The environment in the trainer's process, which is asked for all but rollouts.
@@ -99,7 +100,11 @@ class ExecutedEnvironment(EnvironmentAdapter):
             if self._target is None or not isinstance(session, GatewaySession):
                 result = await self._executor.run(job)
             else:
-                agent = {"target": self._target, "skill": session.skill.text, "rollout": session.rollout}
+                agent = {
+                    "target": self._target,
+                    "skill": session.skill.text,
+                    "rollout": session.rollout,
+                }
                 result = await self._executor.run(job.model_copy(update=agent))
                 session.adopt(result.turns)
 
@@ -113,7 +118,9 @@ class ExecutedEnvironment(EnvironmentAdapter):
 
 
 async def _answer(session: Session, body: Mapping[str, Any]) -> str:
-    """Return the target's answer to a message, or its model's to a request of the agent in a worker."""
+    """Return the target's answer to a message, or its model's to a request of the agent in a
+    worker.
+    """
     if "forwarded" in body and isinstance(session, GatewaySession):
         return await session.forward(body["forwarded"], **body["call"])
     return await session.reply(str(body["messages"][-1]["content"]))
@@ -123,13 +130,16 @@ async def _answer(session: Session, body: Mapping[str, Any]) -> str:
 async def place_environment(
     environment: EnvironmentAdapter, config: TrainerConfig, target: TargetAdapter, *, named: bool
 ) -> AsyncIterator[ExecutedEnvironment]:
-    """Yield an environment that runs in the configured executor; ``named`` if the configuration names it.
+    """Yield an environment that runs in the configured executor; ``named`` if the configuration
+    names it.
 
     Raises:
         ConfigError: Workers cannot make the environment, or the executor cannot be opened.
     """
     own = environment.own
-    reference = refer_to_named_environment(own, config) if named else pickle_environment(own, config)
+    reference = (
+        refer_to_named_environment(own, config) if named else pickle_environment(own, config)
+    )
     sent_target = refer_to_target(target, config)
     async with open_executor(config) as executor:
         yield ExecutedEnvironment(own, executor, reference, sent_target, host=config.executor.host)
@@ -143,11 +153,16 @@ def refer_to_target(target: TargetAdapter, config: TrainerConfig) -> TargetRefer
 
     model = config.models.target
     return TargetReference(
-        identity=target.identity, section=config.target, model=model.model, llm=identify_model(model)
+        identity=target.identity,
+        section=config.target,
+        model=model.model,
+        llm=identify_model(model),
     )
 
 
-def refer_to_named_environment(environment: Environment, config: TrainerConfig) -> EnvironmentReference:
+def refer_to_named_environment(
+    environment: Environment, config: TrainerConfig
+) -> EnvironmentReference:
     """Return how workers make the environment of a configuration.
 
     Raises:
@@ -156,8 +171,8 @@ def refer_to_named_environment(environment: Environment, config: TrainerConfig) 
     section = config.environment
     if section.grader == "critic":
         raise ConfigError(
-            f"executor.name: {config.executor.name} cannot run environment.grader: critic, because workers "
-            "have no key for the critic's model; set executor.name to local"
+            f"executor.name: {config.executor.name} cannot run environment.grader: critic, because "
+            "workers have no key for the critic's model; set executor.name to local"
         )
     if section.tables is not None:
         section = section.model_copy(update={"tables": section.tables.absolute()})
@@ -182,8 +197,8 @@ def pickle_environment(environment: Environment, config: TrainerConfig) -> Envir
         reason = "the script that runs defines a part of it"
     raise ConfigError(
         f"executor.name: {config.executor.name} cannot send the environment, of type "
-        f"{type(environment).__name__}, to workers: {reason}. Put the classes and functions that it needs "
-        "into a module that workers can import, or set executor.name to local"
+        f"{type(environment).__name__}, to workers: {reason}. Put the classes and functions that "
+        "it needs into a module that workers can import, or set executor.name to local"
     )
 
 
@@ -208,7 +223,9 @@ async def open_executor(config: TrainerConfig) -> AsyncIterator[Executor]:
 
 
 def select_variables(config: TrainerConfig) -> dict[str, str]:
-    """Return the environment variables that workers get: none with a key of a model, or a name of a secret."""
+    """Return the environment variables that workers get: none with a key of a model, or a name of a
+    secret.
+    """
     key_names = {getattr(config.models, role).api_key_env for role in ModelsConfig.model_fields}
     keys = [os.environ.get(name or "", "") for name in key_names]
     keys = [key for key in keys if len(key) >= MIN_KEY_CHARACTERS]

@@ -16,10 +16,9 @@ from reflact.types import FrozenModel, Grade, Item, Turn
 class EnvironmentReference(FrozenModel):
     """How a worker makes an environment.
 
-    Attributes:
-        identity: The environment's identity, which the worker's must equal.
-        section: The configuration's section, which names the environment; None if ``pickled`` is set.
-        pickled: An object that was passed in Python, pickled, in base64.
+    Attributes: identity: The environment's identity, which the worker's must equal. section: The
+        configuration's section, which names the environment; None if ``pickled`` is set. pickled:
+        An object that was passed in Python, pickled, in base64.
     """
 
     identity: str
@@ -46,16 +45,12 @@ class TargetReference(FrozenModel):
 class ExecutorJob(FrozenModel):
     """One rollout to run in a worker; it holds values only, and no key of a provider.
 
-    Attributes:
-        key: Unique among the jobs of a run's start; the result has it too.
-        environment: How the worker makes the environment, once for all jobs.
-        item: The item.
-        seed: The seed of the item's trial.
-        base_url: Where the session asks the target during this rollout.
-        token: The key for this address.
-        target: How the worker makes the target; None: the session sends each message to the trainer's.
-        skill: The skill of the worker's target.
-        rollout: The rollout's key.
+    Attributes: key: Unique among the jobs of a run's start; the result has it too. environment: How
+        the worker makes the environment, once for all jobs. item: The item. seed: The seed of the
+        item's trial. base_url: Where the session asks the target during this rollout. token: The
+        key for this address. target: How the worker makes the target; None: the session sends each
+        message to the trainer's. skill: The skill of the worker's target. rollout: The rollout's
+        key.
     """
 
     key: str
@@ -86,7 +81,9 @@ class WorkerError(FrozenModel):
 
 
 class ExecutorResult(FrozenModel):
-    """The grade of a job, or the exception that its environment raised; ``turns`` are those of the worker's target."""
+    """The grade of a job, or the exception that its environment raised; ``turns`` are those of the
+    worker's target.
+    """
 
     key: str
     turns: tuple[Turn, ...] = ()
@@ -121,7 +118,9 @@ def describe_error(error: BaseException) -> WorkerError:
 
 
 def rebuild_error(error: WorkerError) -> Exception:
-    """Return an exception of reflact's own class, or a ``CodeError`` with the name and text of the original."""
+    """Return an exception of reflact's own class, or a ``CodeError`` with the name and text of the
+    original.
+    """
     kind = getattr(errors, error.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, ReflactError)):
         kind = type(error.kind, (CodeError,), {"__module__": CodeError.__module__})

@@ -30,7 +30,9 @@ LOSSES = 2
 
 
 class RayWorker:
-    """An actor of Ray: a process with one event loop on any machine of the cluster, which runs many jobs at a time."""
+    """An actor of Ray: a process with one event loop on any machine of the cluster, which runs many
+    jobs at a time.
+    """
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -65,15 +67,17 @@ class RayWorker:
 class WorkerPool:
     """Gives each job to the worker with the fewest jobs.
 
-    If a worker ends, nobody knows which of its jobs was the reason. A job that lost two workers is run in one of its
-    own, so that a job that ends every worker does not leave others unmeasured.
+    If a worker ends, nobody knows which of its jobs was the reason. A job that lost two workers is
+    run in one of its own, so that a job that ends every worker does not leave others unmeasured.
 
     Args:
         open_worker: Starts a worker for an environment.
         workers: The most workers.
     """
 
-    def __init__(self, open_worker: Callable[[EnvironmentReference], RayWorker], workers: int) -> None:
+    def __init__(
+        self, open_worker: Callable[[EnvironmentReference], RayWorker], workers: int
+    ) -> None:
         self._open_worker = open_worker
         self._size = workers
         self._in_flight: dict[RayWorker, int] = {}
@@ -102,7 +106,9 @@ class WorkerPool:
         await fan_out(lambda worker: worker.close(seconds=seconds), [*self._in_flight])
 
     def _choose(self, environment: EnvironmentReference) -> RayWorker:
-        """Return the worker with the fewest jobs; a new one if all have some and there may be more."""
+        """Return the worker with the fewest jobs; a new one if all have some and there
+        may be more.
+        """
         fewest = min(self._in_flight.values(), default=1)
         if fewest and len(self._in_flight) < self._size:
             worker = self._open_worker(environment)
@@ -143,10 +149,9 @@ async def open_ray(
 
     A cluster to which this process is already connected is used as it is.
 
-    Args:
-        workers: The most actors; each takes one processor of the cluster.
-        address: The address of a running cluster; None starts one on this machine, which ends with the block.
-        hidden: Environment variables that workers do not get.
+    Args: workers: The most actors; each takes one processor of the cluster. address: The address of
+        a running cluster; None starts one on this machine, which ends with the block. hidden:
+        Environment variables that workers do not get.
 
     Raises:
         ConfigError: The cluster cannot be reached.
@@ -167,7 +172,9 @@ async def open_ray(
         try:
             await anyio.to_thread.run_sync(start)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ConfigError(f"executor.address: Ray cannot be reached or started: {error}") from error
+            raise ConfigError(
+                f"executor.address: Ray cannot be reached or started: {error}"
+            ) from error
     variables = dict.fromkeys(sorted(hidden), "")
     if address is None:
         variables["PYTHONPATH"] = os.pathsep.join(sys.path)

@@ -117,8 +117,8 @@ def rebuild_environment(reference: EnvironmentReference) -> Environment:
             environment = DatasetEnvironment(data, grade=build_grader(config), template=template)
     if environment is None or environment.identity != reference.identity:
         raise ConfigError(
-            "the environment of a worker differs from the trainer's: install the same versions of its "
-            "packages on all machines"
+            "the environment of a worker differs from the trainer's: install the same versions of "
+            "its packages on all machines"
         )
     return environment
 
@@ -133,7 +133,9 @@ class TrainerSession:
         self.turns: tuple[Turn, ...] = ()
 
     async def reply(self, message: str) -> str:
-        """Send the target a message and return its answer; raises what the target's own session raises."""
+        """Send the target a message and return its answer; raises what the target's own session
+        raises.
+        """
         answer = await self.ask({"messages": [{"role": "user", "content": message}]})
         self.turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))
         return answer
@@ -151,7 +153,9 @@ class TrainerSession:
 
 
 class WorkerTarget:
-    """A target in a worker; it implements ``protocols.RequestSender``, which passes requests on to the trainer."""
+    """A target in a worker; it implements ``protocols.RequestSender``, which passes requests on to
+    the trainer.
+    """
 
     def __init__(self, reference: TargetReference) -> None:
         self.identity = reference.llm
@@ -161,7 +165,8 @@ class WorkerTarget:
         self._target = TargetAdapter(own).connect(self, ModelConfig(model=reference.model))
         if self._target.identity != reference.identity:
             raise ConfigError(
-                "the target of a worker differs from the trainer's: install the same versions on all machines"
+                "the target of a worker differs from the trainer's: install the same versions on "
+                "all machines"
             )
 
     def start(self, job: ExecutorJob, trainer: TrainerSession) -> Session:
@@ -171,7 +176,9 @@ class WorkerTarget:
 
     async def forward(self, body: Mapping[str, JsonValue], *, call_id: CallId) -> str:
         """Send a request of an agent to the trainer; see ``protocols.RequestSender``."""
-        call: dict[str, JsonValue] = call_id.model_dump(mode="json", include={"purpose", "number", "part"})
+        call: dict[str, JsonValue] = call_id.model_dump(
+            mode="json", include={"purpose", "number", "part"}
+        )
         trainer = self._sessions[call_id.rollout or ""]
         return await trainer.ask({"messages": [], "forwarded": {**body}, "call": call})
 
@@ -184,5 +191,6 @@ class WorkerTarget:
     ) -> str:
         """Refuse: a worker has no key with which to ask an agent's own model."""
         raise ConfigError(
-            "an agent that brings its model runs in the trainer's process: set executor.name to local"
+            "an agent that brings its model runs in the trainer's process: set executor.name to "
+            "local"
         )

@@ -1,7 +1,7 @@
 """The rule of the greater mean: one pass of the candidate against one pass of another skill.
 
-It decides under ``gate.policy: strict``, and for targets whose repeats never disagreed. Coverage and the veto of
-``no_regression`` belong to all policies. All functions are pure.
+It decides under ``gate.policy: strict``, and for targets whose repeats never disagreed. Coverage
+and the veto of ``no_regression`` belong to all policies. All functions are pure.
 """
 
 from __future__ import annotations
@@ -46,14 +46,18 @@ class ScorePair(FrozenModel):
     @property
     def difference(self) -> float | None:
         """The candidate's score minus the other; None if a side is unmeasured."""
-        return None if self.candidate is None or self.current is None else self.candidate - self.current
+        return (
+            None
+            if self.candidate is None or self.current is None
+            else self.candidate - self.current
+        )
 
 
 class GateSettings(FrozenModel):
     """The inputs of a decision beside the scores; see ``GateConfig`` for the settings.
 
-    ``item_ids`` are in the order in which they are run. ``confirms``: items that differ are repeated before an
-    acceptance, because nobody declared the target as deterministic.
+    ``item_ids`` are in the order in which they are run. ``confirms``: items that differ are
+    repeated before an acceptance, because nobody declared the target as deterministic.
     """
 
     item_ids: tuple[str, ...] = Field(min_length=1)
@@ -70,9 +74,11 @@ class Ruling(FrozenModel):
 
 
 def decide(settings: GateSettings, pairs: Sequence[ScorePair], *, other: str = "current") -> Ruling:
-    """Return the decision on one pass: a strictly greater mean is accepted, unless too many items are lost.
+    """Return the decision on one pass: a strictly greater mean is accepted, unless too many items
+    are lost.
 
-    The means are those of the pairs that are measured on both sides. ``other`` names the other skill.
+    The means are those of the pairs that are measured on both sides. ``other`` names the other
+    skill.
     """
     if (ruling := check_coverage(settings.coverage, pairs, other=other)) is not None:
         return ruling
@@ -93,7 +99,9 @@ def choose_repeats(pairs: Sequence[ScorePair]) -> tuple[str, ...]:
 
 
 def has_disagreement(pairs: Sequence[ScorePair], repeats: Sequence[ScorePair]) -> bool:
-    """Return whether a repeat of an item differs from its first score on either side; missing scores do not."""
+    """Return whether a repeat of an item differs from its first score on either side; missing
+    scores do not.
+    """
     first = {pair.item_id: pair for pair in pairs}
     scores = [(first[again.item_id].candidate, again.candidate) for again in repeats]
     scores += [(first[again.item_id].current, again.current) for again in repeats]
@@ -101,20 +109,30 @@ def has_disagreement(pairs: Sequence[ScorePair], repeats: Sequence[ScorePair]) -
 
 
 def find_unconfirmed(pairs: Sequence[ScorePair], repeats: Sequence[ScorePair]) -> Ruling | None:
-    """Return the decision if the gain rests on items whose repeats could not be measured; else None."""
+    """Return the decision if the gain rests on items whose repeats could not be measured; else
+    None.
+    """
     doubtful = {pair.item_id for pair in repeats if pair.difference is None}
-    unproven = math.fsum(max(0.0, pair.difference or 0.0) for pair in pairs if pair.item_id in doubtful)
+    unproven = math.fsum(
+        max(0.0, pair.difference or 0.0) for pair in pairs if pair.item_id in doubtful
+    )
     n = sum(pair.difference is not None for pair in pairs)
     if (_sum_differences(pairs) - unproven) / n > SCORE_TOLERANCE:
         return None
-    reason = f"Of {len(repeats)} items that were repeated, {len(doubtful)} could not be measured again."
+    reason = (
+        f"Of {len(repeats)} items that were repeated, {len(doubtful)} could not be measured again."
+    )
     return Ruling(action="unmeasured", reason=reason)
 
 
 def find_lost_items(pairs: Sequence[ScorePair]) -> tuple[str, ...]:
-    """Return the items of one pass that the current skill solved and the candidate did not, as far as measured."""
+    """Return the items of one pass that the current skill solved and the candidate did not, as far
+    as measured.
+    """
     return tuple(
-        pair.item_id for pair in pairs if pair.current_solved is True and pair.candidate_solved is False
+        pair.item_id
+        for pair in pairs
+        if pair.current_solved is True and pair.candidate_solved is False
     )
 
 
@@ -125,18 +143,23 @@ def explain_veto(losses: int, allowed: int) -> str:
 
 
 def count_required(coverage: float, total: int) -> int:
-    """Return how many of ``total`` items must be measured: at least one, and the share ``coverage``, 0..1.
+    """Return how many of ``total`` items must be measured: at least one, and the share
+    ``coverage``, 0..1.
 
-    The share counts as the decimal number that is written: 0.07 of 100 is 7, although the float is a little larger.
+    The share counts as the decimal number that is written: 0.07 of 100 is 7, although the float is
+    a little larger.
     """
     return max(1, math.ceil(Fraction(repr(coverage)) * total))
 
 
-def check_coverage(coverage: float, pairs: Sequence[ScorePair], *, other: str = "current") -> Ruling | None:
-    """Return the decision if too few pairs are measured, or the sides' unmeasured shares differ; else None.
+def check_coverage(
+    coverage: float, pairs: Sequence[ScorePair], *, other: str = "current"
+) -> Ruling | None:
+    """Return the decision if too few pairs are measured, or the sides' unmeasured shares differ;
+    else None.
 
-    Items that are refused with both skills do not count. If the endpoint refuses them with the candidate alone, no
-    retry can mend it, so the candidate is rejected.
+    Items that are refused with both skills do not count. If the endpoint refuses them with the
+    candidate alone, no retry can mend it, so the candidate is rejected.
     """
     pairs = [pair for pair in pairs if not (pair.candidate_refused and pair.current_refused)]
     if _has_coverage(coverage, pairs):
@@ -146,9 +169,10 @@ def check_coverage(coverage: float, pairs: Sequence[ScorePair], *, other: str = 
     measured = sum(pair.difference is not None for pair in pairs)
     candidate, missing = _count_unmeasured(pairs)
     reason = (
-        f"Only {measured} of {len(pairs)} comparisons are measured with both skills: {candidate} rollouts of the "
-        f"candidate and {missing} of the {other} skill are missing. The gate needs a share of {coverage:g}, and the "
-        f"skills' shares at most {MAX_UNMEASURED_GAP} points apart."
+        f"Only {measured} of {len(pairs)} comparisons are measured with both skills: {candidate} "
+        f"rollouts of the candidate and {missing} of the {other} skill are missing. The gate needs "
+        f"a share of {coverage:g}, and the skills' shares at most {MAX_UNMEASURED_GAP} points "
+        "apart."
     )
     return Ruling(action="reject" if is_candidate else "unmeasured", reason=reason)
 
@@ -161,7 +185,9 @@ def _has_coverage(coverage: float, pairs: Sequence[ScorePair]) -> bool:
 
 
 def _count_unmeasured(pairs: Sequence[ScorePair]) -> tuple[int, int]:
-    return sum(pair.candidate is None for pair in pairs), sum(pair.current is None for pair in pairs)
+    return sum(pair.candidate is None for pair in pairs), sum(
+        pair.current is None for pair in pairs
+    )
 
 
 def _sum_differences(pairs: Sequence[ScorePair]) -> float:
@@ -173,4 +199,7 @@ def _explain_means(pairs: Sequence[ScorePair], relation: str, other: str) -> str
     new = math.fsum(pair.candidate or 0.0 for pair in measured) / len(measured)
     old = math.fsum(pair.current or 0.0 for pair in measured) / len(measured)
     part = f"{len(pairs)}" if len(measured) == len(pairs) else f"{len(measured)} of {len(pairs)}"
-    return f"The candidate's {new:.4g} {relation} above the {other} skill's {old:.4g}, on {part} items."
+    return (
+        f"The candidate's {new:.4g} {relation} above the {other} skill's {old:.4g}, on {part} "
+        "items."
+    )

@@ -55,8 +55,8 @@ def wilson_interval(successes: float, n: int) -> tuple[float, float]:
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the 95% interval of the mean of scores in 0..1.
 
-    Binary scores have Wilson's interval. Fractional ones have the normal approximation with the sample's
-    standard deviation, clipped to 0..1. A single fractional score has the interval 0..1.
+    Binary scores have Wilson's interval. Fractional ones have the normal approximation with the
+    sample's standard deviation, clipped to 0..1. A single fractional score has the interval 0..1.
 
     Raises:
         ValueError: There are no values.
@@ -70,13 +70,17 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     return max(0.0, mean - spread), min(1.0, mean + spread)
 
 
-def improvement_interval(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean difference ``after - before`` over the same items, and its 95% interval, in -1..1.
+def improvement_interval(
+    before: Sequence[float], after: Sequence[float]
+) -> tuple[float, float, float]:
+    """Return the mean difference ``after - before`` over the same items, and its 95% interval, in
+    -1..1.
 
-    Binary scores have Agresti and Min's adjusted Wald interval for matched pairs, which adds half a pair to
-    each of the four outcomes. So have fractional ones that all differ by the same amount, which counts as the unit:
-    their sample has no variance, but two or three items show little. Other fractional ones have Student's interval of
-    the differences. A single fractional pair has the interval -1..1.
+    Binary scores have Agresti and Min's adjusted Wald interval for matched pairs, which adds half a
+    pair to each of the four outcomes. So have fractional ones that all differ by the same amount,
+    which counts as the unit: their sample has no variance, but two or three items show little.
+    Other fractional ones have Student's interval of the differences. A single fractional pair has
+    the interval -1..1.
 
     Source: A. Agresti and Y. Min, Statistics in Medicine 24 (2005), 729-740.
 
@@ -106,13 +110,17 @@ def improvement_interval(before: Sequence[float], after: Sequence[float]) -> tup
 
 
 def compute_chance(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the probability, 0..1, of so large a gain if each item that differs were as likely to be worse as better.
+    """Return the probability, 0..1, of so large a gain if each item that differs were as likely to
+    be worse as better.
 
-    For binary scores, and for others that all differ by the same amount, this is the exact one-sided sign test, which is
-    McNemar's exact test. For other scores it is the smallest probability that any such test can give: that of the one
-    case in which all differences are gains.
+    For binary scores, and for others that all differ by the same amount, this is the exact
+    one-sided sign test, which is McNemar's exact test. For other scores it is the smallest
+    probability that any such test can give: that of the one case in which all differences are
+    gains.
     """
-    differences = [new - old for old, new in zip(before, after, strict=True) if abs(new - old) > ROUNDING]
+    differences = [
+        new - old for old, new in zip(before, after, strict=True) if abs(new - old) > ROUNDING
+    ]
     n = len(differences)
     sizes = [abs(difference) for difference in differences]
     if not n:
@@ -128,10 +136,11 @@ def compute_chance(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def student_quantile(freedom: int) -> float:
-    """Return the 97.5% quantile of Student's t for 1 or more degrees of freedom, correct to three decimals.
+    """Return the 97.5% quantile of Student's t for 1 or more degrees of freedom, correct to three
+    decimals.
 
-    From 10 on it uses an expansion in their inverse (M. Abramowitz and I. Stegun, Handbook of Mathematical
-    Functions, 1964, 26.7.5).
+    From 10 on it uses an expansion in their inverse (M. Abramowitz and I. Stegun, Handbook of
+    Mathematical Functions, 1964, 26.7.5).
     """
     if freedom <= len(_T_95):
         return _T_95[freedom - 1]
@@ -145,39 +154,54 @@ def student_quantile(freedom: int) -> float:
 def within_item_interval(
     before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]
 ) -> tuple[float, float, float]:
-    """Return the mean difference ``after - before`` on these very items, and its 95% interval, in -1..1.
+    """Return the mean difference ``after - before`` on these very items, and its 95% interval, in
+    -1..1.
 
-    Each item has at least two scores on each side; only their variance within the item counts (a z test
-    stratified by item), so the interval says nothing about other items.
+    Each item has at least two scores on each side; only their variance within the item counts (a z
+    test stratified by item), so the interval says nothing about other items.
 
-    Raises:
-        ValueError: There are no items, not the same number on both sides, or a single score of an item.
+    Raises: ValueError: There are no items, not the same number on both sides, or a single score of
+        an item.
     """
     if len(before) != len(after) or not before or min(map(len, (*before, *after))) < 2:
         raise ValueError("each item needs at least two scores before and after")
     differences = [fmean(new) - fmean(old) for old, new in zip(before, after, strict=True)]
-    variance = math.fsum(variance_of(scores) / len(scores) for scores in (*before, *after)) / len(before) ** 2
+    variance = (
+        math.fsum(variance_of(scores) / len(scores) for scores in (*before, *after))
+        / len(before) ** 2
+    )
     mean = fmean(differences)
     spread = Z_95 * math.sqrt(variance)
     return mean, max(-1.0, mean - spread), min(1.0, mean + spread)
 
 
 def describe_claim(n: int) -> str:
-    """Return a sentence on the gains that the final claim confirms with 80% power on ``n`` test items."""
+    """Return a sentence on the gains that the final claim confirms with 80% power on ``n`` test
+    items.
+    """
     if not n:
-        return "Without a test split, fresh passes of the validation items decide if the gain is confirmed."
+        return (
+            "Without a test split, fresh passes of the validation items decide if the gain is "
+            "confirmed."
+        )
     items = f"The test split of {n} item{'s' * (n != 1)}"
     if n < MIN_CLAIM_ITEMS:
-        return f"{items} is too small to confirm any gain; use at least {MIN_CLAIM_ITEMS}, better 100."
+        return (
+            f"{items} is too small to confirm any gain; use at least {MIN_CLAIM_ITEMS}, better 100."
+        )
     gain = max(_find_share(n), min(1.0, (Z_95 + POWER_QUANTILE) * math.sqrt(PAIR_VARIANCE / n)))
     return f"{items} can confirm a gain of about {100 * gain:.0f} points or more."
 
 
 def _find_share(n: int) -> float:
-    """Return the least share of gained items, in hundredths, of which ``n`` contain ``MIN_CLAIM_ITEMS`` with 80% power."""
+    """Return the least share of gained items, in hundredths, of which ``n`` contain
+    ``MIN_CLAIM_ITEMS`` with 80% power.
+    """
     for points in range(1, 100):
         share = points / 100
-        fewer = (math.comb(n, k) * share**k * (1 - share) ** (n - k) for k in range(MIN_CLAIM_ITEMS))
+        fewer = (
+            math.comb(n, k) * share**k * (1 - share) ** (n - k) for k in range(MIN_CLAIM_ITEMS)
+        )
         if 1 - math.fsum(fewer) >= POWER:
             return share
     return 1.0

@@ -1,10 +1,12 @@
-"""Beliefs about the versions of a run and the effects of edits: Bayesian ranking and selection with the value of information.
+"""Beliefs about the versions of a run and the effects of edits: Bayesian ranking and selection with
+the value of information.
 
-The true validation mean of the baseline has a broad prior. That of a child is its parent's, plus a small loss and an
-effect whose scale is not known: a mixture of normals. A pass over all items is one observation. All functions are pure,
-and take time in proportion to the number of versions.
+The true validation mean of the baseline has a broad prior. That of a child is its parent's, plus a
+small loss and an effect whose scale is not known: a mixture of normals. A pass over all items is
+one observation. All functions are pure, and take time in proportion to the number of versions.
 
-Source: P. Frazier, W. Powell and S. Dayanik, SIAM Journal on Control and Optimization 47 (2008), 2410-2439.
+Source: P. Frazier, W. Powell and S. Dayanik, SIAM Journal on Control and Optimization 47 (2008),
+2410-2439.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ class EffectBelief:
 
 @dataclass(frozen=True)
 class EffectObservation:
-    """An effect as it was observed, with the variance of normal noise, and the log of the odds that this is the case."""
+    """An effect as it was observed, with the variance of normal noise, and the log of the odds that
+    this is the case.
+    """
 
     observed: float
     variance: float
@@ -105,21 +109,24 @@ def update_effect(*cases: EffectObservation, weights: Sequence[float] = WEIGHTS)
 def compare_paired(differences: Sequence[float], *, n_items: int, variance: float) -> EffectBelief:
     """Return what a slice of the validation items says about the mean difference over all of them.
 
-    Args:
-        differences: Candidate minus current, -1..1, one for each item of a random slice, each from one trial a side.
-        n_items: The number of validation items.
-        variance: The variance of one score within an item; 0 if the target is deterministic.
+    Args: differences: Candidate minus current, -1..1, one for each item of a random slice, each
+        from one trial a side. n_items: The number of validation items. variance: The variance of
+        one score within an item; 0 if the target is deterministic.
 
     Raises:
         ValueError: There is no difference, or there are more than items.
     """
     m = len(differences)
     if not 0 < m <= n_items:
-        raise ValueError(f"{m} differences cannot be a slice of {n_items} items; give 1 to {n_items}")
+        raise ValueError(
+            f"{m} differences cannot be a slice of {n_items} items; give 1 to {n_items}"
+        )
     observed = fmean(differences)
     squares = math.fsum((difference - observed) ** 2 for difference in differences)
     explained = 2 * variance * (m - 1)
-    between = (PSEUDO_ITEMS * ITEM_VARIANCE + max(0.0, squares - explained)) / (PSEUDO_ITEMS + m - 1)
+    between = (PSEUDO_ITEMS * ITEM_VARIANCE + max(0.0, squares - explained)) / (
+        PSEUDO_ITEMS + m - 1
+    )
     unseen = 1 - m / n_items
     return update_effect(EffectObservation(observed, (2 * variance + unseen * between) / m))
 
@@ -172,17 +179,22 @@ class Posterior:
             change = self._changes[i]
             slope = 1 / (1 + change * precisions[i])
             self._slopes.append(slope)
-            self._means.append(slope * (self._means[parent] + EXPECTED_CHANGE + change * weighted[i]))
+            self._means.append(
+                slope * (self._means[parent] + EXPECTED_CHANGE + change * weighted[i])
+            )
             self._variances.append(slope**2 * self._variances[parent] + slope * change)
         self._precisions = precisions
         self._weighted = weighted
 
-    def find_effect(self, skill_hash: str, weights: Sequence[float] = WEIGHTS) -> EffectBelief | None:
-        """Return what is believed of a version's difference to its parent; None if nothing was observed.
+    def find_effect(
+        self, skill_hash: str, weights: Sequence[float] = WEIGHTS
+    ) -> EffectBelief | None:
+        """Return what is believed of a version's difference to its parent; None if nothing was
+        observed.
 
-        It follows from all passes of the version and its descendants, against what is known of its parent without
-        them. The scale of the parent's own effect is not known either: a parent that was measured low by chance must
-        not make its child look better.
+        It follows from all passes of the version and its descendants, against what is known of its
+        parent without them. The scale of the parent's own effect is not known either: a parent that
+        was measured low by chance must not make its child look better.
         """
         i = self._indices[skill_hash]
         if not i or not self._precisions[i]:
@@ -198,7 +210,9 @@ class Posterior:
         )
 
     def find_change_variance(self, skill_hash: str) -> float | None:
-        """Return the prior variance of a version's effect with which one normal prior shrinks as the mixture does."""
+        """Return the prior variance of a version's effect with which one normal prior shrinks as
+        the mixture does.
+        """
         effect = self.find_effect(skill_hash)
         if effect is None:
             return None
@@ -208,7 +222,9 @@ class Posterior:
         return noise * effect.slope / max(1 - effect.slope, 1e-9)
 
     def _list_parent_cases(self, i: int) -> Iterator[tuple[float, float, float]]:
-        """Yield the means and variances that a version's parent may have without it, and the logs of their odds."""
+        """Yield the means and variances that a version's parent may have without it, and the logs
+        of their odds.
+        """
         parent = self._parents[i]
         if not parent:
             yield (*self._find_cavity(i), 0.0)
@@ -228,14 +244,18 @@ class Posterior:
             yield mean + EXPECTED_CHANGE + slope * surprise, slope / precision, log_weight
 
     def _find_message(self, i: int) -> tuple[float, float]:
-        """Return the precision and the weighted mean that a version and its descendants add to its parent."""
+        """Return the precision and the weighted mean that a version and its descendants add to its
+        parent.
+        """
         shrink = 1 + self._changes[i] * self._precisions[i]
         return self._precisions[i] / shrink, (
             self._weighted[i] - EXPECTED_CHANGE * self._precisions[i]
         ) / shrink
 
     def _find_cavity(self, i: int) -> tuple[float, float]:
-        """Return the mean and the variance of a version's parent without the version and its descendants."""
+        """Return the mean and the variance of a version's parent without the version and its
+        descendants.
+        """
         parent = self._parents[i]
         sent, weight = self._find_message(i)
         variance = 1 / (1 / self._variances[parent] - sent)
@@ -248,7 +268,9 @@ class Posterior:
     def find_belief(self, skill_hash: str) -> Belief:
         """Return the marginal distribution of one version's true mean."""
         i = self._indices[skill_hash]
-        return Belief(skill_hash=skill_hash, mean=self._means[i], deviation=math.sqrt(self._variances[i]))
+        return Belief(
+            skill_hash=skill_hash, mean=self._means[i], deviation=math.sqrt(self._variances[i])
+        )
 
     def covariance(self, first: str, second: str) -> float:
         """Return the covariance of two versions' true means."""
@@ -262,7 +284,9 @@ class Posterior:
         return product * self._variances[a]
 
     def find_probability(self, better: str, than: str) -> float:
-        """Return the probability that one version's true mean is greater than another's; 0.5 for the same."""
+        """Return the probability that one version's true mean is greater than another's; 0.5 for
+        the same.
+        """
         if better == than:
             return 0.5
         i = self._indices[better]
@@ -275,10 +299,11 @@ class Posterior:
         return _STANDARD.cdf((self._means[i] - self._means[j]) / math.sqrt(max(variance, 1e-18)))
 
     def find_worth(self, measured: str, first: str, second: str, noise: float) -> float:
-        """Return what another pass of ``measured`` adds to the choice between two versions, as a mean score.
+        """Return what another pass of ``measured`` adds to the choice between two versions, as a
+        mean score.
 
-        It is the expected gain of choosing after the pass instead of before it (the knowledge gradient);
-        ``noise`` is the variance of a pass's mean.
+        It is the expected gain of choosing after the pass instead of before it (the knowledge
+        gradient); ``noise`` is the variance of a pass's mean.
         """
         spread = abs(self.covariance(first, measured) - self.covariance(second, measured))
         spread /= math.sqrt(self.covariance(measured, measured) + noise)
@@ -288,10 +313,13 @@ class Posterior:
         return max(0.0, spread * (_STANDARD.pdf(gap) - gap * _STANDARD.cdf(-gap)))
 
 
-def start_ranking(baseline: str, trials: Sequence[Mapping[str, float | None]], *, is_hard: bool) -> Ranking:
+def start_ranking(
+    baseline: str, trials: Sequence[Mapping[str, float | None]], *, is_hard: bool
+) -> Ranking:
     """Return the ranking after the baseline's first passes, whose scores are by item.
 
-    The variance within an item is expected as for hard scores, or as in these passes if scores are fractions.
+    The variance within an item is expected as for hard scores, or as in these passes if scores are
+    fractions.
     """
     ranking = Ranking(nodes=(VersionNode(skill_hash=baseline),))
     passes = [
@@ -306,7 +334,8 @@ def start_ranking(baseline: str, trials: Sequence[Mapping[str, float | None]], *
             update={"prior_variance": squares / repeats, "prior_room": room / repeats}
         )
         passes = [
-            result.model_copy(update={"variance": ranking.find_variance(result.mean)}) for result in passes
+            result.model_copy(update={"variance": ranking.find_variance(result.mean)})
+            for result in passes
         ]
     return reduce(Ranking.add_pass, passes, ranking)
 
@@ -314,15 +343,18 @@ def start_ranking(baseline: str, trials: Sequence[Mapping[str, float | None]], *
 def choose_pass(
     ranking: Ranking, candidate: str, current: str, *, worth: float, n: int, most: int
 ) -> str | None:
-    """Return which of two versions gets another pass of ``n`` items; None if none is worth its rollouts.
+    """Return which of two versions gets another pass of ``n`` items; None if none is worth its
+    rollouts.
 
-    A candidate without a pass gets one. ``worth`` is the least gain of the mean for each rollout; a version
-    gets at most ``most`` passes.
+    A candidate without a pass gets one. ``worth`` is the least gain of the mean for each rollout; a
+    version gets at most ``most`` passes.
     """
     if not ranking.count_passes(candidate):
         return candidate
     posterior = Posterior(ranking)
-    open_versions = [version for version in (candidate, current) if ranking.count_passes(version) < most]
+    open_versions = [
+        version for version in (candidate, current) if ranking.count_passes(version) < most
+    ]
     worths = []
     for version in open_versions:
         noise = ranking.find_variance(posterior.find_mean(version)) / n
@@ -348,8 +380,8 @@ def build_pass(
 ) -> PassResult:
     """Return the scores of a version's next pass as an observation; one must be measured.
 
-    ``earlier`` are the same version's passes before. ``others`` are passes of another version: if items stayed
-    unmeasured, the mean is adjusted by the others' means on the missing items.
+    ``earlier`` are the same version's passes before. ``others`` are passes of another version: if
+    items stayed unmeasured, the mean is adjusted by the others' means on the missing items.
     """
     measured = {item: score for item, score in scores.items() if score is not None}
     mean = raw = math.fsum(measured.values()) / len(measured)

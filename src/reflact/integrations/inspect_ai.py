@@ -1,10 +1,12 @@
-"""Tasks of Inspect as environments: their samples, solvers and scorers as they are; ``reflact[inspect]``.
+"""Tasks of Inspect as environments: their samples, solvers and scorers as they are;
+``reflact[inspect]``.
 
     InspectEnvironment("my_tasks:security_guide", train=4, val=6, test=6)
 
-The solver's calls of its model go to the run's target, which has the skill as its instructions. So limits, stored
-replies and recordings cover them. Any target can solve tasks that hold one conversation. ``InspectTarget`` is for all
-others, such as those with tools: it is the model of ``models.target``, asked as the solver asks.
+The solver's calls of its model go to the run's target, which has the skill as its instructions. So
+limits, stored replies and recordings cover them. Any target can solve tasks that hold one
+conversation. ``InspectTarget`` is for all others, such as those with tools: it is the model of
+``models.target``, asked as the solver asks.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ Answer = Callable[[Sequence[Any], Sequence[Any], Any], Awaitable[Any]]
 
 
 class InspectTarget:
-    """The model of ``models.target`` with the skill as its system message, for any task of an ``InspectEnvironment``.
+    """The model of ``models.target`` with the skill as its system message, for any task of an
+    ``InspectEnvironment``.
 
     The skill comes before the system message that the task gives its model.
     """
@@ -85,12 +88,18 @@ class InspectSession(GatewaySession):
 
     async def reply(self, message: str) -> str:
         """Refuse; only a solver of Inspect can ask."""
-        raise EnvironmentFailure("target.kind: an InspectTarget works in an InspectEnvironment only")
+        raise EnvironmentFailure(
+            "target.kind: an InspectTarget works in an InspectEnvironment only"
+        )
 
     async def answer(self, messages: Sequence[Any], tools: Sequence[Any], choice: Any) -> Any:
         """Answer a request of the solver, under the skill."""
         # not the public functions, which need a newer package of openai than instructor allows
-        from inspect_ai.model._openai import messages_to_openai, openai_chat_tool_choice, openai_chat_tools
+        from inspect_ai.model._openai import (
+            messages_to_openai,
+            openai_chat_tool_choice,
+            openai_chat_tools,
+        )
 
         sent: list[Any] = list(await messages_to_openai(list(messages)))
         system = [message["content"] for message in sent[:1] if message["role"] == "system"]
@@ -99,7 +108,10 @@ class InspectSession(GatewaySession):
             sent[: len(system)] = [{"role": "system", "content": instructions}]
         body: dict[str, Any] = {"messages": sent}
         if tools:
-            body |= {"tools": openai_chat_tools(list(tools)), "tool_choice": openai_chat_tool_choice(choice)}
+            body |= {
+                "tools": openai_chat_tools(list(tools)),
+                "tool_choice": openai_chat_tool_choice(choice),
+            }
         completion = json.loads(await self._answer(body))
         if len(sent) >= len(self._last):
             self._last = [*sent, completion["choices"][0]["message"]]
@@ -115,7 +127,9 @@ def _read_completion(completion: dict[str, Any], tools: Sequence[Any]) -> Any:
     choice = completion["choices"][0]
     counts = completion.get("usage") or {}
     calls = [
-        parse_tool_call(call["id"], call["function"]["name"], call["function"]["arguments"], list(tools))
+        parse_tool_call(
+            call["id"], call["function"]["name"], call["function"]["arguments"], list(tools)
+        )
         for call in choice["message"].get("tool_calls") or ()
     ]
     message = ChatMessageAssistant(
@@ -126,27 +140,28 @@ def _read_completion(completion: dict[str, Any], tools: Sequence[Any]) -> Any:
         output_tokens=counts.get("completion_tokens", 0),
         total_tokens=counts.get("total_tokens", 0),
     )
-    stopped = ChatCompletionChoice(message=message, stop_reason=as_stop_reason(choice.get("finish_reason")))
+    stopped = ChatCompletionChoice(
+        message=message, stop_reason=as_stop_reason(choice.get("finish_reason"))
+    )
     return ModelOutput(model=str(completion.get("model", "")), choices=[stopped], usage=usage)
 
 
 class InspectEnvironment:
-    """Samples of an Inspect task, solved by the task's solver with the run's target, and scored by its scorer.
+    """Samples of an Inspect task, solved by the task's solver with the run's target, and scored by
+    its scorer.
 
-    Args:
-        task: A task, or the import path of a task or of a function that returns one.
-        train: Samples in the train split.
-        val: Samples in the validation split.
-        test: Samples in the test split.
-        seed: Deals the samples to the splits.
-        arguments: The arguments of the function.
-        models: Models of the task's roles, such as a simulated user or a judge, by Inspect's names of models. Inspect
-            asks them itself, outside of the run's budget, its stored replies and recordings.
+    Args: task: A task, or the import path of a task or of a function that returns one. train:
+        Samples in the train split. val: Samples in the validation split. test: Samples in the test
+        split. seed: Deals the samples to the splits. arguments: The arguments of the function.
+        models: Models of the task's roles, such as a simulated user or a judge, by Inspect's names
+        of models. Inspect asks them itself, outside of the run's budget, its stored replies and
+        recordings.
         metric: The value that counts if the scorer gives several; the optimizer sees all of them.
-        task_version: Raise it if the task's solver or scorer changes, so that older scores are not reused.
+        task_version: Raise it if the task's solver or scorer changes, so that older scores are not
+        reused.
 
-    Raises:
-        ConfigError: inspect-ai is not installed, the task cannot be loaded, or it has too few different samples.
+    Raises: ConfigError: inspect-ai is not installed, the task cannot be loaded, or it has too few
+        different samples.
     """
 
     def __init__(
@@ -164,26 +179,33 @@ class InspectEnvironment:
     ) -> None:
         self._task = _load_task(task, dict(arguments or {}))
         sandboxed = [
-            sample for sample in self._task.dataset if sample.sandbox or sample.files or sample.setup
+            sample
+            for sample in self._task.dataset
+            if sample.sandbox or sample.files or sample.setup
         ]
         if not self._task.scorer or self._task.sandbox or sandboxed:
             raise ConfigError(
-                "an Inspect task needs a scorer, and no sandbox, to be an environment; pass such a task"
+                "an Inspect task needs a scorer, and no sandbox, to be an environment; pass such a "
+                "task"
             )
         self._models = _open_models(models or {})
         self._metric = metric
-        samples = {canonical_json([_show(sample), sample.choices]): sample for sample in self._task.dataset}
+        samples = {
+            canonical_json([_show(sample), sample.choices]): sample for sample in self._task.dataset
+        }
         sizes = {Split.train: train, Split.val: val, Split.test: test}
         if min(sizes.values()) < 1 or sum(sizes.values()) > len(samples):
             raise ConfigError(
-                f"the task has {len(samples)} different samples for splits of {train}, {val}, {test}; each split "
-                "needs at least 1, and together they cannot need more"
+                f"the task has {len(samples)} different samples for splits of {train}, {val}, "
+                f"{test}; each split needs at least 1, and together they cannot need more"
             )
         # some tasks shuffle their samples anew at each start
         numbered = sorted(enumerate(samples.items(), 1), key=lambda entry: entry[1][0])
         dealt = iter(shuffle(((n, sample) for n, (_, sample) in numbered), seed, "inspect"))
         self._samples: dict[str, Any] = {}
-        self._items = {split: tuple(self._add(*next(dealt)) for _ in range(n)) for split, n in sizes.items()}
+        self._items = {
+            split: tuple(self._add(*next(dealt)) for _ in range(n)) for split, n in sizes.items()
+        }
         self._identity = canonical_json(
             {
                 "environment": "inspect",
@@ -201,7 +223,9 @@ class InspectEnvironment:
         self._samples[item_id] = sample
         # the whole sample is in the item, so that a changed one is not taken for a stored one
         content = sample.model_dump(mode="json", exclude={"id", "input"})
-        return Item(id=item_id, input=_show(sample), reference=content.pop("target"), metadata=content)
+        return Item(
+            id=item_id, input=_show(sample), reference=content.pop("target"), metadata=content
+        )
 
     @property
     def identity(self) -> str:
@@ -215,10 +239,11 @@ class InspectEnvironment:
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Solve a sample with the task's solver and score it; the seed is not used.
 
-        Raises:
-            EnvironmentFailure: The solver asks in a way that a conversation with the target cannot serve.
+        Raises: EnvironmentFailure: The solver asks in a way that a conversation with the target
+            cannot serve.
         """
-        # a task of its own has a context of its own, and Inspect keeps its model in context variables
+        # a task of its own has a context of its own, and Inspect keeps its model in context
+        # variables
         (grade,) = await fan_out(lambda one: self._solve(one, session), (item,))
         return grade
 
@@ -260,7 +285,9 @@ class InspectEnvironment:
         metrics = {str(name): value_to_float()(each) for name, each in several.items()}
         whole = value == 1 and not several
         return Grade(
-            score=Score.of(value, {name: number for name, number in metrics.items() if isfinite(number)}),
+            score=Score.of(
+                value, {name: number for name, number in metrics.items() if isfinite(number)}
+            ),
             answer=state.output.completion,
             feedback=None if whole else feedback,
         )
@@ -271,11 +298,14 @@ class InspectEnvironment:
         if self._metric in value:
             return value[self._metric]
         raise EnvironmentFailure(
-            f"the task's scorer gives several values: set `metric` to one of {', '.join(map(str, value))}"
+            "the task's scorer gives several values: set `metric` to one of "
+            f"{', '.join(map(str, value))}"
         )
 
     def _start(self, sample: Any, item_id: str, answer: Answer) -> tuple[Any, Any]:
-        """Return the state of a sample and a solver's ``generate``, in a context as in an evaluation of Inspect."""
+        """Return the state of a sample and a solver's ``generate``, in a context as in an
+        evaluation of Inspect.
+        """
         from inspect_ai._eval.context import init_model_context
         from inspect_ai._eval.task.generate import task_generate
         from inspect_ai.log._transcript import Transcript, init_transcript
@@ -308,7 +338,9 @@ class InspectEnvironment:
         init_transcript(Transcript())
         init_subtask_store(state.store)
 
-        async def generate(state: Any, tool_calls: Any = "loop", cache: Any = False, **settings: Any) -> Any:
+        async def generate(
+            state: Any, tool_calls: Any = "loop", cache: Any = False, **settings: Any
+        ) -> Any:
             return await task_generate(model, state, tool_calls, False, GenerateConfig(**settings))
 
         return state, generate
@@ -350,8 +382,8 @@ class _Conversation:
             self._sent = ids[:-1]
         elif tools or ids[: len(self._sent)] != self._sent:
             raise EnvironmentFailure(
-                "this solver has tools, or does not hold one conversation with its model: set target.kind to "
-                "reflact.integrations.inspect_ai:InspectTarget"
+                "this solver has tools, or does not hold one conversation with its model: set "
+                "target.kind to reflact.integrations.inspect_ai:InspectTarget"
             )
         text = "\n\n".join(message.text for message in messages[len(self._sent) :])
         output = ModelOutput.from_content("reflact/target", await self._session.reply(text))
@@ -361,7 +393,9 @@ class _Conversation:
 
 
 class _Roles(dict[str, Any]):
-    """The models of a task's roles; one that is not named refuses, and is not played by the target."""
+    """The models of a task's roles; one that is not named refuses, and is not played by
+    the target.
+    """
 
     def __init__(self, models: Mapping[str, Any], answer: Callable[..., Awaitable[Any]]) -> None:
         super().__init__(models)
@@ -432,6 +466,7 @@ def _load_task(task: Any, arguments: dict[str, JsonValue]) -> Any:
     made = task if isinstance(task, Task) else task(**arguments)
     if not isinstance(made, Task):
         raise ConfigError(
-            f"{task!r:.100} is no task of Inspect, and returns none; pass a Task, or a function that returns one"
+            f"{task!r:.100} is no task of Inspect, and returns none; pass a Task, or a function "
+            "that returns one"
         )
     return made

@@ -1,7 +1,8 @@
 """Spans and metrics of a run for OpenTelemetry; without an SDK they do nothing.
 
-Each start of a run is one trace: the run, its steps, their stages, rollouts, and model calls. Model calls follow
-the conventions for generative AI (https://github.com/open-telemetry/semantic-conventions-genai).
+Each start of a run is one trace: the run, its steps, their stages, rollouts, and model calls. Model
+calls follow the conventions for generative AI
+(https://github.com/open-telemetry/semantic-conventions-genai).
 """
 
 from __future__ import annotations
@@ -19,9 +20,24 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from reflact.config.models import ModelConfig
 from reflact.errors import ReplyError
-from reflact.events import CandidateJudged, EpochCommitted, Event, PromotionJudged, Stage, StepCommitted
+from reflact.events import (
+    CandidateJudged,
+    EpochCommitted,
+    Event,
+    PromotionJudged,
+    Stage,
+    StepCommitted,
+)
 from reflact.llm.middleware import LLMMiddleware
-from reflact.messages import CallId, CallReservation, RenderedPrompt, Reply, ReplyModel, StoredResponse, Text
+from reflact.messages import (
+    CallId,
+    CallReservation,
+    RenderedPrompt,
+    Reply,
+    ReplyModel,
+    StoredResponse,
+    Text,
+)
 from reflact.protocols import LLM, EventCallback, R, ResponseStore
 from reflact.records import RunSummary, Usage
 from reflact.types import Grade, Verdict
@@ -36,7 +52,9 @@ SECOND_BOUNDS = tuple(0.01 * 2**n for n in range(14))
 
 @dataclass
 class ModelCall:
-    """A running model call: its reply, and the consumption so far that did not come from a store."""
+    """A running model call: its reply, and the consumption so far that did not come from
+    a store.
+    """
 
     reply: Reply[Any] | None = None
     usage: Usage = field(default_factory=Usage)
@@ -67,14 +85,18 @@ def _describe_settings(config: ModelConfig | None) -> Attributes:
 
 @dataclass(frozen=True)
 class Telemetry:
-    """The providers for a trainer's spans and metrics; None: the global provider of this process."""
+    """The providers for a trainer's spans and metrics; None: the global provider of this
+    process.
+    """
 
     tracer_provider: trace.TracerProvider | None = None
     meter_provider: metrics.MeterProvider | None = None
 
 
 class _SpanPosition(NamedTuple):
-    """The current span, and the run or step above it; ``rollouts`` is the stage of rollouts beside this one."""
+    """The current span, and the run or step above it; ``rollouts`` is the stage of rollouts beside
+    this one.
+    """
 
     span: Span
     parent: Span
@@ -100,7 +122,11 @@ class Tracing:
     """
 
     def __init__(
-        self, run_id: str, telemetry: Telemetry | None = None, *, hide: Callable[[str], str] | None = None
+        self,
+        run_id: str,
+        telemetry: Telemetry | None = None,
+        *,
+        hide: Callable[[str], str] | None = None,
     ) -> None:
         telemetry = telemetry or Telemetry()
         self._run_id = run_id
@@ -121,22 +147,32 @@ class Tracing:
             description="Number of input and output tokens used.",
             explicit_bucket_boundaries_advisory=TOKEN_BOUNDS,
         )
-        self._steps = meter.create_counter("reflact.steps", unit="{step}", description="Committed steps.")
+        self._steps = meter.create_counter(
+            "reflact.steps", unit="{step}", description="Committed steps."
+        )
         self._decisions = meter.create_counter(
-            "reflact.decisions", unit="{decision}", description="Decisions on candidates, by outcome."
+            "reflact.decisions",
+            unit="{decision}",
+            description="Decisions on candidates, by outcome.",
         )
         self._spend = meter.create_counter(
-            "reflact.spend", unit="{USD}", description="The cost of model calls, if prices are known."
+            "reflact.spend",
+            unit="{USD}",
+            description="The cost of model calls, if prices are known.",
         )
 
     @property
     def has_tracer(self) -> bool:
         """Whether anything may record spans: the caller or this process has set a provider up."""
-        return self._has_own_tracer or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+        return self._has_own_tracer or not isinstance(
+            trace.get_tracer_provider(), trace.ProxyTracerProvider
+        )
 
     @property
     def has_meter(self) -> bool:
-        """Whether anything may record metrics; the providers of the API package itself record nothing."""
+        """Whether anything may record metrics; the providers of the API package itself record
+        nothing.
+        """
         provider = type(metrics.get_meter_provider())
         return self._has_own_meter or not provider.__module__.startswith("opentelemetry.metrics")
 
@@ -172,7 +208,8 @@ class Tracing:
 
     @contextmanager
     def rollout(self, item_id: str) -> Iterator[Callable[[Grade], None] | None]:
-        """Open the span of a rollout, as a child of its stage; yields a function that adds its score.
+        """Open the span of a rollout, as a child of its stage; yields a function that adds its
+        score.
 
         Without a tracer it yields None, since a span would take 4% of a short rollout.
         """
@@ -201,7 +238,9 @@ class Tracing:
         call_id: CallId,
         config: ModelConfig | None,
     ) -> Iterator[ModelCall]:
-        """Open the span of a model call with all attempts; ``config`` is None if no store has its replies."""
+        """Open the span of a model call with all attempts; ``config`` is None if no store has its
+        replies.
+        """
         shared = {**_describe_model(config), "reflact.role": call_id.role}
         attributes = {
             **shared,
@@ -215,7 +254,9 @@ class Tracing:
         start = anyio.current_time()
         error = None
         with self._span(name, attributes, kind=SpanKind.CLIENT) as span:
-            self._record_messages(span, "input", [(m.role, m.content, None) for m in prompt.messages])
+            self._record_messages(
+                span, "input", [(m.role, m.content, None) for m in prompt.messages]
+            )
             try:
                 with _attach_value(_CALL_KEY, call):
                     yield call
@@ -228,7 +269,9 @@ class Tracing:
                     ending = {} if error is None else {"error.type": type(error).__name__}
                     self._durations.record(anyio.current_time() - start, {**shared, **ending})
 
-    def _finish_call(self, span: Span, call: ModelCall, error: BaseException | None, has_store: bool) -> bool:
+    def _finish_call(
+        self, span: Span, call: ModelCall, error: BaseException | None, has_store: bool
+    ) -> bool:
         """Record a call's reply and consumption; return whether every reply came from the store."""
         attempts = len(error.reasons) if isinstance(error, ReplyError) else None
         if call.reply is not None:
@@ -267,7 +310,9 @@ class Tracing:
         ]
         span.set_attribute(f"gen_ai.{side}.messages", json.dumps(shown, ensure_ascii=False))
 
-    def count_usage(self, usage: Usage, *, role: str, purpose: str, config: ModelConfig | None) -> None:
+    def count_usage(
+        self, usage: Usage, *, role: str, purpose: str, config: ModelConfig | None
+    ) -> None:
         """Count the consumption of a reply that did not come from the store."""
         call = context.get_value(_CALL_KEY)
         if isinstance(call, ModelCall):
@@ -296,7 +341,9 @@ class Tracing:
                     count_decision(event.verdict, "step")
                 case PromotionJudged():
                     count_decision(event.verdict, "promotion")
-                case EpochCommitted(slow_update=update) if update is not None and update.verdict is not None:
+                case EpochCommitted(slow_update=update) if (
+                    update is not None and update.verdict is not None
+                ):
                     count_decision(update.verdict, "slow_update")
             await on_event(event)
 
@@ -359,8 +406,8 @@ def _attach_value(key: str, value: object) -> Iterator[None]:
 class TracedLLM(LLMMiddleware):
     """A model whose calls are spans.
 
-    ``config`` has its settings if a ``TracedResponseStore`` counts its consumption. It is None if the caller
-    passed the model; then the usage in its replies is counted.
+    ``config`` has its settings if a ``TracedResponseStore`` counts its consumption. It is None if
+    the caller passed the model; then the usage in its replies is counted.
     """
 
     def __init__(self, inner: LLM, tracing: Tracing, config: ModelConfig | None = None) -> None:
@@ -390,7 +437,9 @@ class TracedLLM(LLMMiddleware):
 
 
 class TracedResponseStore:
-    """A ``ResponseStore`` around another one that counts the consumption of each paid reply once."""
+    """A ``ResponseStore`` around another one that counts the consumption of each paid
+    reply once.
+    """
 
     def __init__(self, inner: ResponseStore, tracing: Tracing, config: ModelConfig) -> None:
         self._tracing = tracing

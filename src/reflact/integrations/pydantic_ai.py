@@ -51,7 +51,9 @@ class ToolRecorder(AbstractCapability[D]):
         args: ValidatedToolArgs,
         handler: WrapToolExecuteHandler,
     ) -> Any:
-        """Run the tool and record the transition; a failed call is recorded, a deferred call is not."""
+        """Run the tool and record the transition; a failed call is recorded, a deferred call is
+        not.
+        """
         before = deepcopy(self._state(ctx.deps))
         try:
             result = await handler(args)
@@ -69,8 +71,8 @@ class ToolRecorder(AbstractCapability[D]):
             transition = Transition(before=before, action=action, after=deepcopy(self._state(deps)))
         except ValidationError as error:
             raise DataError(
-                f"the state around {call.tool_name} is neither text nor JSON: {error.errors()[0]['msg']}; "
-                "return a JSON value from `state`"
+                f"the state around {call.tool_name} is neither text nor JSON: "
+                f"{error.errors()[0]['msg']}; return a JSON value from `state`"
             ) from None
         self._transitions.append(transition)
 
@@ -81,8 +83,8 @@ def record_tools(state: Callable[[D], JsonValue]) -> Iterator[ToolRecorder[D]]:
 
     Inside the block tools run one at a time, so that each change of the state belongs to one call.
 
-    Args:
-        state: Renders the agent's state from the run's ``deps`` as text or JSON. The result is copied.
+    Args: state: Renders the agent's state from the run's ``deps`` as text or JSON. The result is
+        copied.
 
     Raises:
         DataError: In the run, if the rendered state is neither text nor JSON.

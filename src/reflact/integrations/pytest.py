@@ -1,7 +1,8 @@
 """The pytest plugin: tests whose model calls are recorded once and replayed from then on.
 
-pytest finds the plugin by itself. It has the fixture ``reflact_cassette``, the option ``--reflact-record`` and the mark
-``reflact_cassette(NAME)``. Nothing else of reflact is loaded before a test uses the fixture.
+pytest finds the plugin by itself. It has the fixture ``reflact_cassette``, the option
+``--reflact-record`` and the mark ``reflact_cassette(NAME)``. Nothing else of reflact is loaded
+before a test uses the fixture.
 """
 
 from __future__ import annotations
@@ -54,9 +55,8 @@ class Cassette:
     ) -> TrainerConfig:
         """Return a configuration that uses the recording and a new folder.
 
-        Args:
-            source: A configuration, a mapping, or the path of a file.
-            changes: Other values; two underscores stand for each dot, as in ``train__num_epochs=1``.
+        Args: source: A configuration, a mapping, or the path of a file. changes: Other values; two
+            underscores stand for each dot, as in ``train__num_epochs=1``.
 
         Raises:
             ConfigError: A key or value is wrong.
@@ -67,7 +67,8 @@ class Cassette:
         return load_config(
             source,
             overrides=[
-                f"{key.replace('__', '.')}={json.dumps(value, default=str)}" for key, value in values.items()
+                f"{key.replace('__', '.')}={json.dumps(value, default=str)}"
+                for key, value in values.items()
             ],
         )
 
@@ -97,7 +98,9 @@ def reflact_cassette(request: pytest.FixtureRequest, tmp_path: Path) -> Cassette
 
 
 def build_name(node_id: str) -> str:
-    """Return the name of a test's cassette: that of its file and its own, in characters that every file system has."""
+    """Return the name of a test's cassette: that of its file and its own, in characters that every
+    file system has.
+    """
     file, _, test = node_id.partition("::")
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", test)[:100]
     digest = "" if plain == test else f"-{hashlib.sha256(test.encode()).hexdigest()[:8]}"
@@ -106,7 +109,9 @@ def build_name(node_id: str) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Let a test whose request is not recorded fail with the difference to the nearest one, without a traceback."""
+    """Let a test whose request is not recorded fail with the difference to the nearest one, without
+    a traceback.
+    """
     try:
         return (yield)
     except Exception as error:  # only looked at, and raised on

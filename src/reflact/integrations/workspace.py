@@ -29,8 +29,9 @@ FILES_OUT = "checked_files"
 class WorkspaceTarget(CommandTarget):
     """A command for a ``WorkspaceEnvironment``; its arguments are those of ``CommandTarget``.
 
-    The files of an item are written into the rollout's folder, over those of ``workspace``. The answer is a JSON
-    object: ``output``, which ``CommandTarget`` would return, and ``files``, the text of each file that is checked.
+    The files of an item are written into the rollout's folder, over those of ``workspace``. The
+    answer is a JSON object: ``output``, which ``CommandTarget`` would return, and ``files``, the
+    text of each file that is checked.
     """
 
     def session_for(self, item: Item, skill: Skill, *, rollout: str) -> WorkspaceSession:
@@ -40,7 +41,9 @@ class WorkspaceTarget(CommandTarget):
             ConfigError: The target is not part of a run.
         """
         if self._sender is None:
-            raise ConfigError("a WorkspaceTarget works in a run, which has the model behind its gateway")
+            raise ConfigError(
+                "a WorkspaceTarget works in a run, which has the model behind its gateway"
+            )
         return WorkspaceSession(self, self._sender, self._model, skill, rollout, item=item)
 
 
@@ -70,13 +73,17 @@ class WorkspaceSession(CommandSession):
             path = folder / name
             if path.is_file() and _is_inside(path, folder):
                 with path.open("rb") as file:
-                    files[name] = file.read(self._target.limits.output_bytes).decode("utf-8", "replace")
+                    files[name] = file.read(self._target.limits.output_bytes).decode(
+                        "utf-8", "replace"
+                    )
         answer = {"output": super()._read_answer(folder, output), "files": files}
         return json.dumps(answer, ensure_ascii=False)
 
 
 class FileCheck(FrozenModel):
-    """A check on the answer, or on a file that the agent should have made; without a text, the file has to exist."""
+    """A check on the answer, or on a file that the agent should have made; without a text, the file
+    has to exist.
+    """
 
     file: str | None = None
     contains: str | None = None
@@ -89,7 +96,9 @@ class FileCheck(FrozenModel):
         return self
 
     def explain_failure(self, output: str, files: Mapping[str, str]) -> str | None:
-        """Return why the check fails; None if it passes. White space around texts does not count in ``equals``."""
+        """Return why the check fails; None if it passes. White space around texts does not count in
+        ``equals``.
+        """
         name = "the answer" if self.file is None else self.file
         text = output if self.file is None else files.get(self.file)
         if text is None:
@@ -123,14 +132,16 @@ class SkillEvals(FrozenModel):
 
 
 class WorkspaceEnvironment:
-    """Tasks on files: an agent gets a prompt and files, and checks look at its answer and at the files that it made.
+    """Tasks on files: an agent gets a prompt and files, and checks look at its answer and at the
+    files that it made.
 
-    Its target is a ``WorkspaceTarget``. A rollout is right if all checks pass; their share is the soft score.
+    Its target is a ``WorkspaceTarget``. A rollout is right if all checks pass; their share is the
+    soft score.
 
-    Args:
-        evals: The ``evals.json``. Each case needs ``checks`` beside the fields of Agent Skills: objects with ``file``
-            (none: the answer), ``contains`` and ``equals``. Paths in ``files`` begin at the skill's folder, which is
-            that above the file's own; the agent gets the files under their names, without folders.
+    Args: evals: The ``evals.json``. Each case needs ``checks`` beside the fields of Agent Skills:
+        objects with ``file`` (none: the answer), ``contains`` and ``equals``. Paths in ``files``
+        begin at the skill's folder, which is that above the file's own; the agent gets the files
+        under their names, without folders.
         train: Cases in the train split.
         val: Cases in the validation split.
         test: Cases in the test split.
@@ -141,7 +152,9 @@ class WorkspaceEnvironment:
         DataError: The file or one of its cases cannot be used; names the reason.
     """
 
-    def __init__(self, evals: Path | str, *, train: int, val: int, test: int, seed: int = 0) -> None:
+    def __init__(
+        self, evals: Path | str, *, train: int, val: int, test: int, seed: int = 0
+    ) -> None:
         path = Path(evals)
         try:
             cases = SkillEvals.model_validate_json(path.read_text(encoding="utf-8")).evals
@@ -156,8 +169,8 @@ class WorkspaceEnvironment:
         sizes = {Split.train: train, Split.val: val, Split.test: test}
         if min(sizes.values()) < 1 or sum(sizes.values()) > len(cases):
             raise ConfigError(
-                f"{path} has {len(cases)} cases for splits of {train}, {val}, {test}; each split needs at least 1, and "
-                "together they cannot need more"
+                f"{path} has {len(cases)} cases for splits of {train}, {val}, {test}; each split "
+                "needs at least 1, and together they cannot need more"
             )
         self._cases = {str(case.id): case for case in cases}
         if len(self._cases) < len(cases):
@@ -165,19 +178,23 @@ class WorkspaceEnvironment:
         dealt = iter(shuffle(cases, seed, "workspace"))
         root = path.resolve().parent.parent
         self._items = {
-            split: tuple(_make_item(next(dealt), root) for _ in range(n)) for split, n in sizes.items()
+            split: tuple(_make_item(next(dealt), root) for _ in range(n))
+            for split, n in sizes.items()
         }
 
     @property
     def identity(self) -> str:
-        """Kind and version, as canonical JSON; the items have the checks and the contents of files."""
+        """Kind and version, as canonical JSON; the items have the checks and the contents
+        of files.
+        """
         return canonical_json({"environment": "workspace", "version": 1})
 
     @property
     def description(self) -> str:
         """What the tasks are."""
         return (
-            "The agent works on files in its folder. A program checks its answer and the files that it makes."
+            "The agent works on files in its folder. A program checks its answer and the files "
+            "that it makes."
         )
 
     def items(self, split: Split) -> Sequence[Item]:
@@ -194,7 +211,9 @@ class WorkspaceEnvironment:
         share = 1 - len(failed) / len(reasons)
         wanted = [f"expected: {case.expected_output}"] if case.expected_output else []
         feedback = "\n".join([*failed, *wanted, *case.assertions]) if failed else None
-        return Grade(score=Score(hard=float(not failed), soft=share), answer=answer, feedback=feedback)
+        return Grade(
+            score=Score(hard=float(not failed), soft=share), answer=answer, feedback=feedback
+        )
 
 
 def _make_item(case: SkillEval, root: Path) -> Item:
@@ -203,7 +222,8 @@ def _make_item(case: SkillEval, root: Path) -> Item:
         path = (root / name).resolve()
         if not (path.is_relative_to(root) and path.is_file()):
             raise DataError(
-                f"case {case.id}: there is no file {name} below {root}; name one of the skill's folder"
+                f"case {case.id}: there is no file {name} below {root}; name one of the skill's "
+                "folder"
             )
         if path.name in files:
             raise DataError(f"case {case.id}: two files are named {path.name}; rename one of them")
@@ -211,15 +231,26 @@ def _make_item(case: SkillEval, root: Path) -> Item:
     checked = sorted({check.file for check in case.checks if check.file is not None})
     checks: list[JsonValue] = [check.model_dump(mode="json") for check in case.checks]
     metadata: dict[str, JsonValue] = {"files": files, "checked_files": [*checked], "checks": checks}
-    return Item(id=str(case.id), input=case.prompt, reference=case.expected_output or None, metadata=metadata)
+    return Item(
+        id=str(case.id),
+        input=case.prompt,
+        reference=case.expected_output or None,
+        metadata=metadata,
+    )
 
 
 def _read_answer(answer: str) -> tuple[str, Mapping[str, str]]:
-    """Return the output and the files of an answer; one of another target is an output without files."""
+    """Return the output and the files of an answer; one of another target is an output without
+    files.
+    """
     try:
         read: Any = json.loads(answer)
     except ValueError:
         return answer, {}
-    if isinstance(read, dict) and isinstance(read.get("files"), dict) and isinstance(read.get("output"), str):
+    if (
+        isinstance(read, dict)
+        and isinstance(read.get("files"), dict)
+        and isinstance(read.get("output"), str)
+    ):
         return read["output"], {name: str(text) for name, text in read["files"].items()}
     return answer, {}

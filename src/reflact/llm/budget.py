@@ -1,7 +1,8 @@
 """Hard limits of a run on calls, tokens, money and time.
 
-Before each call, reflact reserves its worst-case cost; after the call, it settles the real cost. A call that
-does not fit waits for calls in flight, which may cost less. If no call is in flight, the budget is spent.
+Before each call, reflact reserves its worst-case cost; after the call, it settles the real cost. A
+call that does not fit waits for calls in flight, which may cost less. If no call is in flight, the
+budget is spent.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def amount_of(usage: Usage) -> Amount:
 
 def _sum_charges(spent: Iterable[Spend]) -> Amount:
     """Return what a budget counts of a spend: unsettled calls at their worst case."""
-    return sum((amount_of(part) for entry in spent for part in (entry.usage, entry.worst_case)), Amount())
+    return sum(
+        (amount_of(part) for entry in spent for part in (entry.usage, entry.worst_case)), Amount()
+    )
 
 
 def find_exceeded_limit(limits: BudgetConfig, spent: Amount, next_call: Amount) -> str | None:
@@ -65,7 +68,10 @@ def find_exceeded_limit(limits: BudgetConfig, spent: Amount, next_call: Amount) 
         ("max_usd", money, spent.billionths, next_call.billionths),
     ):
         if limit is not None and used + needed > limit:
-            numbers = [f"{n / BILLION:.6f}" if key == "max_usd" else f"{n:,}" for n in (limit, used, needed)]
+            numbers = [
+                f"{n / BILLION:.6f}" if key == "max_usd" else f"{n:,}"
+                for n in (limit, used, needed)
+            ]
             return "budget.{} is {}: {} are used, and the next call may use {}; {}".format(
                 key, *numbers, RAISE_HINT
             )
@@ -80,9 +86,9 @@ def describe_overrun(usage: Usage, worst: Usage) -> str | None:
     ):
         if used > most:
             return (
-                f"the provider ignores caps: it {what} {used:,} tokens, and the request allowed {most:,}; so a "
-                "budget of tokens or money is not possible; use another model, or set budget.max_tokens "
-                "and budget.max_usd to null"
+                f"the provider ignores caps: it {what} {used:,} tokens, and the request allowed "
+                f"{most:,}; so a budget of tokens or money is not possible; use another model, or "
+                "set budget.max_tokens and budget.max_usd to null"
             )
     return None
 
@@ -90,8 +96,9 @@ def describe_overrun(usage: Usage, worst: Usage) -> str | None:
 class Reservation:
     """The reserved worst case of one call, until its cost is known.
 
-    ``usage`` is zero before ``settle``. ``uncertain`` is the most that the call may have used beyond that: the worst
-    case after ``mark_sent``, and nothing after ``settle`` unless the provider counted no tokens.
+    ``usage`` is zero before ``settle``. ``uncertain`` is the most that the call may have used
+    beyond that: the worst case after ``mark_sent``, and nothing after ``settle`` unless the
+    provider counted no tokens.
     """
 
     def __init__(self, worst: Usage) -> None:
@@ -114,14 +121,18 @@ class Reservation:
         self.uncertain = Usage()
 
     def settle(self, usage: Usage) -> None:
-        """Count the usage of the call; if it is uncounted, the tokens and the money of the worst case too."""
+        """Count the usage of the call; if it is uncounted, the tokens and the money of the worst
+        case too.
+        """
         self.usage = usage
         self.uncertain = self.worst.model_copy(update={"calls": 0}) if usage.uncounted else Usage()
 
 
 @dataclass
 class CurrentStage:
-    """The step and the stage that a run works on; calls are booked under them when they are sent."""
+    """The step and the stage that a run works on; calls are booked under them when they
+    are sent.
+    """
 
     step: int = 0
     stage: str = ""
@@ -134,18 +145,18 @@ class CurrentStage:
 class Budget:
     """The budget of a run, for one event loop.
 
-    Calls are admitted in the order of their requests. After one refusal, all further calls are refused until
-    the run is started again.
+    Calls are admitted in the order of their requests. After one refusal, all further calls are
+    refused until the run is started again.
 
-    Args:
-        on_usage: Called by ``report_usage`` and after each charged call, with the run's total usage, the worst case of
-            its interrupted and uncounted calls, and its active seconds; must neither wait nor raise.
+    Args: on_usage: Called by ``report_usage`` and after each charged call, with the run's total
+        usage, the worst case of its interrupted and uncounted calls, and its active seconds; must
+        neither wait nor raise.
 
-    Attributes:
-        answered_roles: The roles that an earlier start of the run got an answer from.
+    Attributes: answered_roles: The roles that an earlier start of the run got an answer from.
         current_stage: What the run works on; whoever measures the time of stages keeps it.
-        deadline: The time on the event loop's clock at which calls in flight must end. It is infinite if the
-            time was over at the start. Then no call is admitted, and stored results can still be read.
+        deadline: The time on the event loop's clock at which calls in flight must end. It is
+        infinite if the time was over at the start. Then no call is admitted, and stored results can
+        still be read.
     """
 
     def __init__(
@@ -166,7 +177,9 @@ class Budget:
         self._late = False
 
     def begin(self, spent: Iterable[Spend], seconds: float) -> None:
-        """Subtract the spending of earlier starts, unsettled calls at their worst case, and start the clock."""
+        """Subtract the spending of earlier starts, unsettled calls at their worst case, and start
+        the clock.
+        """
         spent = tuple(spent)
         self._used = sum((entry.usage for entry in spent), Usage())
         self.answered_roles = frozenset(entry.role for entry in spent if entry.usage.calls)
@@ -207,7 +220,9 @@ class Budget:
         return find_exceeded_limit(self._limits, self._charged, amount_of(call))
 
     def check_ledger(self, spent: Iterable[Spend], call: Usage) -> None:
-        """Raise BudgetSpent if a call does not fit beside what all that share the limits have spent and reserved."""
+        """Raise BudgetSpent if a call does not fit beside what all that share the limits have spent
+        and reserved.
+        """
         reason = find_exceeded_limit(self._limits, _sum_charges(spent), amount_of(call))
         if reason is not None:
             raise BudgetSpent(reason)
@@ -220,7 +235,8 @@ class Budget:
     def out_of_time(self) -> BudgetSpent:
         """Refuse all further calls because the time is over, and return the error."""
         return self._refuse(
-            f"budget.max_seconds is {self._limits.max_seconds:g}, and the time is over; {RAISE_HINT}"
+            f"budget.max_seconds is {self._limits.max_seconds:g}, and the time is over; "
+            f"{RAISE_HINT}"
         )
 
     def _admit(self) -> None:
@@ -246,7 +262,9 @@ class Budget:
         if reservation in self._admitted:
             self._admitted.remove(reservation)
             if self._limits.max_tokens is not None or self._limits.max_usd is not None:
-                self._overrun = self._overrun or describe_overrun(reservation.cost, reservation.worst)
+                self._overrun = self._overrun or describe_overrun(
+                    reservation.cost, reservation.worst
+                )
             self._used += reservation.usage
             self._uncertain += reservation.uncertain
             self._charged += amount_of(reservation.cost) - reservation.amount
@@ -269,9 +287,9 @@ def ignore_attempt(call: CallReservation, usage: Usage, fault: FaultKind | None)
 class Account:
     """Where the model calls of a run are stored and charged.
 
-    ``rejected`` are the keys of a critic's replies that were all invalid. They leave an item unmeasured, and no
-    decision is logged. If the run fails, they are forgotten, so that its next start asks the critic again.
-    ``on_attempt`` is called after each attempt of a call.
+    ``rejected`` are the keys of a critic's replies that were all invalid. They leave an item
+    unmeasured, and no decision is logged. If the run fails, they are forgotten, so that its next
+    start asks the critic again. ``on_attempt`` is called after each attempt of a call.
     """
 
     run_id: str
@@ -283,7 +301,8 @@ class Account:
 
 
 def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
-    """Raise ConfigError, naming the setting, if a budget could not know the worst case of every call.
+    """Raise ConfigError, naming the setting, if a budget could not know the worst case of every
+    call.
 
     reflact does not see the calls of the ``passed`` roles, which are Python objects.
     """
@@ -291,20 +310,22 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
     counted = _list_set(limits, "max_tokens", "max_usd", "max_calls")
     if counted and "optimizer" in passed:
         raise ConfigError(
-            f"budget.{counted[0]} is not possible with an optimizer passed in Python, because its calls "
-            "are not seen: configure models.optimizer instead, or set this limit to null"
+            f"budget.{counted[0]} is not possible with an optimizer passed in Python, because its "
+            "calls are not seen: configure models.optimizer instead, or set this limit to null"
         )
     if counted and "target" in passed:
         raise ConfigError(
-            f"budget.{counted[0]} is not possible with a target passed in Python, because its calls are not seen: "
-            "use a target that sends its requests through the run, or limit train.max_rollouts or budget.max_seconds"
+            f"budget.{counted[0]} is not possible with a target passed in Python, because its "
+            "calls are not seen: use a target that sends its requests through the run, or limit "
+            "train.max_rollouts or budget.max_seconds"
         )
     for role in ("target", "optimizer", *(["critic"] if config.uses_critic else [])):
         require_cap(limits, getattr(config.models, role), role=role, seen=role not in passed)
 
 
 def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bool = True) -> None:
-    """Raise ConfigError, naming the setting, if a budget could not know the worst case of a role's calls.
+    """Raise ConfigError, naming the setting, if a budget could not know the worst case of a role's
+    calls.
 
     ``seen`` is False if the calls do not go through reflact's client.
     """
@@ -312,12 +333,13 @@ def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bo
     cap = read_cap({"max_tokens": model.max_tokens, **model.extra_body})
     if limited and seen and cap is None:
         raise ConfigError(
-            f"budget.{limited[0]} needs models.{role}.max_tokens, the maximum length of a reply: set it"
+            f"budget.{limited[0]} needs models.{role}.max_tokens, the maximum length of a reply: "
+            "set it"
         )
     if limits.max_usd is not None and usd_of(Usage(calls=1), model) is None:
         raise ConfigError(
-            f"budget.max_usd needs models.{role}.price: no list price is known of {model.title}; give "
-            "one, in which 0 is the price of calls that cost nothing"
+            f"budget.max_usd needs models.{role}.price: no list price is known of {model.title}; "
+            "give one, in which 0 is the price of calls that cost nothing"
         )
 
 
@@ -327,7 +349,8 @@ def _list_set(limits: BudgetConfig, *keys: str) -> list[str]:
 
 @asynccontextmanager
 async def cover_rollout(account: Account) -> AsyncIterator[None]:
-    """Surround a rollout, which has no result after the budget is spent, even if its environment caught the error.
+    """Surround a rollout, which has no result after the budget is spent, even if its environment
+    caught the error.
 
     Raises:
         BudgetSpent: A call of this or another rollout was refused meanwhile.

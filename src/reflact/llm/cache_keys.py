@@ -1,6 +1,7 @@
 """Content keys of model requests.
 
-This module imports only the standard library, so that tests can check the pinned keys on any interpreter.
+This module imports only the standard library, so that tests can check the pinned keys on any
+interpreter.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fals
 def build_cache_key(*, endpoint: str, path: str, body: Any, call_id: str, reply: str) -> str:
     """Return the identity of a request, 64 hexadecimal digits: the SHA-256 of its canonical JSON.
 
-    ``endpoint`` is without credentials, ``body`` a JSON value, ``reply`` the name and version of the reply type.
+    ``endpoint`` is without credentials, ``body`` a JSON value, ``reply`` the name and version of
+    the reply type.
     """
     content = drop_stream_fields(body)
     text = ENCODER.encode(

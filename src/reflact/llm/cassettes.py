@@ -94,7 +94,9 @@ def _parse_lines(path: Path, content: bytes) -> tuple[Interaction, ...]:
                 interactions.append(Interaction.model_validate_json(line))
             except ValidationError as error:
                 reason = error.errors()[0]["msg"]
-                raise CassetteError(f"the cassette {path} is malformed in line {number}: {reason}") from None
+                raise CassetteError(
+                    f"the cassette {path} is malformed in line {number}: {reason}"
+                ) from None
     return tuple(interactions)
 
 
@@ -117,7 +119,9 @@ class _Recording:
             raise self._explain(error) from None
         try:
             if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-                raise CassetteError(f"cannot write the cassette {path}: it is no regular file; name another")
+                raise CassetteError(
+                    f"cannot write the cassette {path}: it is no regular file; name another"
+                )
             self.interactions = self._read()
         except BaseException:
             self._file.close()
@@ -170,8 +174,8 @@ class _Recording:
 
     def _explain(self, error: OSError) -> CassetteError:
         return CassetteError(
-            f"cannot write the cassette {self._path}: {error.strerror or error}; mend that and run the same command "
-            "again, which keeps what is recorded"
+            f"cannot write the cassette {self._path}: {error.strerror or error}; mend that and run "
+            "the same command again, which keeps what is recorded"
         )
 
 
@@ -205,7 +209,10 @@ class ReplayTransport(httpx.AsyncBaseTransport):
 
     async def _answer_unknown(self, request: httpx.Request, asked: Interaction) -> httpx.Response:
         purpose = asked.call_id.split("/")[1] if "/" in asked.call_id else "unknown purpose"
-        start = f"the cassette {self._path} holds no answer to this request ({purpose}, {asked.call_id})"
+        start = (
+            f"the cassette {self._path} holds no answer to this request ({purpose}, "
+            f"{asked.call_id})"
+        )
         near = [i for i in self._answers.values() if i.call_id == asked.call_id]
         near = near or [i for i in self._answers.values() if f"/{purpose}/" in i.call_id]
         if not near:
@@ -268,7 +275,11 @@ class RecordTransport(ReplayTransport):
             await response.aclose()
         headers = select_headers(response)
         chunks = _decode_pieces(pieces)
-        answer = {"status": response.status_code, "content_type": headers["content-type"], "chunks": chunks}
+        answer = {
+            "status": response.status_code,
+            "content_type": headers["content-type"],
+            "chunks": chunks,
+        }
         answered = asked.model_copy(update=answer)
         if _is_final(answered):
             self._file.append(answered)

@@ -277,7 +277,9 @@ class Client:
         if config.api == "pydantic_ai":
             self._mode = "json_schema"
             if type(self._transport) is not ReplayTransport:
-                from reflact.llm.pydantic_ai import PydanticAIModel  # only here, since it takes a second
+                from reflact.llm.pydantic_ai import (
+                    PydanticAIModel,
+                )  # only here, since it takes a second
 
                 self._answerer = PydanticAIModel(config, self._role, secret).answer
         network = self._transport
@@ -288,7 +290,9 @@ class Client:
         self._network = RedactingTransport(
             network if isinstance(network, ReplayTransport) else AgentTransport(network)
         )
-        self._limits = self._stack.enter_context(endpoint_for(config, secret, on_limit=self._on_limit))
+        self._limits = self._stack.enter_context(
+            endpoint_for(config, secret, on_limit=self._on_limit)
+        )
         self._urls = {path: build_url(config, path) for path in (COMPLETIONS_PATH, AGENT_PATH)}
         self._endpoint = strip_to_endpoint(str(self._urls[COMPLETIONS_PATH]))
         return self
@@ -331,7 +335,11 @@ class Client:
         return Stream(partial(self._follow, call_id, _Question(prompt, reply_type, check)))
 
     async def send(
-        self, body: Mapping[str, JsonValue], *, call_id: CallId, answer: Callable[[], Awaitable[AgentAnswer]]
+        self,
+        body: Mapping[str, JsonValue],
+        *,
+        call_id: CallId,
+        answer: Callable[[], Awaitable[AgentAnswer]],
     ) -> str:
         """Make a request of an agent part of the run; see ``reflact.protocols.RequestSender``."""
         call = Call(call_id, answerer=lambda body: answer(), attempts=1)
@@ -344,8 +352,8 @@ class Client:
         """Send a chat completion of an agent; see ``reflact.protocols.RequestSender``."""
         if self._config.api == "pydantic_ai" and body.get("tools"):
             raise ConfigError(
-                f"models.{self._role}.api: pydantic_ai does not pass on the tools in the agent's request: name an "
-                "OpenAI-compatible endpoint instead"
+                f"models.{self._role}.api: pydantic_ai does not pass on the tools in the agent's "
+                "request: name an OpenAI-compatible endpoint instead"
             )
         settings = build_settings(self._config, call_id)
         hidden = CAP_NAMES if read_cap(settings) is not None else ()
@@ -416,7 +424,9 @@ class Client:
         mode: Mode | None = None
         if not issubclass(question.reply_type, Text):
             mode = self._mode or await self._choose_mode(call, question)
-        conversation = Conversation(question.prompt.messages, question.reply_type, mode, question.check)
+        conversation = Conversation(
+            question.prompt.messages, question.reply_type, mode, question.check
+        )
         reasons: list[str] = []
         for call.attempts in range(1, self._config.reasks + 2):
             completion = await self._converse(call, conversation, question, call.attempts)
@@ -452,7 +462,11 @@ class Client:
 
     def _price(self, completion: ChatCompletion) -> Usage:
         usage = read_counts(None if completion.usage is None else completion.usage.model_dump())
-        return usage if usage.uncounted else usage.model_copy(update={"usd": usd_of(usage, self._config)})
+        return (
+            usage
+            if usage.uncounted
+            else usage.model_copy(update={"usd": usd_of(usage, self._config)})
+        )
 
     async def _choose_mode(self, call: Call, question: _Question[R]) -> Mode:
         """Return the first mode that the endpoint follows; log it before its first use."""
@@ -551,8 +565,11 @@ class Client:
                 retries += 1
                 await anyio.sleep(pause)
             elif not self._rename_cap(outcome, body):
-                # Outside the except blocks, so that its context has no error that may quote the key.
-                raise translate_outcome(outcome, self._config, self._role, self._keys.known, self._limits)
+                # Outside the except blocks, so that its context has no error that may quote the
+                # key.
+                raise translate_outcome(
+                    outcome, self._config, self._role, self._keys.known, self._limits
+                )
 
     def _plan_retry(self, outcome: Outcome, retries: int) -> float | None:
         """Return the seconds until a retry; None if the outcome is final, for its role perhaps.
@@ -620,7 +637,9 @@ class Client:
             self._streams = False
         return await self._renew(call, request, body)
 
-    async def _renew(self, call: Call, request: _Request, body: Mapping[str, Any]) -> httpx.Response:
+    async def _renew(
+        self, call: Call, request: _Request, body: Mapping[str, Any]
+    ) -> httpx.Response:
         """Make an attempt; another one if the key is refused and there is a new one."""
         key = await self._keys.fetch()
         response = await self._attempt(call, request, body, key)
@@ -681,7 +700,9 @@ class Client:
             tokens = None if usage.uncounted else usage.input_tokens + usage.output_tokens
             slot.observe(response.status_code, read_retry_after(response.headers), tokens)
             if response.is_success:
-                await finish_if_cancelled(partial(self._store, response.text, usage, entry, reserved))
+                await finish_if_cancelled(
+                    partial(self._store, response.text, usage, entry, reserved)
+                )
                 if usage.uncounted and call.drafts is not None and "stream" in body:
                     self._streams = False
             else:
@@ -721,12 +742,18 @@ class Client:
                 await self._account.responses.release(entry)
             raise
 
-    async def _store(self, text: str, usage: Usage, entry: CallReservation, reserved: Reservation) -> None:
-        response = StoredResponse(key=entry.key, status=200, content_type=JSON, chunks=(text,), usage=usage)
+    async def _store(
+        self, text: str, usage: Usage, entry: CallReservation, reserved: Reservation
+    ) -> None:
+        response = StoredResponse(
+            key=entry.key, status=200, content_type=JSON, chunks=(text,), usage=usage
+        )
         await self._account.responses.store_response(response, entry)
         reserved.settle(usage)
 
-    async def _note_attempt(self, entry: CallReservation, usage: Usage, fault: FaultKind | None) -> None:
+    async def _note_attempt(
+        self, entry: CallReservation, usage: Usage, fault: FaultKind | None
+    ) -> None:
         self._account.on_attempt(entry, usage, fault)
         if fault is not None:
             await self._account.responses.count_fault(entry.run_id, fault)
@@ -763,7 +790,9 @@ class Client:
                         if drafts is not None:
                             drafts.feed(piece)
                             if drafts.is_finished:
-                                time.deadline = min(time.deadline, anyio.current_time() + HELD_OPEN_SECONDS)
+                                time.deadline = min(
+                                    time.deadline, anyio.current_time() + HELD_OPEN_SECONDS
+                                )
                 except AnswerFault:
                     if response.is_success:
                         raise
@@ -845,7 +874,11 @@ def find_failed_sample(status: int, text: str) -> str | None:
 def is_prompt_cut(asked_for: Any, tokens: int) -> bool:
     """Whether a server counted far fewer tokens than the texts of a request have."""
     messages = asked_for.get("messages")
-    texts = [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    texts = (
+        [m.get("content") for m in messages if isinstance(m, dict)]
+        if isinstance(messages, list)
+        else []
+    )
     size = sum(len(text) for text in texts if isinstance(text, str))
     return 0 < tokens * PROMPT_RATIO < size and size >= MIN_PROMPT
 
@@ -876,7 +909,9 @@ def identify_model(config: ModelConfig) -> str:
     endpoint = f"{address.scheme}://{address.hostname}:{address.port}{address.path}"
     names = ("model", "api", "api_version", "mode", "reasks")
     chosen: dict[str, JsonValue] = {name: getattr(config, name) for name in names}
-    return canonical_json({"endpoint": endpoint, **chosen, "settings": build_settings(config, None)})
+    return canonical_json(
+        {"endpoint": endpoint, **chosen, "settings": build_settings(config, None)}
+    )
 
 
 def build_settings(config: ModelConfig, call_id: CallId | None) -> dict[str, JsonValue]:

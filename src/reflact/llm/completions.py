@@ -38,7 +38,9 @@ MOST_VALUES = 500_000
 FINISH_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
 
 # Words of Mistral, Anthropic, Gemini and others for ``length``, in lower case.
-CUT_REASONS = frozenset({"model_length", "max_tokens", "max_output_tokens", "max_length", "token_limit"})
+CUT_REASONS = frozenset(
+    {"model_length", "max_tokens", "max_output_tokens", "max_length", "token_limit"}
+)
 
 # The types of parts of a content that are thoughts, whatever texts they have.
 THOUGHT_PARTS = ("thinking", "reasoning")
@@ -140,7 +142,10 @@ def read_delta(chunk: Any) -> str:
     """Return the text that a chunk adds: arguments of the first function, or content."""
     match chunk:
         case {
-            "choices": [{"delta": {"tool_calls": [{"function": {"arguments": str(text)}, **call}, *_]}}, *_]
+            "choices": [
+                {"delta": {"tool_calls": [{"function": {"arguments": str(text)}, **call}, *_]}},
+                *_,
+            ]
         }:
             return "" if call.get("index") else text
         case {"choices": [{"delta": {"content": str(text)}}, *_]}:
@@ -160,7 +165,9 @@ def _join_parts(value: Any) -> Any:
     """Return the text of a content in parts; parts of other kinds, such as thoughts, have none."""
     if not isinstance(value, list):
         return value
-    answer = [part for part in value if not (isinstance(part, dict) and part.get("type") in THOUGHT_PARTS)]
+    answer = [
+        part for part in value if not (isinstance(part, dict) and part.get("type") in THOUGHT_PARTS)
+    ]
     texts = [part.get("text") if isinstance(part, dict) else part for part in answer]
     if not all(text is None or isinstance(text, str) for text in texts):
         raise ValueError("a part that is no text")
@@ -250,13 +257,18 @@ def read_completion(content_type: str, text: str) -> Completion:
     finish = choice.finish_reason if choice.finish_reason in FINISH_REASONS else "stop"
     if choice.finish_reason.lower() in CUT_REASONS:
         finish = "length"
-    message: dict[str, Any] = {"content": choice.message.content, "refusal": choice.message.refusal or None}
+    message: dict[str, Any] = {
+        "content": choice.message.content,
+        "refusal": choice.message.refusal or None,
+    }
     if choice.message.tool_calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": call.function.model_dump()}
             for call in choice.message.tool_calls
         ]
-    return write_completion(message, read_counts(completion.usage), finish=finish, model=completion.model)
+    return write_completion(
+        message, read_counts(completion.usage), finish=finish, model=completion.model
+    )
 
 
 def write_completion(
@@ -268,7 +280,9 @@ def write_completion(
         "object": "chat.completion",
         "created": 0,
         "model": model,
-        "choices": [{"index": 0, "finish_reason": finish, "message": {"role": "assistant", **message}}],
+        "choices": [
+            {"index": 0, "finish_reason": finish, "message": {"role": "assistant", **message}}
+        ],
     }
     return body if usage.uncounted else {**body, "usage": write_counts(usage)}
 

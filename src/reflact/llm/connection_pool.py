@@ -55,8 +55,8 @@ class PooledTransport(httpx.AsyncBaseTransport):
         self._open = _make_opener() if pool is None else lambda _: pool()
         self._keep_alive = keep_alive
         self._pools: set[httpx.AsyncBaseTransport] = set()
-        self._idle: defaultdict[str | None, deque[tuple[httpx.AsyncBaseTransport, float]]] = defaultdict(
-            deque
+        self._idle: defaultdict[str | None, deque[tuple[httpx.AsyncBaseTransport, float]]] = (
+            defaultdict(deque)
         )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -73,7 +73,10 @@ class PooledTransport(httpx.AsyncBaseTransport):
         except BaseException as error:
             idle.append((pool, time.monotonic()))
             if proxy is not None and isinstance(error, httpx.ConnectError | httpx.ProxyError):
-                named = f"{error or type(error).__name__} (through the proxy {strip_credentials(proxy)})"
+                named = (
+                    f"{error or type(error).__name__} (through the proxy "
+                    f"{strip_credentials(proxy)})"
+                )
                 raise type(error)(named) from error
             raise
         assert isinstance(response.stream, httpx.AsyncByteStream)
@@ -141,8 +144,9 @@ def load_certificates() -> ssl.SSLContext:
         return httpx.create_ssl_context()
     except OSError as error:
         raise ConfigError(
-            f"{name} names {path}, from which no certificates can be read ({error.strerror or error}); correct the "
-            "variable, or remove it to trust the usual authorities"
+            f"{name} names {path}, from which no certificates can be read "
+            f"({error.strerror or error}); correct the variable, or remove it to trust the usual "
+            "authorities"
         ) from None
 
 
@@ -168,8 +172,8 @@ def read_proxies() -> dict[str, str]:
             httpx.AsyncHTTPTransport(proxy=value, verify=False)
         except (ValueError, ImportError, httpx.InvalidURL) as error:
             raise ConfigError(
-                f"{scheme.upper()}_PROXY is {value.rpartition('@')[2]!r}, which cannot be used as a proxy: "
-                f"{str(error).splitlines()[0]}; correct it, or remove it"
+                f"{scheme.upper()}_PROXY is {value.rpartition('@')[2]!r}, which cannot be used as "
+                f"a proxy: {str(error).splitlines()[0]}; correct it, or remove it"
             ) from None
     return proxies
 

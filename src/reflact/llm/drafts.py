@@ -151,7 +151,9 @@ class DraftStream(Generic[R]):
             self._shown = value
             item = Draft(attempt=attempt, value=value)
         if self._on_event is not None and self._shown is not None:
-            await self._on_event(DraftUpdated(attempt=item.attempt, draft=item.value, **self._fields))
+            await self._on_event(
+                DraftUpdated(attempt=item.attempt, draft=item.value, **self._fields)
+            )
         if self._on_draft is not None:
             await self._on_draft(item)
 
@@ -210,7 +212,9 @@ def extends(value: JsonValue, before: JsonValue) -> bool:
         case None, _:
             return True
         case dict(), dict():
-            return all(name in value and extends(value[name], part) for name, part in before.items())
+            return all(
+                name in value and extends(value[name], part) for name, part in before.items()
+            )
         case list(), list():
             return value[: len(before)] == before
         case str(), str():

@@ -48,7 +48,12 @@ from reflact.records import FaultKind
 RETRIED_STATUSES = frozenset({408, 409, 424, 429, *range(500, 600)} - {501, 505})
 
 # Failures of the transfer after which a later attempt may succeed.
-RETRIED_FAILURES = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
+RETRIED_FAILURES = (
+    httpx.TimeoutException,
+    httpx.NetworkError,
+    httpx.RemoteProtocolError,
+    httpx.ProxyError,
+)
 
 # Failures to connect.
 CONNECT_FAILURES = (httpx.ConnectError, httpx.ConnectTimeout)
@@ -76,13 +81,16 @@ QUOTA_WORDS = re.compile(
 
 # Words of answers that refuse one request because of its time.
 RATE_WORDS = re.compile(
-    r"retry|try again (in|after|later)|rate[ _-]?limit|per[ _-]?(second|min|hour|day)", re.IGNORECASE
+    r"retry|try again (in|after|later)|rate[ _-]?limit|per[ _-]?(second|min|hour|day)",
+    re.IGNORECASE,
 )
 
 THROTTLE_STATUSES = frozenset({400, 403})
 
 # Statuses and words with which some endpoints, such as those of AWS, report a rate limit.
-THROTTLE_WORDS = re.compile(r"throttl|too many requests|rate exceeded|rate[ _-]?limit", re.IGNORECASE)
+THROTTLE_WORDS = re.compile(
+    r"throttl|too many requests|rate exceeded|rate[ _-]?limit", re.IGNORECASE
+)
 
 # Statuses with which endpoints report an unknown model.
 UNKNOWN_MODEL = frozenset({400, 404})
@@ -96,7 +104,8 @@ MODEL_WORDS = re.compile(
 
 # Words of answers that refuse the form of a request and not the model.
 FORMAT_WORDS = re.compile(
-    r"response_format|json_schema|json_object|\btools?\b|tool_choice|\bformat\b|\bstream", re.IGNORECASE
+    r"response_format|json_schema|json_object|\btools?\b|tool_choice|\bformat\b|\bstream",
+    re.IGNORECASE,
 )
 
 # Words of OpenAI, vLLM, llama.cpp and others for a request that is too long.
@@ -181,7 +190,9 @@ def refuses_role(outcome: Outcome, client: EndpointClient, *, last: bool) -> boo
         return True
     if last and is_quota_spent(status, outcome.headers, outcome.text):
         return True
-    return (status in DOUBTFUL or is_unknown_model(status, outcome.text)) and client.observe_refusal()
+    return (
+        status in DOUBTFUL or is_unknown_model(status, outcome.text)
+    ) and client.observe_refusal()
 
 
 def is_quota_spent(status: int, headers: Mapping[str, str], text: str) -> bool:
@@ -194,12 +205,18 @@ def is_quota_spent(status: int, headers: Mapping[str, str], text: str) -> bool:
 
 def is_throttled(status: int, text: str) -> bool:
     """Whether a refusal is one of a rate limit, although its status is another."""
-    return status in THROTTLE_STATUSES and bool(THROTTLE_WORDS.search(text)) and not QUOTA_WORDS.search(text)
+    return (
+        status in THROTTLE_STATUSES
+        and bool(THROTTLE_WORDS.search(text))
+        and not QUOTA_WORDS.search(text)
+    )
 
 
 def is_unknown_model(status: int, text: str) -> bool:
     """Whether an answer reports an unknown model."""
-    return status in UNKNOWN_MODEL and not FORMAT_WORDS.search(text) and bool(MODEL_WORDS.search(text))
+    return (
+        status in UNKNOWN_MODEL and not FORMAT_WORDS.search(text) and bool(MODEL_WORDS.search(text))
+    )
 
 
 def is_oversized(failure: BaseException) -> bool:
@@ -234,7 +251,9 @@ def translate_outcome(
     if isinstance(outcome, httpx.Response):
         if outcome.has_redirect_location:
             problem = _describe_redirect(outcome, config, role)
-            return BadRequest(f"models.{role}: {config.title} {problem}", status=outcome.status_code)
+            return BadRequest(
+                f"models.{role}: {config.title} {problem}", status=outcome.status_code
+            )
         error = _translate_refusal(outcome, config, role, keys, endpoint)
         error.answer = outcome.text
         return error
@@ -251,18 +270,21 @@ def _translate_failure(
     cause = causes[-1]
     is_foreign = config.api == "pydantic_ai"
     if isinstance(causes[0], httpx.TimeoutException):
-        return ProviderDown(f"{where} did not answer within {config.timeout:g} seconds, after all retries")
+        return ProviderDown(
+            f"{where} did not answer within {config.timeout:g} seconds, after all retries"
+        )
     if is_oversized(cause):
         return ProviderDown(
-            f"{where} gave an answer {cause}; it was not read further. Set models.{role}.max_tokens to the most "
-            "tokens that a reply needs, or use another model",
+            f"{where} gave an answer {cause}; it was not read further. Set "
+            f"models.{role}.max_tokens to the most tokens that a reply needs, or use another model",
             status=200,
         )
     if any(isinstance(each, AnswerFault) for each in causes):
         shown = remove_keys(keys, " ".join(str(cause).split()))[:200]
         advice = "try again" if is_foreign else f"check models.{role}.base_url, or try again"
         return ProviderDown(
-            f"{where} answered with something that is no chat completion, after all retries; {advice}: {shown}",
+            f"{where} answered with something that is no chat completion, after all retries; "
+            f"{advice}: {shown}",
             status=200,
         )
     if is_foreign and not any(isinstance(each, httpx.TransportError) for each in causes):
@@ -270,11 +292,14 @@ def _translate_failure(
         return BadRequest(f"{where} failed with {type(cause).__name__}: {text}")
     if isinstance(cause, httpx.UnsupportedProtocol | httpx.InvalidURL):
         return BadRequest(
-            f"models.{role}.base_url {strip_credentials(config.base_url)!r} is not an address: {cause}"
+            f"models.{role}.base_url {strip_credentials(config.base_url)!r} is not an address: "
+            f"{cause}"
         )
     reason = remove_keys(keys, str(cause)) or type(cause).__name__
     address = (
-        "the network, and the address if your code sets one" if is_foreign else f"models.{role}.base_url"
+        "the network, and the address if your code sets one"
+        if is_foreign
+        else f"models.{role}.base_url"
     )
     problem = f"cannot be reached, after all retries; check {address}"
     if is_untrusted_certificate(causes[0]):
@@ -286,7 +311,11 @@ def _translate_failure(
 
 
 def _translate_refusal(
-    refusal: httpx.Response, config: ModelConfig, role: str, keys: Sequence[str], endpoint: EndpointClient
+    refusal: httpx.Response,
+    config: ModelConfig,
+    role: str,
+    keys: Sequence[str],
+    endpoint: EndpointClient,
 ) -> ModelError:
     status = refusal.status_code
     where = f"models.{role}: {config.title}"
@@ -295,12 +324,14 @@ def _translate_refusal(
         limit = "" if config.max_tokens is None else f" of {config.max_tokens:,}"
         texts = "lower reflect.trajectory_tokens" if role == "optimizer" else "shorten the texts"
         return ContextOverflow(
-            f"{where} has too small a context for this request; the prompt and models.{role}.max_tokens{limit} must "
-            f"fit into it together, so set it lower or {texts}: {text}"
+            f"{where} has too small a context for this request; the prompt and "
+            f"models.{role}.max_tokens{limit} must fit into it together, so set it lower or "
+            f"{texts}: {text}"
         )
     if is_quota_spent(status, refusal.headers, refusal.text):
         return QuotaSpent(
-            f"{where} has no quota or credit left ({status}); add some, and run the same command again: {text}",
+            f"{where} has no quota or credit left ({status}); add some, and run the same command "
+            f"again: {text}",
             status=status,
         )
     if status in RETRIED_STATUSES:
@@ -328,18 +359,28 @@ def _describe_refusal(
         if config.key is not None:
             source = "the function passed as `key` must return a valid one"
         elif config.api_key_env is None and is_foreign:
-            source = "set the environment variable that its provider reads, or the key in your code, to a valid key"
+            source = (
+                "set the environment variable that its provider reads, or the key in your "
+                "code, to a valid key"
+            )
         elif config.api_key_env is None:
             source = "name the environment variable that holds one in api_key_env"
         return AccessDenied, f"refused the key ({status}); {source}"
     if is_unknown_model(status, refusal.text):
         place = f"models.{role}.model" if config.open_model is None else "the model in your code"
-        return UnknownModel, f"does not know this model ({status}); set {place} to one that it serves"
+        return (
+            UnknownModel,
+            f"does not know this model ({status}); set {place} to one that it serves",
+        )
     if status not in NO_API_STATUSES or is_foreign:
         return BadRequest, f"will not serve this request ({status})"
     address = strip_credentials(config.base_url).rstrip("/")
     is_bare = config.api == "openai" and not VERSION_PATH.search(urlsplit(address).path)
-    words = f"set models.{role}.base_url to {address}/v1" if is_bare else f"check models.{role}.base_url"
+    words = (
+        f"set models.{role}.base_url to {address}/v1"
+        if is_bare
+        else f"check models.{role}.base_url"
+    )
     return BadRequest, f"has no chat completions at this address ({status}); {words}"
 
 
@@ -361,6 +402,6 @@ def _describe_redirect(redirect: httpx.Response, config: ModelConfig, role: str)
     ):
         advice = f"if that is right, set models.{role}.base_url to {root}"
     return (
-        f"redirects requests to {location[:SHOWN_LOCATION]} ({redirect.status_code}), and no redirect is followed, so that "
-        f"no other host gets them; {advice}"
+        f"redirects requests to {location[:SHOWN_LOCATION]} ({redirect.status_code}), and no "
+        f"redirect is followed, so that no other host gets them; {advice}"
     )

@@ -38,7 +38,9 @@ def usd_of(usage: Usage, config: ModelConfig, *, at: datetime | None = None) -> 
     (None: now).
     """
     exact = (
-        _price_by_list(usage, config, at) if config.price is None else _price_by_config(usage, config.price)
+        _price_by_list(usage, config, at)
+        if config.price is None
+        else _price_by_config(usage, config.price)
     )
     return None if exact is None else math.ceil(exact * BILLION) / BILLION
 
@@ -53,7 +55,10 @@ def read_counts(counts: Any) -> Usage:
     details = names.get("prompt_tokens_details")
     cached = _read_count(details.get("cached_tokens")) if isinstance(details, dict) else 0
     return Usage(
-        calls=1, input_tokens=n_input, cached_tokens=min(cached or 0, n_input), output_tokens=n_output
+        calls=1,
+        input_tokens=n_input,
+        cached_tokens=min(cached or 0, n_input),
+        output_tokens=n_output,
     )
 
 
@@ -69,7 +74,9 @@ def bound_usage(usage: Usage, worst: Usage) -> Usage:
     given = bound(usage.input_tokens, worst.input_tokens)
     written = bound(usage.output_tokens, worst.output_tokens)
     cached = min(usage.cached_tokens, given)
-    return usage.model_copy(update={"input_tokens": given, "cached_tokens": cached, "output_tokens": written})
+    return usage.model_copy(
+        update={"input_tokens": given, "cached_tokens": cached, "output_tokens": written}
+    )
 
 
 def write_counts(usage: Usage) -> dict[str, JsonValue]:
@@ -87,7 +94,9 @@ def _read_count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < 2**53 else None
 
 
-def worst_case(size: int, cap: int | None, config: ModelConfig, *, at: datetime | None = None) -> Usage:
+def worst_case(
+    size: int, cap: int | None, config: ModelConfig, *, at: datetime | None = None
+) -> Usage:
     """Return the most that one call can cost, which the budget reserves before the call.
 
     A body of ``size`` bytes has at most as many tokens. ``cap`` is the most tokens of the answer;
@@ -95,7 +104,9 @@ def worst_case(size: int, cap: int | None, config: ModelConfig, *, at: datetime 
     """
     most = Usage(calls=1, input_tokens=size + OVERHEAD_TOKENS, output_tokens=cap or 0)
     cached = most.model_copy(update={"cached_tokens": most.input_tokens})
-    prices = [p for p in (usd_of(usage, config, at=at) for usage in (most, cached)) if p is not None]
+    prices = [
+        p for p in (usd_of(usage, config, at=at) for usage in (most, cached)) if p is not None
+    ]
     return most.model_copy(update={"usd": max(prices, default=None)})
 
 
@@ -121,7 +132,9 @@ def _price_by_config(usage: Usage, price: Price) -> Decimal:
 
 def _price_by_list(usage: Usage, config: ModelConfig, at: datetime | None) -> Decimal | None:
     tier = config.extra_body.get("service_tier")
-    provider, _, name = config.model.partition(":") if config.api == "pydantic_ai" else ("", "", config.model)
+    provider, _, name = (
+        config.model.partition(":") if config.api == "pydantic_ai" else ("", "", config.model)
+    )
     return _list_price(
         name,
         provider or config.base_url,

@@ -53,7 +53,9 @@ class PydanticAIModel:
         try:
             self._model = _open_model(config, key)
         except (UserError, ImportError, ValueError) as error:
-            raise ConfigError(f"models.{role}.model: {config.model} cannot be opened: {error}") from None
+            raise ConfigError(
+                f"models.{role}.model: {config.model} cannot be opened: {error}"
+            ) from None
 
     async def answer(self, content: bytes) -> AgentAnswer:
         """Answer one request, a chat completion's body in JSON.
@@ -66,7 +68,9 @@ class PydanticAIModel:
         settings = cast("ModelSettings", {name: body[name] for name in SETTINGS if name in body})
         parameters = _write_parameters(self._model, body.get("response_format"))
         try:
-            response = await self._model.request(_write_messages(body["messages"]), settings, parameters)
+            response = await self._model.request(
+                _write_messages(body["messages"]), settings, parameters
+            )
         except ModelHTTPError:
             raise
         except ModelAPIError as error:
@@ -77,7 +81,11 @@ class PydanticAIModel:
         truncated = response.finish_reason == "length"
         text = _read_text(response)
         return AgentAnswer.from_counts(
-            text, counts.input_tokens, counts.output_tokens, counts.cache_read_tokens, truncated=truncated
+            text,
+            counts.input_tokens,
+            counts.output_tokens,
+            counts.cache_read_tokens,
+            truncated=truncated,
         )
 
 
@@ -86,7 +94,8 @@ def _open_model(config: ModelConfig, key: str | None) -> Model:
         opened = config.open_model()
         if not isinstance(opened, Model):
             raise ValueError(
-                f"open_model returned a value of type {type(opened).__name__}, and no model of pydantic-ai"
+                f"open_model returned a value of type {type(opened).__name__}, and no model of "
+                "pydantic-ai"
             )
         return opened
     if key is None:
@@ -132,5 +141,7 @@ def _write_parameters(model: Model, wanted: Mapping[str, Any] | None) -> ModelRe
 def _read_text(response: ModelResponse) -> str:
     calls = [part.args_as_json_str() for part in response.parts if isinstance(part, ToolCallPart)]
     return (
-        calls[0] if calls else "".join(part.content for part in response.parts if isinstance(part, TextPart))
+        calls[0]
+        if calls
+        else "".join(part.content for part in response.parts if isinstance(part, TextPart))
     )

@@ -236,7 +236,9 @@ class Endpoint:
         self.in_flight -= 1
         self.wake_first()
 
-    def observe(self, slot: Slot, status: int | None, retry_after: float | None, tokens: int | None) -> None:
+    def observe(
+        self, slot: Slot, status: int | None, retry_after: float | None, tokens: int | None
+    ) -> None:
         """Apply the result of a call; see ``Slot.observe``."""
         if tokens is not None:
             self._minute.correct(slot.entry, tokens)
@@ -476,7 +478,9 @@ def endpoint_for(
     endpoints = _ENDPOINTS.get({})
     _ENDPOINTS.set(endpoints)
     endpoint = endpoints.setdefault((address, owner), Endpoint(address))
-    idle = [each for each, known in endpoints.items() if not known.clients and known is not endpoint]
+    idle = [
+        each for each, known in endpoints.items() if not known.clients and known is not endpoint
+    ]
     for each in idle[:-MAX_IDLE]:
         del endpoints[each]
     return EndpointClient(endpoint, config, on_limit=on_limit)

@@ -147,9 +147,13 @@ async def _call_provider(source: KeyProvider, role: str) -> str:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         cause = error.__cause__ or error.__context__
         after = "" if cause is None else f", after {type(cause).__name__}"
-        what = f"failed with {type(error).__name__}{after}, at {Path(frame.filename).name}:{frame.lineno}"
+        what = (
+            f"failed with {type(error).__name__}{after}, at "
+            f"{Path(frame.filename).name}:{frame.lineno}"
+        )
     raise ConfigError(
-        f"models.{role}: the function passed as `key` {what}; its words are not repeated, since they may hold the key"
+        f"models.{role}: the function passed as `key` {what}; its words are not repeated, since "
+        "they may hold the key"
     )
 
 
@@ -305,11 +309,14 @@ def refuse_key_in(config: ModelConfig, role: str, key: str) -> None:
     if not is_key(key):
         return
     plain = {name: config.model_dump_json(include={name}) for name in type(config).model_fields}
-    leaking = [f"models.{role}.{name}" for name, text in plain.items() if remove_keys([key], text) != text]
+    leaking = [
+        f"models.{role}.{name}" for name, text in plain.items() if remove_keys([key], text) != text
+    ]
     if leaking:
         raise ConfigError(
-            f"{', '.join(leaking)} contains the key, and settings are stored with the run: remove it there; "
-            "put the key into the environment variable that api_key_env names, or pass a function"
+            f"{', '.join(leaking)} contains the key, and settings are stored with the run: remove "
+            "it there; put the key into the environment variable that api_key_env names, or pass a "
+            "function"
         )
 
 

@@ -47,7 +47,9 @@ REASON_CHARACTERS = 500
 FORMAT_REFUSALS = frozenset({400, 404, 415, 422, 501})
 
 # Words of endpoints that do not know a field of a request.
-UNKNOWN_FIELD = re.compile("(un|not )(supported|recogni[sz]ed|known|expected|permitted)|extra", re.IGNORECASE)
+UNKNOWN_FIELD = re.compile(
+    "(un|not )(supported|recogni[sz]ed|known|expected|permitted)|extra", re.IGNORECASE
+)
 
 # The names of thoughts: of DeepSeek, Qwen and many others, of Seed, and of Magistral in brackets.
 NAMES = "think|seed:think|THINK"
@@ -64,7 +66,9 @@ FINAL_CHANNEL = re.compile(r"<\|channel\|>final\b[^<]*(?:<\|constrain\|>[^<]*)?<
 MESSAGE_END = re.compile(r"<\|(?:end|return|start|call)\|>")
 
 # A code block, with its text and its closing fence; one that is not closed reaches to the end.
-BLOCK = re.compile(r"^[ \t]*(`{3,}|~{3,})[^`\n]*\n(.*?)(?:^[ \t]*(\1)[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^[ \t]*(`{3,}|~{3,})[^`\n]*\n(.*?)(?:^[ \t]*(\1)[ \t]*$|\Z)", re.MULTILINE | re.DOTALL
+)
 
 OBJECT_START = re.compile(r'\{\s*"')
 
@@ -107,7 +111,9 @@ class Conversation(Generic[R]):
         self._handlers: Any = None
         if mode is not None:
             self._handlers = mode_registry.get_handlers(Provider.OPENAI, HANDLERS[mode])
-            self._bound, self.body = self._handlers.request_handler(bind(reply_type, mode), self.body)
+            self._bound, self.body = self._handlers.request_handler(
+                bind(reply_type, mode), self.body
+            )
         if mode == "json_object_with_schema":
             schema = self.body["response_format"]["json_schema"]["schema"]
             self.body["response_format"] = {"type": "json_object", "schema": schema}
@@ -213,7 +219,11 @@ def remove_thoughts(text: str) -> str:
     closing = CLOSING.search(text) if "</think>" in text else None
     before = "" if closing is None else text[: closing.start()]
     in_code = before.count("```") % 2 or before.rpartition("\n")[2].count("`") % 2
-    return text if closing is None or in_code or OPENING.search(before) else text[closing.end() :].lstrip()
+    return (
+        text
+        if closing is None or in_code or OPENING.search(before)
+        else text[closing.end() :].lstrip()
+    )
 
 
 def list_readings(text: str) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""Tests of batches: opened before their alpha is chosen, counted by traces, closed with evidence."""
+"""Tests of batches: opened before their alpha is chosen, counted by traces, closed with
+evidence.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def close_test(writer: PairWriter, number: int, evidence: PromotionEvidence) -> 
         if test.kind == "promote" and evidence.passed_test:
             writer.change_status(stored, "promoted", evidence=evidence)
         elif test.kind == "promote":
-            tables.execute("UPDATE memory_pairs SET failed_test = 1 WHERE id = ?", (stored.pair.id,))
+            tables.execute(
+                "UPDATE memory_pairs SET failed_test = 1 WHERE id = ?", (stored.pair.id,)
+            )
         elif not evidence.passed_test:
             writer.change_status(stored, "quarantined", reason=MEASURED_HARM)
 
@@ -116,15 +120,17 @@ def _check_evidence(test: BatchTest, evidence: PromotionEvidence) -> None:
     if evidence.pair_ids != test.pair_ids or evidence.n_earlier_tests != test.n_earlier_tests:
         raise DataError(
             f"the evidence is not that of test {test.number}, which has {len(test.pair_ids)} pairs "
-            f"and {test.n_earlier_tests} earlier tests on its traces; pass the evidence of the test "
-            "that you opened"
+            f"and {test.n_earlier_tests} earlier tests on its traces; pass the evidence of the "
+            "test that you opened"
         )
     problem = find_inconsistency(evidence, test.kind)
     n_traces = len(test.content_fingerprints)
     if problem is None and evidence.n_traces > n_traces:
         problem = f"it compares {evidence.n_traces} traces, and {n_traces} were held out"
     if problem is not None:
-        raise DataError(f"the evidence does not fit test {test.number}: {problem}; test the batch again")
+        raise DataError(
+            f"the evidence does not fit test {test.number}: {problem}; test the batch again"
+        )
 
 
 def read_tests(tables: Tables) -> tuple[BatchTest, ...]:

@@ -112,7 +112,9 @@ def compute_utility(evidence: PromotionEvidence) -> float:
     return min(1.0, max(0.0, 0.5 + evidence.effect / 20))
 
 
-def find_inconsistency(evidence: PromotionEvidence, kind: Literal["promote", "demote"]) -> str | None:
+def find_inconsistency(
+    evidence: PromotionEvidence, kind: Literal["promote", "demote"]
+) -> str | None:
     """Return why no test can give this evidence, or None if one can.
 
     Alpha follows from the earlier tests. Evidence that changes a status must be significant, in the
@@ -229,7 +231,9 @@ class AnchorExclusions(NamedTuple):
         if origin.trace_id in self.trace_ids:
             return True
         hashes = self.state_hashes.get(purpose, frozenset())
-        return bool(hashes) and not hashes.isdisjoint(map(digest_json, (transition.before, transition.after)))
+        return bool(hashes) and not hashes.isdisjoint(
+            map(digest_json, (transition.before, transition.after))
+        )
 
 
 # The most characters of a purpose in a message.

@@ -62,7 +62,9 @@ class PairLine(FrozenModel):
 
 ExportLine = HeaderLine | TraceLine | PairLine
 
-LINE_ADAPTER: TypeAdapter[ExportLine] = TypeAdapter(Annotated[ExportLine, Field(discriminator="type")])
+LINE_ADAPTER: TypeAdapter[ExportLine] = TypeAdapter(
+    Annotated[ExportLine, Field(discriminator="type")]
+)
 
 
 async def read_lines(database: Database) -> AsyncIterator[ExportLine]:

@@ -9,7 +9,13 @@ from typing import Annotated, Final, Literal, NamedTuple
 from pydantic import Field, JsonValue
 
 from reflact.jsonutil import is_same_json, iter_json_chunks
-from reflact.types import FrozenModel, ShortReprModel, canonical_json, digest_text, join_canonical_json
+from reflact.types import (
+    FrozenModel,
+    ShortReprModel,
+    canonical_json,
+    digest_text,
+    join_canonical_json,
+)
 
 # The progress of a state towards a purpose, from 0 (none) to 10 (complete). NaN is rejected.
 Progress = Annotated[float, Field(ge=0, le=10)]
@@ -149,7 +155,8 @@ class ScoreEvent(FrozenModel):
 
 
 class StateScore(FrozenModel):
-    """A critic's score of a transition: its evaluation after the guards; ``raw`` is the model's own.
+    """A critic's score of a transition: its evaluation after the guards; ``raw`` is the model's
+    own.
 
     ``raw`` is the median if ``n_samples`` were requested, and ``spread`` the largest difference of
     their ``progress_after``. ``applied_guards`` changed the evaluation, in this order. ``pair_ids``
@@ -254,7 +261,9 @@ class ContrastPair(FrozenModel):
         texts = {name: canonical_json(value) for name, value in fields.items()}
         texts["transition"] = self.transition.canonical_json
         subject = {name: texts[name] for name in ("purpose", "transition")}
-        return PairHashes(digest_text(join_canonical_json(texts)), digest_text(join_canonical_json(subject)))
+        return PairHashes(
+            digest_text(join_canonical_json(texts)), digest_text(join_canonical_json(subject))
+        )
 
 
 class MemoryCard(FrozenModel):

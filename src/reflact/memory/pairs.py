@@ -138,7 +138,9 @@ def read_origins(tables: Tables, owners: Sequence[str]) -> Mapping[str, tuple[Or
 STORED_COLUMNS = ("status", "reason", "utility", "created_by", "created_at", "changed_at")
 
 
-def select_pairs(tables: Tables, where: str, parameters: Sequence[Any] = ()) -> tuple[StoredPair, ...]:
+def select_pairs(
+    tables: Tables, where: str, parameters: Sequence[Any] = ()
+) -> tuple[StoredPair, ...]:
     """Return the pairs that meet an SQL condition; it must be a constant of this package."""
     columns = ", ".join(STORED_COLUMNS)
     sql = f"SELECT id, pair, {columns} FROM memory_pairs WHERE {where}"  # noqa: S608 - constant
@@ -213,7 +215,9 @@ class PairWriter(NamedTuple):
         if is_new:
             self._archive_weakest()
         stored = read_pair(self.tables, pair.id)
-        return Submission(pair_id=pair.id, is_new=is_new, status=stored.status, reason=stored.reason)
+        return Submission(
+            pair_id=pair.id, is_new=is_new, status=stored.status, reason=stored.reason
+        )
 
     def _find_exclusion(self, pair: ContrastPair, origins: Iterable[Origin]) -> str | None:
         """Return why calibration must not learn from a pair, see ``Submission``; or None."""
@@ -260,11 +264,16 @@ class PairWriter(NamedTuple):
         """Allow tests of a pair that needed review; see ``MemoryStore.release``."""
         stored = read_pair(self.tables, pair_id)
         if not stored.needs_review:
-            raise DataError(f"pair {pair_id} is {stored.status} and needs no review; nothing to release")
+            raise DataError(
+                f"pair {pair_id} is {stored.status} and needs no review; nothing to release"
+            )
         self._update(stored, stored.status, None)
 
     def _update(self, stored: StoredPair, status: CardStatus, reason: str | None) -> None:
-        sql = "UPDATE memory_pairs SET status = ?, reason = ?, failed_test = 0, changed_at = ? WHERE id = ?"
+        sql = (
+            "UPDATE memory_pairs SET status = ?, reason = ?, failed_test = 0, changed_at = ? "
+            "WHERE id = ?"
+        )
         self.tables.execute(sql, (status, reason, format_time(self.now), stored.pair.id))
 
     def _archive_weakest(self) -> None:
@@ -303,14 +312,15 @@ def add_anchor(tables: Tables, pair: ContrastPair, origins: Sequence[Origin]) ->
         return False
     for stored in select_pairs(tables, "subject = ? ORDER BY id LIMIT 1", (pair.hashes.subject,)):
         raise DataError(
-            f"anchor {pair.id} has the transition of stored pair {stored.pair.id}; calibration never learns from "
-            "anchors, so choose another one"
+            f"anchor {pair.id} has the transition of stored pair {stored.pair.id}; calibration "
+            "never learns from anchors, so choose another one"
         )
     for origin in origins:
         for stored in select_pairs(tables, f"{FROM_TRACE} ORDER BY id LIMIT 1", (origin.trace_id,)):
             raise DataError(
                 f"anchor {pair.id} was made of trace {origin.trace_id}, and so was stored pair "
-                f"{stored.pair.id}; calibration never learns from traces of anchors, so choose another trace"
+                f"{stored.pair.id}; calibration never learns from traces of anchors, so choose "
+                "another trace"
             )
     record = {"id": pair.id, "subject": pair.hashes.subject, "pair": encode_pair(pair)}
     anchors.insert(record, ignore=True)
@@ -345,7 +355,9 @@ def forget_trace(tables: Tables, trace_id: str, *, calls: bool) -> ForgetResult:
     anchor_ids = [anchor_id for (anchor_id,) in tables.execute(sql, (trace_id,)).fetchall()]
     owned = "IN (SELECT value FROM json_each(?))"
     tables.table("memory_pairs").delete_where(f"id {owned}", [json.dumps(pair_ids)])
-    tables.table("memory_origins").delete_where(f"owner {owned}", [json.dumps(anchor_ids + pair_ids)])
+    tables.table("memory_origins").delete_where(
+        f"owner {owned}", [json.dumps(anchor_ids + pair_ids)]
+    )
     n_events = tables.execute("DELETE FROM trace_events WHERE trace_id = ?", (trace_id,)).rowcount
     n_traces = tables.execute("DELETE FROM traces WHERE id = ?", (trace_id,)).rowcount
     if pair_ids:

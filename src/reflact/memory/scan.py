@@ -55,10 +55,14 @@ def load_rules() -> RuleBook:
     stored = tomllib.loads(text)
     instructions = []
     for rule in stored["rules"]:
-        patterns = tuple(_compile_pattern(source, stored["fragments"]) for source in rule["patterns"])
+        patterns = tuple(
+            _compile_pattern(source, stored["fragments"]) for source in rule["patterns"]
+        )
         instructions.append((ScanFinding(rule=rule["name"], verdict=rule["verdict"]), patterns))
     secrets = stored["secrets"]
-    return RuleBook(tuple(instructions), re.compile("|".join(secrets["patterns"])), tuple(secrets["hints"]))
+    return RuleBook(
+        tuple(instructions), re.compile("|".join(secrets["patterns"])), tuple(secrets["hints"])
+    )
 
 
 def _compile_pattern(source: str, fragments: dict[str, str]) -> re.Pattern[str]:
@@ -106,7 +110,9 @@ _LOOKALIKES = str.maketrans(
     "aeopcyxijsdhqwbkmhtrn3baopviktuexnwvgiiil",
 )
 _LEET_LETTERS = str.maketrans("013457@$!|", "oieastasil")
-_LEET_WORD = re.compile(r"(?<![\w@$!|])(?=[^\W\d_]*[013457@$!|])(?:[013457@$!|]*[a-z]){2}[a-z013457@$!|]*")
+_LEET_WORD = re.compile(
+    r"(?<![\w@$!|])(?=[^\W\d_]*[013457@$!|])(?:[013457@$!|]*[a-z]){2}[a-z013457@$!|]*"
+)
 _MIXED = re.compile(r"[a-z][013457@$!|]|[013457@$!|][a-z]")
 _SPACED_LETTERS = re.compile(r"(?<!\w)\w(?:[ .\-_*]\w){3,}(?!\w)")
 _SEPARATOR = re.compile(r"[ .\-_*]")
@@ -125,7 +131,9 @@ def _list_readings(plain: str) -> tuple[str, ...]:
     leet = joined
     if _MIXED.search(joined) is not None:
         leet = _LEET_WORD.sub(lambda word: word[0].translate(_LEET_LETTERS), joined)
-    return tuple(dict.fromkeys(_SPACES.sub(" ", reading) for reading in (plain, latin, joined, leet)))
+    return tuple(
+        dict.fromkeys(_SPACES.sub(" ", reading) for reading in (plain, latin, joined, leet))
+    )
 
 
 def _normalize_text(text: str) -> str:
@@ -161,7 +169,9 @@ _ACCOUNT_NUMBER = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9
 
 def _has_secret(text: str, book: RuleBook) -> bool:
     folded = text.casefold()
-    return any(hint in folded for hint in book.secret_hints) and book.secrets.search(text) is not None
+    return (
+        any(hint in folded for hint in book.secret_hints) and book.secrets.search(text) is not None
+    )
 
 
 def _has_personal_data(text: str) -> bool:
@@ -169,8 +179,13 @@ def _has_personal_data(text: str) -> bool:
     return (
         any(not _RESERVED_DOMAINS.search(mail[1]) for mail in mails)
         or _PHONE_OR_ID_NUMBER.search(text) is not None
-        or any(_passes_card_checksum(re.sub(r"\D", "", run[0])) for run in _CARD_DIGITS.finditer(text))
-        or any(_passes_account_checksum(run[0].replace(" ", "")) for run in _ACCOUNT_NUMBER.finditer(text))
+        or any(
+            _passes_card_checksum(re.sub(r"\D", "", run[0])) for run in _CARD_DIGITS.finditer(text)
+        )
+        or any(
+            _passes_account_checksum(run[0].replace(" ", ""))
+            for run in _ACCOUNT_NUMBER.finditer(text)
+        )
     )
 
 

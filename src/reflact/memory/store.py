@@ -91,7 +91,9 @@ class MemoryStore:
         lock_timeout: float = LOCK_TIMEOUT_SECONDS,
         read_only: bool = False,
     ) -> None:
-        self._database = Database(Path(path), SCHEMA, lock_timeout=lock_timeout, read_only=read_only)
+        self._database = Database(
+            Path(path), SCHEMA, lock_timeout=lock_timeout, read_only=read_only
+        )
         self._scan = scan or scan_texts
         self._max_active_pairs = max_active_pairs
         self._clock = clock
@@ -103,7 +105,10 @@ class MemoryStore:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self._database.__aexit__(kind, error, trace)
 
@@ -125,7 +130,9 @@ class MemoryStore:
         """
 
         def scan() -> ScanFinding | None:
-            pairs.encode_pair(pair)  # says what is wrong with a number before the pair's id needs it
+            pairs.encode_pair(
+                pair
+            )  # says what is wrong with a number before the pair's id needs it
             return self._scan(pairs.list_pair_texts(pair))
 
         finding = await run_in_thread(scan, *pair.transition.payloads)
@@ -190,7 +197,9 @@ class MemoryStore:
         """Archive pairs, all or none."""
         await self._change_statuses(pair_ids, "archived", reason)
 
-    async def _change_statuses(self, pair_ids: Sequence[str], after: CardStatus, reason: str) -> None:
+    async def _change_statuses(
+        self, pair_ids: Sequence[str], after: CardStatus, reason: str
+    ) -> None:
         def change(writer: PairWriter) -> None:
             for pair_id in pair_ids:
                 writer.change_status(pairs.read_pair(writer.tables, pair_id), after, reason=reason)
@@ -203,7 +212,9 @@ class MemoryStore:
 
     async def remaining_capacity(self) -> int:
         """Return how many pairs fit before one is archived that has not failed a test."""
-        return await self._database.read(partial(pairs.count_free, max_active=self._max_active_pairs))
+        return await self._database.read(
+            partial(pairs.count_free, max_active=self._max_active_pairs)
+        )
 
     # ---------------------------------------------------------------------------------------- tests
 
@@ -268,7 +279,9 @@ class MemoryStore:
         Raises:
             DataError: The trace is unknown, or another event has the same step.
         """
-        return await self._database.write(lambda tables: traces.append_event(tables, trace_id, event))
+        return await self._database.write(
+            lambda tables: traces.append_event(tables, trace_id, event)
+        )
 
     async def label(self, trace_id: str, step: int, label: Label, *, replace: bool = True) -> None:
         """Label a stored step.
@@ -291,7 +304,9 @@ class MemoryStore:
         return tuple(trace_id for (trace_id,) in rows)
 
     async def find_trace_ids(self, name: str) -> tuple[str, ...]:
-        """Return up to ten ids of traces or of origins that start with a text; an equal one first."""
+        """Return up to ten ids of traces or of origins that start with a text; an equal
+        one first.
+        """
         rows = await self._database.fetch_rows(MATCHING_TRACES_QUERY, (name,))
         return tuple(trace_id for (trace_id,) in rows)
 
@@ -306,7 +321,9 @@ class MemoryStore:
             before: Only traces with a smaller number; None: from the newest on.
             limit: The largest number of traces.
         """
-        return await self._database.read(partial(traces.list_testable_traces, before=before, limit=limit))
+        return await self._database.read(
+            partial(traces.list_testable_traces, before=before, limit=limit)
+        )
 
     async def purposes(self, *, limit: int) -> frozenset[str]:
         """Return the distinct purposes of all traces, at most ``limit``."""
@@ -345,7 +362,8 @@ class MemoryStore:
         sql = "UPDATE calibrations SET result = ? WHERE number = ? AND result IS NULL"
         await self._database.execute(sql, (result, number))
 
-    # ----------------------------------------------------------- anchors, forgetting, export, import
+    # ----------------------------------------------------------- anchors, forgetting, export,
+    # import
 
     async def add_anchors(self, anchors: Sequence[ContrastPair]) -> int:
         """Store labelled pairs that calibration never learns from; return the number of new ones.
@@ -356,7 +374,9 @@ class MemoryStore:
         for pair in anchors:
             pairs.encode_pair(pair)
         return await self._database.write(
-            lambda tables: sum(pairs.add_anchor(tables, pair, pair.provenance.as_origins) for pair in anchors)
+            lambda tables: sum(
+                pairs.add_anchor(tables, pair, pair.provenance.as_origins) for pair in anchors
+            )
         )
 
     async def anchors(self) -> tuple[ContrastPair, ...]:
@@ -378,7 +398,9 @@ class MemoryStore:
             calls: Whether to remove all cached responses to questions of calibrations, of any
                 trace. Later calibrations ask these questions again.
         """
-        result = await self._database.write(lambda tables: pairs.forget_trace(tables, trace_id, calls=calls))
+        result = await self._database.write(
+            lambda tables: pairs.forget_trace(tables, trace_id, calls=calls)
+        )
         return result.model_copy(update={"remains_in_wal": not await self._database.checkpoint()})
 
     async def export_lines(self) -> AsyncIterator[str]:

@@ -42,7 +42,8 @@ def append_event(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
     unlabelled = (encode_value(one.model_copy(update={"label": None})) for one in (stored, event))
     if len(set(unlabelled)) > 1:
         raise DataError(
-            f"trace {trace_id} already has another event as step {event.step}; give each trace a unique id"
+            f"trace {trace_id} already has another event as step {event.step}; give each trace a "
+            "unique id"
         )
     if stored.label is None and event.label is not None:
         _replace_event(tables, trace_id, stored, event)
@@ -77,7 +78,9 @@ def _read_purpose(tables: Tables, trace_id: str) -> str | None:
 
 def _read_events(tables: Tables, trace_id: str) -> tuple[ScoreEvent, ...]:
     sql = "SELECT step, event FROM trace_events WHERE trace_id = ? ORDER BY step"
-    return tuple(_decode_event(trace_id, *row) for row in tables.execute(sql, (trace_id,)).fetchall())
+    return tuple(
+        _decode_event(trace_id, *row) for row in tables.execute(sql, (trace_id,)).fetchall()
+    )
 
 
 def _find_event(tables: Tables, trace_id: str, step: int) -> ScoreEvent | None:
@@ -99,7 +102,9 @@ def _update_content_hash(tables: Tables, trace_id: str, event: ScoreEvent) -> No
         for one in _read_events(tables, trace_id):
             content = extend_content_hash(content, one.transition)
     else:
-        content = extend_content_hash(tables.table("traces").get(trace_id)["content_hash"], event.transition)
+        content = extend_content_hash(
+            tables.table("traces").get(trace_id)["content_hash"], event.transition
+        )
     tables.table("traces").update(trace_id, {"content_hash": content})
 
 
@@ -145,7 +150,9 @@ GROUP BY traces.id ORDER BY traces.id
 """
 
 
-def list_testable_traces(tables: Tables, before: int | None, limit: int) -> tuple[TestableTrace, ...]:
+def list_testable_traces(
+    tables: Tables, before: int | None, limit: int
+) -> tuple[TestableTrace, ...]:
     """Return traces that a program or a person labelled, newest first; see ``MemoryStore``."""
     rows = tables.execute(TESTABLE_QUERY, (before, limit)).fetchall()
     return tuple(

@@ -42,7 +42,14 @@ TESTS_PASSED_MARK = b"p"
 VARIABLES = {"PYTHONHASHSEED": "0"}
 
 # Paths that an interpreter reads beside its own library.
-SHARED_PATHS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
+SHARED_PATHS = (
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/share/zoneinfo",
+    "/etc/ld.so.cache",
+)
 
 CREATE_RULESET = 444
 ADD_RULE = 445
@@ -158,7 +165,9 @@ RULES = (
 
 
 class Processor(NamedTuple):
-    """A kind of processor: its audit mark, its column in ``REFUSED_CALLS``, and numbers of some calls."""
+    """A kind of processor: its audit mark, its column in ``REFUSED_CALLS``, and numbers of some
+    calls.
+    """
 
     mark: int
     column: int
@@ -201,7 +210,9 @@ def can_confine() -> bool:
 
 
 def can_confine_writes() -> bool:
-    """Whether this system can keep a command from changing files: Linux 6.2 with Landlock, which refuses truncation."""
+    """Whether this system can keep a command from changing files: Linux 6.2 with Landlock, which
+    refuses truncation.
+    """
     return _read_landlock_version() >= TRUNCATION_VERSION
 
 
@@ -294,7 +305,8 @@ def set_limits(order: SandboxRequest, *, alone: bool, without: Collection[str] =
 
 
 def confine_process(parent: int | None, *, without: Collection[str] = ()) -> None:
-    """Drop all rights that an answer does not need, and end with the parent (None: with no other process).
+    """Drop all rights that an answer does not need, and end with the parent (None: with no other
+    process).
 
     Args:
         parent: The id of the process that started this one.
@@ -342,7 +354,8 @@ def list_readable_paths() -> list[str]:
 
 
 def isolate_command(folder: str | None) -> bool:
-    """Keep this process, and all that it starts, from signalling other processes and from reading their variables.
+    """Keep this process, and all that it starts, from signalling other processes and from reading
+    their variables.
 
     With a folder, files outside it cannot be changed either, and all capabilities are dropped.
     Reading, the network and the attributes of files, such as their modes, stay as they are. Return
@@ -393,7 +406,9 @@ def _list_rights(version: int) -> int:
 
 
 def _apply_landlock(libc: Any, handled: tuple[int, int, int], allowed: Mapping[str, int]) -> None:
-    """Refuse all rights of files, ports and scopes that are handled, but for the allowed ones below some paths."""
+    """Refuse all rights of files, ports and scopes that are handled, but for the allowed ones below
+    some paths.
+    """
     ruleset = _call_kernel(libc.syscall, CREATE_RULESET, struct.pack("=3Q", *handled), 24, 0)
     for path, rights in allowed.items():
         descriptor = os.open(path, os.O_PATH)
@@ -403,7 +418,9 @@ def _apply_landlock(libc: Any, handled: tuple[int, int, int], allowed: Mapping[s
     os.close(ruleset)
 
 
-def build_filter(machine: Processor, process: int, without: Collection[str] = ()) -> Iterator[bytes]:
+def build_filter(
+    machine: Processor, process: int, without: Collection[str] = ()
+) -> Iterator[bytes]:
     """Yield the filter's instructions; calls that no rule refuses are allowed."""
     if "foreign calls" not in without:
         yield _instruction(LOAD, 4)
@@ -452,8 +469,12 @@ def _refuse(number: int, outcome: int, *, test: int = EQUAL) -> Iterator[bytes]:
     yield _instruction(RETURN, outcome)
 
 
-def _decide(number: int, argument: int, test: int, value: int, outcomes: tuple[int, int]) -> Iterator[bytes]:
-    """Decide on a call by the test of an argument's lower half: the outcomes if it is true, and if not."""
+def _decide(
+    number: int, argument: int, test: int, value: int, outcomes: tuple[int, int]
+) -> Iterator[bytes]:
+    """Decide on a call by the test of an argument's lower half: the outcomes if it is true, and if
+    not.
+    """
     yield _instruction(EQUAL, number, no=4)
     yield _instruction(LOAD, 16 + 8 * argument)
     yield _instruction(test, value, no=1)

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
     from reflact.reporting.html.run import RunReport, read_report, render_run_page
     from reflact.reporting.html.serve import create_run_pages
 
-__all__ = ["RunReport", "create_run_pages", "read_report", "render_calibration_page", "render_run_page"]
+__all__ = [
+    "RunReport",
+    "create_run_pages",
+    "read_report",
+    "render_calibration_page",
+    "render_run_page",
+]
 
 __getattr__ = load_exports(
     __name__,

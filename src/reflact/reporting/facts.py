@@ -1,4 +1,6 @@
-"""Every sentence and figure about a run that people see. Terminal, pages and JSON only lay them out."""
+"""Every sentence and figure about a run that people see. Terminal, pages and JSON only lay them
+out.
+"""
 
 from __future__ import annotations
 
@@ -121,8 +123,8 @@ DOCUMENT_WORDS = {
 
 # What the columns of a table of steps mean, for people who see one for the first time.
 STEP_LEGEND = (
-    "val: estimated score before the step -> that of its candidate; solved: train items of the step; "
-    "edits: applied of chosen; skill: the version after the step"
+    "val: estimated score before the step -> that of its candidate; solved: train items of the "
+    "step; edits: applied of chosen; skill: the version after the step"
 )
 
 UNMEASURED_NOTE = "* Not all items are measured."
@@ -158,11 +160,15 @@ def format_value(value: JsonValue) -> str:
     """Return a text as it is, nothing for None, and any other value as JSON."""
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return (
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    )
 
 
 def describe_score(score: Score | None) -> str:
-    """Return a score with all that is not its hard part in brackets: ``1 (soft 0.5, seconds 3.2)``."""
+    """Return a score with all that is not its hard part in brackets: ``1 (soft 0.5,
+    seconds 3.2)``.
+    """
     if score is None:
         return "-"
     further = [("soft", score.soft)] if score.soft != score.hard else []
@@ -186,7 +192,9 @@ class SpendFact(FrozenModel):
     def of(cls, spend: Iterable[Spend]) -> Self:
         """Return the sum of entries."""
         entries = [entry for entry in spend if entry.usage.calls or entry.unsettled]
-        unpriced = {entry.role for entry in entries if entry.usage.calls and entry.usage.usd is None}
+        unpriced = {
+            entry.role for entry in entries if entry.usage.calls and entry.usage.usd is None
+        }
         return cls(
             usage=sum((entry.usage for entry in entries), Usage()),
             worst_case=sum((entry.worst_case for entry in entries), Usage()),
@@ -249,7 +257,9 @@ def format_spend(spend: Sequence[Spend]) -> tuple[str, ...]:
 def format_stage_costs(costs: Sequence[StageCost]) -> tuple[str, ...]:
     """Return time and spend of each stage, one line each; stages without calls share a line."""
     times = {cost.stage: f"{cost.stage} {format_duration(cost.seconds)}" for cost in costs}
-    lines = [f"took: {'; '.join((times[c.stage], *format_spend(c.spend)))}" for c in costs if c.spend]
+    lines = [
+        f"took: {'; '.join((times[c.stage], *format_spend(c.spend)))}" for c in costs if c.spend
+    ]
     others = [times[cost.stage] for cost in costs if not cost.spend]
     return (*lines, f"took: {', '.join(others)}") if others else tuple(lines)
 
@@ -258,7 +268,9 @@ def format_stage_costs(costs: Sequence[StageCost]) -> tuple[str, ...]:
 
 
 def name_scores(scores: Sequence[SkillScore]) -> list[tuple[str, SkillScore]]:
-    """Return scores with the names of their documents; best and final share an entry if they are the same."""
+    """Return scores with the names of their documents; best and final share an entry if they are
+    the same.
+    """
     best = {(score.split, score.skill_hash) for score in scores if score.name == "best"}
     final = {(score.split, score.skill_hash) for score in scores if score.name == "final"}
     named = []
@@ -287,7 +299,9 @@ def list_score_columns(scores: Sequence[SkillScore], *, with_hash: bool = False)
         "sha-256": [score.skill_hash[:8] for score in measured],
     }
     for metric in list_metrics(scores):
-        columns[f"mean {escape_line(metric)}"] = [_format_metric(s.metrics, metric) for s in measured]
+        columns[f"mean {escape_line(metric)}"] = [
+            _format_metric(s.metrics, metric) for s in measured
+        ]
     if not any(score.unmeasured for score in scores):
         del columns["unmeasured"]
     if all(score.soft == score.hard for score in scores):
@@ -318,7 +332,9 @@ def estimate_score(score: SkillScore | None) -> IntervalEstimate | None:
 
 
 def describe_document(score: SkillScore) -> str:
-    """Return which document or constant a score is of, in words; empty if its name is that of a file."""
+    """Return which document or constant a score is of, in words; empty if its name is that of a
+    file.
+    """
     if score.answer is None:
         return DOCUMENT_WORDS.get(score.name, "")
     words = describe_constant(score.answer)
@@ -339,7 +355,9 @@ def describe_gain(skill: str, other: str, gain: Improvement, noun: str = "item")
 
 
 def _format_points(gain: Improvement) -> tuple[str, ...]:
-    """Return mean, low and high in points with a sign; with a decimal if a whole number would hide a gain."""
+    """Return mean, low and high in points with a sign; with a decimal if a whole number would hide
+    a gain.
+    """
     values = [100 * value for value in (gain.mean, gain.low, gain.high)]
     digits = 1 if any(0 < abs(value) < 1 for value in values) else 0
     texts = [f"{value:+.{digits}f}" for value in values]
@@ -402,7 +420,9 @@ class ResultFact(FrozenModel):
     @property
     def verdict(self) -> str:
         """The result; if the run is not complete, with what to do next."""
-        return self.result if self.is_complete else f"{self.result} Next: {self._advise_after_stop()}."
+        return (
+            self.result if self.is_complete else f"{self.result} Next: {self._advise_after_stop()}."
+        )
 
     @property
     def tone(self) -> Literal["better", "worse"] | None:
@@ -418,7 +438,9 @@ class ResultFact(FrozenModel):
         claim = self.summary.claim
         if not self.is_complete or not has_better_skill(self.summary) or claim is None:
             return None
-        if claim.improvement.split is not Split.test or (claim.confirmed and not self.list_doubts()):
+        if claim.improvement.split is not Split.test or (
+            claim.confirmed and not self.list_doubts()
+        ):
             return None
         return self.result
 
@@ -436,7 +458,11 @@ class ResultFact(FrozenModel):
         parts = [
             f"{summary.accepts} accepted",
             f"{summary.rejects} rejected",
-            *(f"{counts[action]} {ACTION_WORDS[action]}" for action in unproven if action in counts),
+            *(
+                f"{counts[action]} {ACTION_WORDS[action]}"
+                for action in unproven
+                if action in counts
+            ),
             f"{summary.skips} without a change",
         ]
         return f"{name_count(summary.steps, 'step')}, {', '.join(parts)}"
@@ -471,7 +497,9 @@ class ResultFact(FrozenModel):
     def list_doubts(self) -> list[str]:
         """Return what the controls say against the best document, one sentence each."""
         summary = self.summary
-        scores = {score.name: score for score in summary.scores if score.split is summary.scores[-1].split}
+        scores = {
+            score.name: score for score in summary.scores if score.split is summary.scores[-1].split
+        }
         best = scores.get("best")
         if best is None or best.value is None:
             return []
@@ -480,7 +508,9 @@ class ResultFact(FrozenModel):
         top = max(constants, key=lambda score: score.value or 0.0, default=None)
         if top is not None and _reaches(top, best):
             always = describe_constant(top.answer or "")
-            sentences.append(f"The best document is not better than {always}: {_compare_scores(best, top)}.")
+            sentences.append(
+                f"The best document is not better than {always}: {_compare_scores(best, top)}."
+            )
         placebo = scores.get("placebo")
         if has_better_skill(summary) and placebo is not None and _reaches(placebo, best):
             compared = _compare_scores(placebo, best)
@@ -508,7 +538,9 @@ class ResultFact(FrozenModel):
         yield from (f"warning: {warning}" for warning in summary.warnings)
         controls = {s.name: s for s in summary.scores if s.name in {"placebo", *SCORE_NAMES}}
         if controls:
-            words = [f"{SCORE_NAMES.get(n, n)} is {describe_document(s)}" for n, s in controls.items()]
+            words = [
+                f"{SCORE_NAMES.get(n, n)} is {describe_document(s)}" for n, s in controls.items()
+            ]
             yield f"controls: {'; '.join(words)}"
         is_initial = summary.best is not None and summary.best.number == 0
         if is_initial and summary.scores and _read_setting(summary, "test.placebo"):
@@ -518,7 +550,10 @@ class ResultFact(FrozenModel):
         if summary.annotated_by is not None:
             yield f"failure analysts saw the scores of {_describe_critic(summary.annotated_by)}"
         if any(score.selected_on for score in summary.scores):
-            yield "best and final were selected on the validation items, so expect lower scores on new items"
+            yield (
+                "best and final were selected on the validation items, so expect lower scores on "
+                "new items"
+            )
         for score in summary.scores:
             if len(score.buckets) > 1 and score.name in {"baseline", "best"}:
                 types = ", ".join(f"{b.task_type} {b.hard:.3f} of {b.n}" for b in score.buckets)
@@ -561,13 +596,15 @@ class ResultFact(FrozenModel):
         idle = sum(each.count for each in summary.actions if each.action == "no_patches")
         if summary.steps < FEW_STEPS:
             advice.append(
-                f"take more steps than {summary.steps} (a larger train.num_epochs extends this run; "
-                "a smaller train.batch_size needs another one)"
+                f"take more steps than {summary.steps} (a larger train.num_epochs extends this "
+                "run; a smaller train.batch_size needs another one)"
             )
         if model := _read_setting(summary, "models.optimizer.model"):
             often = 3 * idle >= summary.steps > 0
             reason = f", since {idle} of {summary.steps} steps had no edits" if often else ""
-            advice.append(f"let a larger model than {model} write the edits{reason} (models.optimizer.model)")
+            advice.append(
+                f"let a larger model than {model} write the edits{reason} (models.optimizer.model)"
+            )
         if _read_setting(summary, "environment.description") == "":
             advice.append("say what a good answer is (environment.description)")
         initial = [score.skill_hash for score in summary.scores if score.name == "baseline"]
@@ -631,11 +668,13 @@ def _describe_claim(summary: RunSummary, claim: Claim) -> str:
     words = f"{_judge(claim)}: {scores} ({points} points; 95% interval {low} to {high})."
     if not claim.confirmed and gain.low > 0 and claim.chance is not None:
         words += (
-            f" So few items differ that chance alone gives such a result in {claim.chance:.1%} of cases; "
-            f"a confirmed one may have {CLAIM_LEVEL:.1%} at most."
+            f" So few items differ that chance alone gives such a result in {claim.chance:.1%} of "
+            f"cases; a confirmed one may have {CLAIM_LEVEL:.1%} at most."
         )
     if gain.split is Split.val:
-        words += " There is no test split, so this holds for these items only; expect less on new ones."
+        words += (
+            " There is no test split, so this holds for these items only; expect less on new ones."
+        )
     return words
 
 
@@ -657,14 +696,23 @@ def _describe_score(score: SkillScore) -> str:
 
 
 def _is_count(score: SkillScore) -> bool:
-    """Whether a score is a share of solved items: one trial of 0 and 1, whose interval is Wilson's."""
-    if score.soft_weight or score.trials > 1 or not score.n or score.successes != round(score.successes):
+    """Whether a score is a share of solved items: one trial of 0 and 1, whose interval is
+    Wilson's.
+    """
+    if (
+        score.soft_weight
+        or score.trials > 1
+        or not score.n
+        or score.successes != round(score.successes)
+    ):
         return False
     return (score.low, score.high) == wilson_interval(round(score.successes), score.n)
 
 
 def _describe_critic(critic: CriticDescription) -> str:
-    line = f"{critic.prompt} pinned to {name_count(critic.pairs, 'pair')} ({critic.snapshot[:12]}): "
+    line = (
+        f"{critic.prompt} pinned to {name_count(critic.pairs, 'pair')} ({critic.snapshot[:12]}): "
+    )
     measured = critic.accuracy
     if measured is None:
         return f"{line}its accuracy was not measured"
@@ -678,7 +726,8 @@ def _format_estimate(estimate: IntervalEstimate) -> str:
     return f"{estimate.value:.2f} (95% interval {estimate.low:.2f} to {estimate.high:.2f})"
 
 
-# ------------------------------------------------------------------------------------ steps and edits
+# ------------------------------------------------------------------------------------ steps and
+# edits
 
 
 class StepFact(FrozenModel):
@@ -768,7 +817,9 @@ def list_step_columns(steps: Sequence[StepFact]) -> Columns:
 
 
 class EditFact(FrozenModel):
-    """An edit of a step's pool, or one that was made without a pool: its texts, outcome and origin."""
+    """An edit of a step's pool, or one that was made without a pool: its texts, outcome
+    and origin.
+    """
 
     kind: EditKind
     target: str
@@ -793,7 +844,9 @@ def list_edit_facts(record: StepRecord) -> list[EditFact]:
         reason = "" if result.reason is None else f" ({result.reason})"
         facts.append(_build_edit_fact(record, result.edit, f"{result.status}{reason}"))
     carried_out = [result.edit for result in record.edits]
-    facts += [_build_edit_fact(record, edit, "not chosen") for edit in pool if edit not in carried_out]
+    facts += [
+        _build_edit_fact(record, edit, "not chosen") for edit in pool if edit not in carried_out
+    ]
     return facts
 
 
@@ -809,7 +862,9 @@ def _build_edit_fact(record: StepRecord, edit: Edit, outcome: str) -> EditFact:
     merged = ""
     if not reports:
         types = {edit.source_type}
-        reports = [r for r in record.reports if r.patch.edits and (None in types or r.source_type in types)]
+        reports = [
+            r for r in record.reports if r.patch.edits and (None in types or r.source_type in types)
+        ]
         merged = f", merged from {name_count(len(reports), 'report')}"
     ids = [item_id for report in reports for item_id in report.item_ids]
     if ids:
@@ -828,7 +883,10 @@ def list_step_details(record: StepRecord) -> Iterator[LabelledText]:
     """Yield the verdict of a step, and all that led to it, but its edits."""
     yield "verdict", record.verdict.reason
     for pattern in dict.fromkeys(record.patterns):
-        yield f"pattern in {name_count(pattern.count, 'case')}", f"{pattern.type}: {pattern.description}"
+        yield (
+            f"pattern in {name_count(pattern.count, 'case')}",
+            f"{pattern.type}: {pattern.description}",
+        )
     for report in record.reports:
         minibatch = name_minibatch(report.source_type, report.index, report.batch)
         if report.no_reply_reason is not None:
@@ -857,7 +915,9 @@ def _list_choice(record: StepRecord) -> Iterator[LabelledText]:
     chosen = record.chosen
     proposals = sum(len(report.patch.edits) for report in record.reports)
     if proposals:
-        sources = f"{name_count(proposals, 'proposal')} in {name_count(len(record.reports), 'report')}"
+        sources = (
+            f"{name_count(proposals, 'proposal')} in {name_count(len(record.reports), 'report')}"
+        )
         yield "proposed", f"{name_count(len(pool), 'edit')}, out of {sources}"
         if record.merged.patch.reasoning:
             label = "merge" if any(edit.merge_level for edit in pool) else "reasoning"
@@ -871,7 +931,10 @@ def _list_choice(record: StepRecord) -> Iterator[LabelledText]:
         yield "step size", f"{len(chosen.patch.edits)} {of}; the schedule {limit}"
     else:
         risks = f"; risks: {size.risks}" if size.risks else ""
-        yield "step size", f"{size.count} {of}, confidence {size.confidence:.2f}: {size.reasoning}{risks}"
+        yield (
+            "step size",
+            f"{size.count} {of}, confidence {size.confidence:.2f}: {size.reasoning}{risks}",
+        )
     if chosen.ranked:
         yield "ranking", chosen.patch.reasoning or "without a reason"
 
@@ -883,7 +946,10 @@ def format_fallback(fallback: Fallback) -> str:
 
 def shorten_fallback(fallback: Fallback) -> str:
     """Return the fallback first, then what failed, and why in few words."""
-    return f"{fallback.replacement} (instead of: {_name_call(fallback)}): {shorten_reason(fallback.reason)}"
+    return (
+        f"{fallback.replacement} (instead of: {_name_call(fallback)}): "
+        f"{shorten_reason(fallback.reason)}"
+    )
 
 
 def _name_call(fallback: Fallback) -> str:
@@ -911,7 +977,9 @@ def list_epoch_details(end: EpochRecord) -> Iterator[LabelledText]:
     slow = end.slow_update
     if end.comparisons:
         counts = Counter(comparison.category for comparison in end.comparisons)
-        words = ", ".join(f"{count} {OUTCOME_WORDS[category]}" for category, count in counts.items())
+        words = ", ".join(
+            f"{count} {OUTCOME_WORDS[category]}" for category, count in counts.items()
+        )
         yield "compared with the epoch before", words
     if slow is not None:
         if slow.verdict is not None:
@@ -929,7 +997,8 @@ def list_epoch_details(end: EpochRecord) -> Iterator[LabelledText]:
     yield from (("fallback", format_fallback(fallback)) for fallback in end.fallbacks)
 
 
-# --------------------------------------------------------------------------------------------- items
+# ---------------------------------------------------------------------------------------------
+# items
 
 
 class ItemFact(FrozenModel):
@@ -964,11 +1033,15 @@ class ItemFact(FrozenModel):
     def scores(self) -> str:
         """The hard scores under both documents, such as ``0 -> 1``."""
         results = (self.item.baseline, self.item.best)
-        return " -> ".join("-" if result.hard is None else f"{result.hard:.2g}" for result in results)
+        return " -> ".join(
+            "-" if result.hard is None else f"{result.hard:.2g}" for result in results
+        )
 
     @property
     def metrics(self) -> str:
-        """The further numbers under both documents, a line for each, such as ``seconds 3.2 -> 1.5``."""
+        """The further numbers under both documents, a line for each, such as ``seconds 3.2 ->
+        1.5``.
+        """
         before = average_metrics(self.item.baseline.rollouts)
         after = average_metrics(self.item.best.rollouts)
         names = sorted({*before, *after})
@@ -990,7 +1063,11 @@ class ItemFact(FrozenModel):
         usage = self.usage
         if usage is None:
             return "-"
-        return f"{SpendFact(usage=usage).tokens} tokens" if usage.usd is None else format_usd(usage.usd)
+        return (
+            f"{SpendFact(usage=usage).tokens} tokens"
+            if usage.usd is None
+            else format_usd(usage.usd)
+        )
 
     @property
     def title(self) -> str:
@@ -999,7 +1076,9 @@ class ItemFact(FrozenModel):
         return f"{self.item_id} ({self.item.split.value}{kind}): {self.outcome}, {self.scores}"
 
     def list_parts(self) -> Iterator[LabelledText]:
-        """Yield all its texts: input, expected answer, and each document's conversations and scores."""
+        """Yield all its texts: input, expected answer, and each document's conversations and
+        scores.
+        """
         yield "input", format_value(self.item.input)
         if self.item.expected is not None:
             yield "expected", format_value(self.item.expected)
@@ -1019,13 +1098,18 @@ class ItemFact(FrozenModel):
 
 
 def summarize_items(items: Sequence[ItemResult]) -> str:
-    """Return how many items of a split are better, worse, still wrong, and right under both documents."""
+    """Return how many items of a split are better, worse, still wrong, and right under both
+    documents.
+    """
     counts = Counter(item.category for item in items)
-    words = [f"{counts[name]:,} {word}" for name, word in OUTCOME_WORDS.items() if counts[name] or name]
+    words = [
+        f"{counts[name]:,} {word}" for name, word in OUTCOME_WORDS.items() if counts[name] or name
+    ]
     return f"{name_count(len(items), f'{items[0].split.value} item')}: {', '.join(words)}"
 
 
-# ------------------------------------------------------------------------------ lists and comparisons
+# ------------------------------------------------------------------------------ lists and
+# comparisons
 
 
 def list_run_columns(runs: Sequence[RunListing], root: Path) -> Columns:
@@ -1052,11 +1136,16 @@ def describe_listing(run: RunListing) -> str:
     """Return the state of a run in a sentence."""
     best = "" if run.val is None else f"; best validation score {format_score(run.val)}"
     state = "not ended" if run.status is None else run.status
-    return f"{state.capitalize()}: {name_count(run.steps, 'step')}, {SpendFact(usage=run.usage).words}{best}."
+    return (
+        f"{state.capitalize()}: {name_count(run.steps, 'step')}, "
+        f"{SpendFact(usage=run.usage).words}{best}."
+    )
 
 
 def shorten_path(folder: str, root: Path) -> str:
-    """Return the path of a folder as below ``root``, if it is there; ``root`` itself is shown by its name."""
+    """Return the path of a folder as below ``root``, if it is there; ``root`` itself is shown by
+    its name.
+    """
     path = Path(folder)
     if path == root:
         return path.resolve().name or folder
@@ -1084,7 +1173,9 @@ def _format_compared(score: SkillScore | None) -> str:
 
 
 def list_gain_lines(comparison: RunComparison) -> Iterator[str]:
-    """Yield the gain of each further run over the first one, and why scores cannot be compared, if so."""
+    """Yield the gain of each further run over the first one, and why scores cannot be compared, if
+    so.
+    """
     first, *others = (run.name for run in comparison.runs)
     for gain in comparison.gains:
         yield describe_gain(gain.name, first, gain, "common item")
@@ -1094,12 +1185,15 @@ def list_gain_lines(comparison: RunComparison) -> Iterator[str]:
     for name, grader in zip(others, graders[1:], strict=True):
         if name not in measured:
             yield (
-                f"{name} and {first} have no measured items in common; the usual reason is other data, another "
-                "split (data.ratio) or other ids (data.fields.id)"
+                f"{name} and {first} have no measured items in common; the usual reason is other "
+                "data, another split (data.ratio) or other ids (data.fields.id)"
             )
         elif grader != graders[0]:
             noun = "environments" if grader in identities or graders[0] in identities else "graders"
-            yield f"{name} and {first} have different {noun}, so their difference may come from the {noun}"
+            yield (
+                f"{name} and {first} have different {noun}, so their difference may come from "
+                f"the {noun}"
+            )
 
 
 def _read_grader(identity: JsonValue) -> JsonValue:
@@ -1116,7 +1210,9 @@ def list_setting_rows(comparison: RunComparison) -> list[tuple[str, tuple[str, .
 
 
 def format_setting(value: JsonValue) -> str:
-    """Return a setting: a text as it is, a list of texts with commas, else JSON; a dash if there is none."""
+    """Return a setting: a text as it is, a list of texts with commas, else JSON; a dash if there is
+    none.
+    """
     if value is None:
         return "-"
     texts = [each for each in value if isinstance(each, str)] if isinstance(value, list) else []

@@ -51,21 +51,16 @@ NOT_MEASURED = "has not measured its initial document yet; start or resume it wi
 class RunHistory(ShortReprModel):
     """The stored history of a run.
 
-    Args:
-        run_id: The run.
-        status: How its latest start ended, or ``running``; None if it was killed.
-        reason: The reason if it did not complete.
-        created: The time of its first start.
-        summary: The summary of its latest end; None if there is none.
-        steps: All committed steps, in order.
-        epochs: The committed ends of epochs, in order.
-        versions: All skill versions by number, each with its latest score.
-        evaluations: The scores of documents that were measured with ``Trainer.evaluate`` or ``reflact eval``.
-        events: All durable events, in order.
-        costs: What each stage of each step took so far, calls and time, over all starts.
-        items: The items of one split with the target's answers, if they were asked for.
-        items_note: Why there are no items although they were asked for; only in a ``RunReport``.
-        failures: The exceptions of your own environment, target, grader, annotator or proposer, with tracebacks.
+    Args: run_id: The run. status: How its latest start ended, or ``running``; None if it was
+        killed. reason: The reason if it did not complete. created: The time of its first start.
+        summary: The summary of its latest end; None if there is none. steps: All committed steps,
+        in order. epochs: The committed ends of epochs, in order. versions: All skill versions by
+        number, each with its latest score. evaluations: The scores of documents that were measured
+        with ``Trainer.evaluate`` or ``reflact eval``. events: All durable events, in order. costs:
+        What each stage of each step took so far, calls and time, over all starts. items: The items
+        of one split with the target's answers, if they were asked for. items_note: Why there are no
+        items although they were asked for; only in a ``RunReport``. failures: The exceptions of
+        your own environment, target, grader, annotator or proposer, with tracebacks.
     """
 
     run_id: str
@@ -99,13 +94,15 @@ async def read_run(
 ) -> RunHistory:
     """Return the stored history of a run; the run may be under way.
 
-    Args:
-        path: The run's ``out_dir``, or its database file. If these have several runs, a further part of the path names
-            one by its id, or by a prefix that no other run has: ``runs/default/r67d5``.
-        run_id: The run to read, or a prefix of its id that no other run has; None: the one of the path, or else the
-            newest.
-        items: Also read what the target answered to each item under the initial and the best document.
-        split: The split of these items; None: the test split if it was measured, otherwise the validation split.
+    Args: path: The run's ``out_dir``, or its database file. If these have several runs, a further
+        part of the path names one by its id, or by a prefix that no other run has:
+        ``runs/default/r67d5``.
+        run_id: The run to read, or a prefix of its id that no other run has; None: the one of the
+            path, or else the newest.
+        items: Also read what the target answered to each item under the initial and the best
+        document.
+        split: The split of these items; None: the test split if it was measured, otherwise the
+        validation split.
         events: Also read the events, which take more than half of the time.
 
     Raises:
@@ -140,9 +137,9 @@ class VersionText(FrozenModel):
 class StepDetails(FrozenModel):
     """A committed step with what belongs to it.
 
-    ``epoch_end`` is the end of an epoch that followed the step. ``memory`` is the optimizer's memory that the prompts
-    of the step showed. ``diff`` is the unified diff from the skill before the step to the candidate. ``costs`` are
-    what its stages took.
+    ``epoch_end`` is the end of an epoch that followed the step. ``memory`` is the optimizer's
+    memory that the prompts of the step showed. ``diff`` is the unified diff from the skill before
+    the step to the candidate. ``costs`` are what its stages took.
     """
 
     record: StepRecord
@@ -153,12 +150,13 @@ class StepDetails(FrozenModel):
 
 
 class RunListing(FrozenModel):
-    """A run in a list of runs. Scores are mean hard scores over all items; None if they are not measured.
+    """A run in a list of runs. Scores are mean hard scores over all items; None if they are not
+    measured.
 
-    ``val`` and ``test`` are those of the best skill. ``baseline`` is that of the initial skill on the test split, or on
-    the validation split if the test split was not measured. ``measured`` is the
-    number of documents that were measured outside the training; without any training, ``val`` and ``test`` are the
-    scores of the latest of them.
+    ``val`` and ``test`` are those of the best skill. ``baseline`` is that of the initial skill on
+    the test split, or on the validation split if the test split was not measured. ``measured`` is
+    the number of documents that were measured outside the training; without any training, ``val``
+    and ``test`` are the scores of the latest of them.
     """
 
     folder: str
@@ -217,7 +215,9 @@ async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunLi
 
 
 class RunChoice(FrozenModel):
-    """The run that a path means, and the ids of the others, oldest first, if the path named none."""
+    """The run that a path means, and the ids of the others, oldest first, if the path
+    named none.
+    """
 
     run_id: str
     others: tuple[str, ...] = ()
@@ -250,7 +250,8 @@ async def open_run(
 async def read_versions(
     path: Path | str, names: Sequence[str], run_id: str | None = None
 ) -> tuple[VersionText, ...]:
-    """Return versions of a run by name: a number such as ``3`` or ``v3``, ``baseline``, ``best`` or ``final``.
+    """Return versions of a run by name: a number such as ``3`` or ``v3``, ``baseline``, ``best`` or
+    ``final``.
 
     Raises:
         UsageError: There is no such run or version.
@@ -262,15 +263,21 @@ async def read_versions(
             raise UsageError(f"run {row.run_id} {NOT_MEASURED}")
         versions = {str(version.number): version for version in await store.versions(row.run_id)}
         named = {"baseline": versions["0"], "best": last.best, "final": last.current}
-        known = {**{f"v{number}": version for number, version in versions.items()}, **versions, **named}
+        known = {
+            **{f"v{number}": version for number, version in versions.items()},
+            **versions,
+            **named,
+        }
         for name in names:
             if name not in known:
                 raise UsageError(
-                    f"run {row.run_id} has no version {name}; it has v0 to v{max(map(int, versions))}, "
-                    f"and the names {', '.join(named)}"
+                    f"run {row.run_id} has no version {name}; it has v0 to "
+                    f"v{max(map(int, versions))}, and the names {', '.join(named)}"
                 )
         found = [known[name] for name in names]
-        return tuple([VersionText(version=each, skill=await store.skill(each.skill_hash)) for each in found])
+        return tuple(
+            [VersionText(version=each, skill=await store.skill(each.skill_hash)) for each in found]
+        )
 
 
 async def read_package(
@@ -281,15 +288,15 @@ async def read_package(
     name: str | None = None,
     description: str | None = None,
 ) -> SkillPackage:
-    """Return a version of a run's skill as a package, with the other files of the folder that the run began with.
+    """Return a version of a run's skill as a package, with the other files of the folder that the
+    run began with.
 
-    ``path`` and ``run_id`` name a run as in ``read_run``, ``version`` one of its versions as in ``read_versions``.
-    Without a name or a description, those of the front matter count, or else those of the run's configuration.
+    ``path`` and ``run_id`` name a run as in ``read_run``, ``version`` one of its versions as in
+    ``read_versions``. Without a name or a description, those of the front matter count, or else
+    those of the run's configuration.
 
-    Raises:
-        UsageError: There is no such run or version.
-        SkillError: The name or the description is missing or not allowed, or the folder cannot be read.
-        StoreError: The store cannot be read.
+    Raises: UsageError: There is no such run or version. SkillError: The name or the description is
+        missing or not allowed, or the folder cannot be read. StoreError: The store cannot be read.
     """
     async with open_run(path, run_id) as (store, row):
         settings = dict(flatten_fields(row.config))
@@ -313,7 +320,9 @@ async def read_package(
 
 
 def _describe_doubt(row: RunRow, summary: RunSummary | None, best: SkillVersion) -> str | None:
-    """Return why the best skill of a run may not be what its reader expects; None if it is tested."""
+    """Return why the best skill of a run may not be what its reader expects; None if it
+    is tested.
+    """
     document = f"v{best.number} from {best.origin}" if best.number else "the initial skill"
     if row.status != "completed":
         return (
@@ -323,12 +332,16 @@ def _describe_doubt(row: RunRow, summary: RunSummary | None, best: SkillVersion)
     if not best.number:
         return "the run has no better document; this is its initial skill"
     if summary is None or summary.score("best", Split.test) is None:
-        return f"this is {document}, which the validation items selected; it is not tested on others"
+        return (
+            f"this is {document}, which the validation items selected; it is not tested on others"
+        )
     return None
 
 
 def _find_skill_folder(setting: JsonValue) -> Path | None:
-    """Return the folder in the setting ``skill`` of a run; it may be gone. None if the setting is a file."""
+    """Return the folder in the setting ``skill`` of a run; it may be gone. None if the setting is a
+    file.
+    """
     if setting is None:
         return None
     path = Path(str(setting))
@@ -346,12 +359,12 @@ async def export_skill(
 ) -> Path:
     """Write a version of a run's skill as a folder for agents, and return the folder.
 
-    Arguments are those of ``read_package``; ``parent`` is the folder for the new one, which has the skill's name.
+    Arguments are those of ``read_package``; ``parent`` is the folder for the new one, which has the
+    skill's name.
 
-    Raises:
-        UsageError: There is no such run or version, or something has that name in ``parent`` already.
-        SkillError: The name or the description is missing or not allowed, or a file of the skill cannot be read.
-        StoreError: The store cannot be read, or the folder cannot be written.
+    Raises: UsageError: There is no such run or version, or something has that name in ``parent``
+        already. SkillError: The name or the description is missing or not allowed, or a file of the
+        skill cannot be read. StoreError: The store cannot be read, or the folder cannot be written.
     """
     from reflact.store.artifacts import write_package
 
@@ -366,8 +379,12 @@ async def read_step(path: Path | str, step: int, run_id: str | None = None) -> S
         epochs = await store.epochs(row.run_id)
         record = next((record for record in records if record.step == step), None)
         if record is None:
-            raise UsageError(f"run {row.run_id} has no step {step}; {len(records)} steps are committed")
-        memories = [end.meta_skill for end in epochs if end.step < step and end.meta_skill is not None]
+            raise UsageError(
+                f"run {row.run_id} has no step {step}; {len(records)} steps are committed"
+            )
+        memories = [
+            end.meta_skill for end in epochs if end.step < step and end.meta_skill is not None
+        ]
         diff = ""
         if record.candidate_hash != record.skill_before:
             before = await store.skill(record.skill_before)
@@ -382,7 +399,9 @@ async def read_step(path: Path | str, step: int, run_id: str | None = None) -> S
 
 
 class SettingDifference(FrozenModel):
-    """A setting that differs, under its dotted key, with its value in each run; None if a run does not have it."""
+    """A setting that differs, under its dotted key, with its value in each run; None if a run does
+    not have it.
+    """
 
     key: str
     values: tuple[JsonValue, ...]
@@ -391,8 +410,8 @@ class SettingDifference(FrozenModel):
 class ComparedRun(ShortReprModel):
     """A run in a comparison.
 
-    ``val`` and ``test`` are the scores of its best skill at its end, or those that it has so far. ``unmeasured`` of a
-    score counts the items that it does not cover.
+    ``val`` and ``test`` are the scores of its best skill at its end, or those that it has so far.
+    ``unmeasured`` of a score counts the items that it does not cover.
     """
 
     name: str
@@ -409,10 +428,11 @@ class ComparedRun(ShortReprModel):
 class RunComparison(ShortReprModel):
     """Runs side by side.
 
-    ``settings`` are those that differ and have an effect in one of the runs, and the prompts that differ.
-    ``gains`` are the improvements of the best skill of each further run over that of the first one, paired over the
-    items that both runs measured; ``name`` is the name of the further run. ``diffs`` are the unified diffs from the
-    best skill of the first run to that of each further run.
+    ``settings`` are those that differ and have an effect in one of the runs, and the prompts that
+    differ. ``gains`` are the improvements of the best skill of each further run over that of the
+    first one, paired over the items that both runs measured; ``name`` is the name of the further
+    run. ``diffs`` are the unified diffs from the best skill of the first run to that of each
+    further run.
     """
 
     runs: tuple[ComparedRun, ...]
@@ -434,16 +454,15 @@ async def compare_runs(
     run_ids: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
 ) -> RunComparison:
-    """Compare runs with the first of them; a single path that names no run means all runs of its store.
+    """Compare runs with the first of them; a single path that names no run means all runs of its
+    store.
 
-    Args:
-        paths: The ``out_dir`` or the database of each run, or a path that names the run too; see ``read_run``.
-        run_ids: The run of each path; by default the one that it names, or else the newest.
-        names: What the runs are called; by default their paths.
+    Args: paths: The ``out_dir`` or the database of each run, or a path that names the run too; see
+        ``read_run``. run_ids: The run of each path; by default the one that it names, or else the
+        newest. names: What the runs are called; by default their paths.
 
-    Raises:
-        UsageError: There are less than two runs, or one of them has not measured its initial document.
-        StoreError: A store cannot be read.
+    Raises: UsageError: There are less than two runs, or one of them has not measured its initial
+        document. StoreError: A store cannot be read.
     """
     ids: Sequence[str | None] = run_ids or [None] * len(paths)
     labels = names or [str(path) for path in paths]
@@ -466,7 +485,9 @@ async def compare_runs(
         runs=tuple(each.run for each in found),
         settings=tuple(_list_differences(found)),
         gains=tuple(gains),
-        diffs=tuple(diff_texts(first.run.best.skill.text, each.run.best.skill.text) for each in others),
+        diffs=tuple(
+            diff_texts(first.run.best.skill.text, each.run.best.skill.text) for each in others
+        ),
     )
 
 
@@ -481,7 +502,9 @@ async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) 
             with suppress(UsageError):  # the split is not measured
                 items[split] = await read_items(store, row, split=split, version=last.best)
         skill = await store.skill(last.best.skill_hash)
-        config = parse_stored(TrainerConfig.model_validate, row.config, f"configuration of run {row.run_id}")
+        config = parse_stored(
+            TrainerConfig.model_validate, row.config, f"configuration of run {row.run_id}"
+        )
         scored = () if summary is None else summary.scores
         final = {s.split: s for s in scored if (s.name, s.skill_hash) == ("best", skill.hash)}
         run = ComparedRun(
@@ -503,7 +526,10 @@ async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) 
             }
             for split, results in items.items()
         }
-        fields = (*flatten_fields(row.config), *flatten_fields(dict(await store.identity(row.run_id))))
+        fields = (
+            *flatten_fields(row.config),
+            *flatten_fields(dict(await store.identity(row.run_id))),
+        )
         settings = {key: value for key, value in fields if value != {}}
         return _ReadRun(run, settings, list_idle_keys(config), scores)
 
@@ -548,12 +574,16 @@ def _measure_gain(
     common = sorted(before.keys() & after.keys())
     if not common:
         return None
-    mean, low, high = improvement_interval([before[key] for key in common], [after[key] for key in common])
+    mean, low, high = improvement_interval(
+        [before[key] for key in common], [after[key] for key in common]
+    )
     return Improvement(name=name, split=split, n=len(common), mean=mean, low=low, high=high)
 
 
 def choose_run(rows: Sequence[RunRow], run_id: str | None, path: Path) -> RunRow:
-    """Return the run with an id or with its unique prefix, or the newest run; a UsageError lists the known ids."""
+    """Return the run with an id or with its unique prefix, or the newest run; a UsageError lists
+    the known ids.
+    """
     named = [row for row in rows if run_id is None or row.run_id == run_id]
     if run_id and not named:
         named = [row for row in rows if row.run_id.startswith(run_id)]
@@ -570,7 +600,9 @@ def choose_run(rows: Sequence[RunRow], run_id: str | None, path: Path) -> RunRow
 
 
 def list_databases(folder: Path) -> tuple[Path, ...]:
-    """Return the databases of the runs in and below a folder; those of shared stores are known by their locks."""
+    """Return the databases of the runs in and below a folder; those of shared stores are known by
+    their locks.
+    """
     own = set(folder.rglob("run.db"))
     locks = (LOCK_NAME.fullmatch(path.name) for path in folder.rglob("*.lock"))
     names = {found[1] for found in locks if found is not None}
@@ -579,13 +611,17 @@ def list_databases(folder: Path) -> tuple[Path, ...]:
 
 
 def _find_database(path: Path) -> tuple[Path, str | None]:
-    """Return the database of a run, and the run's id or a prefix of it if the path names one of several runs."""
+    """Return the database of a run, and the run's id or a prefix of it if the path names one of
+    several runs.
+    """
     if path.is_file():
         return path, None
     if (database := path / "run.db").is_file():
         return database, None
     if (file := path / "summary.json").is_file():
-        summary = parse_stored(RunSummary.model_validate_json, file.read_text(encoding="utf-8"), str(file))
+        summary = parse_stored(
+            RunSummary.model_validate_json, file.read_text(encoding="utf-8"), str(file)
+        )
         store = summary.config.get("store") if isinstance(summary.config, dict) else None
         if store is not None and Path(str(store)).is_file():
             return Path(str(store)), summary.run_id
@@ -593,5 +629,7 @@ def _find_database(path: Path) -> tuple[Path, str | None]:
         if database.is_file():
             return database, path.name
     inside = ", ".join(sorted(str(database.parent) for database in path.glob("*/run.db")))
-    advice = f"the runs in it are {inside}" if inside else "name the out_dir of a run, or its database"
+    advice = (
+        f"the runs in it are {inside}" if inside else "name the out_dir of a run, or its database"
+    )
     raise UsageError(f"there is no run at {path}; {advice}")

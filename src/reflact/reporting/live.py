@@ -1,4 +1,6 @@
-"""Views of a run while it goes on: JSON, a line for each event, or such lines above a live display."""
+"""Views of a run while it goes on: JSON, a line for each event, or such lines above a
+live display.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ class EventLines:
         for event in earlier:
             self.format_event(event)
             if isinstance(event, events.StepCommitted):
-                line = f"run {event.run_id} resumes after {name_count(event.step, 'committed step')}"
+                line = (
+                    f"run {event.run_id} resumes after {name_count(event.step, 'committed step')}"
+                )
             elif isinstance(event, events.BaselineMeasured):
                 line = f"run {event.run_id} resumes before its first committed step"
         return line
@@ -118,7 +122,10 @@ def _describe_event(event: events.Event) -> str | None:
     match event:
         case events.RunStarted(n_train=train, n_val=val, n_test=test, steps_per_epoch=n):
             steps = name_count(n, "step")
-            line = f"run {event.run_id}: {train} train, {val} val, {test} test items; {steps} per epoch"
+            line = (
+                f"run {event.run_id}: {train} train, {val} val, {test} test items; {steps} per "
+                "epoch"
+            )
         case events.GatePowerEstimated():
             rollouts = name_count(event.rollouts, "rollout")
             line = f"gate      {event.description} A decision takes at most {rollouts}."
@@ -144,12 +151,15 @@ def _describe_event(event: events.Event) -> str | None:
     return line
 
 
-# -------------------------------------------------------------------------------- the state of a run
+# -------------------------------------------------------------------------------- the state of a
+# run
 
 
 @dataclass(frozen=True)
 class StageProgress:
-    """A stage of the current step: when it began, the measurements in it, and the optimizer's calls."""
+    """A stage of the current step: when it began, the measurements in it, and the optimizer's
+    calls.
+    """
 
     step: int
     name: events.Stage
@@ -231,13 +241,16 @@ class LiveState:
     def active_stages(self) -> tuple[StageProgress, ...]:
         """The stages that have not finished, without those that wait for others."""
         open_stages = tuple(stage for stage in self.stages if not stage.is_over)
-        busy = tuple(stage for stage in open_stages if stage.total is None or stage.done < stage.total)
+        busy = tuple(
+            stage for stage in open_stages if stage.total is None or stage.done < stage.total
+        )
         return busy or open_stages
 
     def estimate_seconds_left(self, now: float) -> float | None:
         """Return the estimated seconds until the last step is committed; None without a timed step.
 
-        Each step that is left counts as the mean of the timed steps, less the time of the current one.
+        Each step that is left counts as the mean of the timed steps, less the time of the current
+        one.
         """
         left = 0 if self.total_steps is None else self.total_steps - self.last_step
         if left <= 0 or not self.step_seconds:
@@ -289,7 +302,9 @@ def _update_step(state: LiveState, event: events.Event, at: float) -> LiveState:
         case events.BaselineMeasured():
             state = replace(_clear_step(state), baseline=event.score)
         case events.StepStarted():
-            state = replace(_clear_step(state), step=event.step, epoch=event.epoch, step_started_at=at)
+            state = replace(
+                _clear_step(state), step=event.step, epoch=event.epoch, step_started_at=at
+            )
         case events.StepCommitted():
             state = _add_step(state, event, at)
         case events.EpochCommitted():
@@ -316,7 +331,9 @@ def _add_step(state: LiveState, event: events.StepCommitted, at: float) -> LiveS
 
 
 def _update_stage(
-    state: LiveState, event: events.StageStarted | events.StageFinished | events.StageProgressed, at: float
+    state: LiveState,
+    event: events.StageStarted | events.StageFinished | events.StageProgressed,
+    at: float,
 ) -> LiveState:
     stages = {stage.name: stage for stage in state.stages if stage.step == event.step}
     stage = stages.get(event.stage, StageProgress(event.step, event.stage, started_at=at))
@@ -337,7 +354,10 @@ def _count_call(state: LiveState, event: events.ModelCallFinished) -> LiveState:
         state = replace(state, n_failed_calls=state.n_failed_calls + 1)
     if event.role != "optimizer":
         return state
-    stages = [stage if stage.is_over else replace(stage, n_calls=stage.n_calls + 1) for stage in state.stages]
+    stages = [
+        stage if stage.is_over else replace(stage, n_calls=stage.n_calls + 1)
+        for stage in state.stages
+    ]
     return replace(state, stages=tuple(stages))
 
 
@@ -349,9 +369,13 @@ def name_stage(stage: StageProgress, state: LiveState) -> str:
 
 
 def describe_progress(state: LiveState, now: float) -> str:
-    """Return a run's progress in one line: active stages with their counts, spend, and the estimated rest."""
+    """Return a run's progress in one line: active stages with their counts, spend, and the
+    estimated rest.
+    """
     parts = [_describe_position(state)] if state.step else []
-    parts += [f"{name_stage(stage, state)} {_count_parts(stage, now)}" for stage in state.active_stages]
+    parts += [
+        f"{name_stage(stage, state)} {_count_parts(stage, now)}" for stage in state.active_stages
+    ]
     words = [", ".join(parts) or "starting"]
     if state.spent.usage.calls:
         words.append(state.spent.words)
@@ -395,8 +419,8 @@ def _count_parts(stage: StageProgress, now: float) -> str:
 class LiveDisplay:
     """Renders the state of a run at a moment, in at most five eighths of the console's height.
 
-    The most important rows come first; what does not fit is cut at the bottom. The end of the newest
-    partial reply fills the rest.
+    The most important rows come first; what does not fit is cut at the bottom. The end of the
+    newest partial reply fills the rest.
     """
 
     state: LiveState
@@ -414,7 +438,9 @@ class LiveDisplay:
             Group(_build_title(self.state, self.now, options), grid), options, pad=False
         )
         if self.state.draft is not None and height - len(lines) >= 2:
-            text = render_draft(self.state.draft.draft, console, options, height=height - len(lines))
+            text = render_draft(
+                self.state.draft.draft, console, options, height=height - len(lines)
+            )
             lines += console.render_lines(Group(*text), options, pad=False)
         yield SegmentLines(lines[:height], new_lines=True)
 
@@ -465,7 +491,9 @@ def _build_spend(state: LiveState, budget: events.BudgetUpdated, now: float) -> 
         (charged.usd or 0.0, budget.max_usd, "max_usd"),
         (seconds, budget.max_seconds, "max_seconds"),
     )
-    shares = [(used / limit if limit else 1.0, key) for used, limit, key in limits if limit is not None]
+    shares = [
+        (used / limit if limit else 1.0, key) for used, limit, key in limits if limit is not None
+    ]
     if shares:
         share, key = max(shares)
         line.append(f"   {int(100 * share)}% of {key}", "yellow" if share >= 0.9 else "dim")
@@ -482,7 +510,9 @@ def _describe_draft(draft: CallDraft, encoding: str) -> Text:
     return Text(_escape_line(words, encoding), "yellow" if draft.refusal is not None else "")
 
 
-def render_draft(draft: JsonValue, console: Console, options: ConsoleOptions, *, height: int) -> list[Text]:
+def render_draft(
+    draft: JsonValue, console: Console, options: ConsoleOptions, *, height: int
+) -> list[Text]:
     """Return the end of a partial reply in at most ``height`` lines, without control characters."""
     width = options.max_width - 2
     if height < 1 or width < 8:
@@ -508,7 +538,9 @@ def _list_parts(draft: JsonValue) -> Iterator[str]:
 
 
 def _escape(text: str, encoding: str) -> str:
-    """Return untrusted text that a terminal with an encoding can show, without joined characters."""
+    """Return untrusted text that a terminal with an encoding can show, without joined
+    characters.
+    """
     separate = JOINERS.sub("", escape_controls(text)).replace("\t", "    ")
     return separate.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -530,7 +562,8 @@ def _format_clock(seconds: float) -> str:
 class RunView:
     """Shows a run for the length of a ``with`` block. This base class shows nothing.
 
-    Meanwhile records of the logger ``reflact`` reach only handlers of the program, since the view shows warnings.
+    Meanwhile records of the logger ``reflact`` reach only handlers of the program, since the view
+    shows warnings.
     """
 
     def __enter__(self) -> Self:
@@ -552,12 +585,16 @@ class RunView:
         return False
 
     def build_cleanup(self) -> str:
-        """Return the control sequences that clean the terminal if the process must exit inside the block."""
+        """Return the control sequences that clean the terminal if the process must exit inside the
+        block.
+        """
         return ""
 
 
 class JsonView(RunView):
-    """Writes each event as one line of JSON in ASCII, which every terminal, pipe and encoding can take."""
+    """Writes each event as one line of JSON in ASCII, which every terminal, pipe and encoding can
+    take.
+    """
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
@@ -568,15 +605,13 @@ class JsonView(RunView):
 
 
 class LineView(RunView):
-    """Prints a line for each event that matters, and lines on the progress while no such event comes.
+    """Prints a line for each event that matters, and lines on the progress while no such event
+    comes.
 
-    Args:
-        console: Where to print.
-        state: What is known in advance.
-        clock: Returns seconds of a monotonic clock.
-        times: Whether each line begins with the local time of its event.
-        with_timer: Whether a thread prints the progress; if not, only events do, as while a person is asked.
-        refreshes_per_second: How often the thread looks.
+    Args: console: Where to print. state: What is known in advance. clock: Returns seconds of a
+        monotonic clock. times: Whether each line begins with the local time of its event.
+        with_timer: Whether a thread prints the progress; if not, only events do, as while a person
+        is asked. refreshes_per_second: How often the thread looks.
     """
 
     def __init__(
@@ -600,7 +635,9 @@ class LineView(RunView):
         self._seconds_per_refresh = 1 / refreshes_per_second
         self._thread: Thread | None = None
         if with_timer:
-            self._thread = Thread(target=self._refresh_until_finished, name="reflact-view", daemon=True)
+            self._thread = Thread(
+                target=self._refresh_until_finished, name="reflact-view", daemon=True
+            )
 
     def __enter__(self) -> Self:
         if self._thread is not None:
@@ -655,15 +692,13 @@ class LineView(RunView):
 class LiveView(LineView):
     """Prints the same lines above a display of the current state.
 
-    Events only change a value in memory, and a thread draws it. So a slow terminal never delays the run.
+    Events only change a value in memory, and a thread draws it. So a slow terminal never delays the
+    run.
 
-    Args:
-        console: A terminal that can move its cursor.
-        state: What is known in advance.
-        clock: Returns seconds of a monotonic clock.
-        times: Whether each line begins with the local time of its event.
-        with_errors: Whether standard error is the same terminal; if so, its lines stay above the display.
-        frames_per_second: How often the thread draws.
+    Args: console: A terminal that can move its cursor. state: What is known in advance. clock:
+        Returns seconds of a monotonic clock. times: Whether each line begins with the local time of
+        its event. with_errors: Whether standard error is the same terminal; if so, its lines stay
+        above the display. frames_per_second: How often the thread draws.
     """
 
     def __init__(
@@ -676,11 +711,15 @@ class LiveView(LineView):
         with_errors: bool = False,
         frames_per_second: float = 4.0,
     ) -> None:
-        super().__init__(console, state, clock=clock, times=times, refreshes_per_second=frames_per_second)
+        super().__init__(
+            console, state, clock=clock, times=times, refreshes_per_second=frames_per_second
+        )
         self._with_errors = with_errors
         self._pending: deque[str] = deque()
         self._frame: list[list[Segment]] = []
-        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stderr=with_errors)
+        self._live = Live(
+            console=console, auto_refresh=False, transient=True, redirect_stderr=with_errors
+        )
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -706,7 +745,9 @@ class LiveView(LineView):
         return "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (len(self._frame) - 1) + SHOW_CURSOR
 
     def refresh(self) -> None:
-        """Print pending lines, and draw the display if it changed. Only one thread may draw at a time."""
+        """Print pending lines, and draw the display if it changed. Only one thread may draw at a
+        time.
+        """
         frame = self._console.render_lines(LiveDisplay(self._state, self._clock()), pad=False)
         with self._console:
             self._print_pending()
@@ -732,7 +773,8 @@ def choose_view(
     live: bool = True,
     asks: bool = False,
 ) -> RunView:
-    """Return a live view, or lines if the console is no terminal that can move its cursor, as in a notebook.
+    """Return a live view, or lines if the console is no terminal that can move its cursor, as in a
+    notebook.
 
     Args:
         console: Where to show the run.
@@ -752,7 +794,9 @@ def choose_view(
 async def show_events(
     stream: AsyncIterable[events.Event], view: RunView, store: Path
 ) -> AsyncIterator[events.Event]:
-    """Show the events of a run, those of its earlier starts first, and yield each event after it is shown."""
+    """Show the events of a run, those of its earlier starts first, and yield each event after it is
+    shown.
+    """
     has_begun = False
     async for event in stream:
         if not (has_begun or isinstance(event, events.RunStarted)):
@@ -767,7 +811,8 @@ async def show_events(
 async def show_run(
     stream: AsyncIterable[events.Event], config: TrainerConfig, *, asks: bool = False
 ) -> RunSummary:
-    """Show a run on standard output until its end, and print its closing lines; returns its summary.
+    """Show a run on standard output until its end, and print its closing lines; returns its
+    summary.
 
     ``asks``: a person may be asked something meanwhile.
     """

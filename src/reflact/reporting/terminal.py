@@ -16,7 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from reflact.llm.pricing import CostEstimate
-from reflact.records import CodeFailure, ItemResult, RunSummary, SkillScore, StageCost, sum_step_costs
+from reflact.records import (
+    CodeFailure,
+    ItemResult,
+    RunSummary,
+    SkillScore,
+    StageCost,
+    sum_step_costs,
+)
 from reflact.reporting import facts
 from reflact.reporting.history import RunComparison, RunHistory, RunListing, StepDetails
 from reflact.text import (
@@ -50,7 +57,17 @@ MAX_SETTING_CHARS = 80
 # The most steps in the table of a run; a table of 10,000 takes ten seconds.
 MAX_SHOWN_STEPS = 500
 
-LEFT_COLUMNS = {"step", "epoch", "decision", "document", "split", "sha-256", "folder", "run", "status"}
+LEFT_COLUMNS = {
+    "step",
+    "epoch",
+    "decision",
+    "document",
+    "split",
+    "sha-256",
+    "folder",
+    "run",
+    "status",
+}
 LEFT_COLUMNS |= {
     "role",
     "calls for",
@@ -90,7 +107,9 @@ def build_table(
         optional: Columns that are left out if the table is too wide, the first one first.
         wrapped: Columns whose cells may take several lines; all others stay whole.
     """
-    widths = {name: max(cell_len(name), *map(cell_len, cells), 0) for name, cells in columns.items()}
+    widths = {
+        name: max(cell_len(name), *map(cell_len, cells), 0) for name, cells in columns.items()
+    }
     for name in wrapped:
         widths[name] = min(widths[name], MAX_WRAPPED_CELLS)
     shown = list(columns)
@@ -101,7 +120,9 @@ def build_table(
             shown.remove(name)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
     for name in shown:
-        justify: Literal["left", "right"] = "left" if name in LEFT_COLUMNS or name in wrapped else "right"
+        justify: Literal["left", "right"] = (
+            "left" if name in LEFT_COLUMNS or name in wrapped else "right"
+        )
         table.add_column(Text(name), justify=justify, no_wrap=name not in wrapped, overflow="fold")
     for row in zip(*(columns[name] for name in shown), strict=True):
         table.add_row(*map(Text, row))
@@ -118,7 +139,9 @@ def print_line(console: Console, line: str) -> None:
 
 
 def wrap_line(line: str, console: Console) -> Text:
-    """Return a line that is wrapped at words if it is wider than the console, with the rest indented."""
+    """Return a line that is wrapped at words if it is wider than the console, with the rest
+    indented.
+    """
     width = console.width
     if cell_len(line) <= width or width < 3 * INDENT:
         return Text(line)
@@ -152,7 +175,9 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
 
 
 def print_run(console: Console, history: RunHistory, folder: Path) -> None:
-    """Print a run: its steps, its epochs, measurements outside of its training, and how it ended."""
+    """Print a run: its steps, its epochs, measurements outside of its training, and how
+    it ended.
+    """
     print_line(console, f"run {history.run_id}, started {history.created:%Y-%m-%d %H:%M}")
     hidden = len(history.steps[:-MAX_SHOWN_STEPS])
     if hidden:
@@ -208,7 +233,9 @@ def print_step(console: Console, details: StepDetails) -> None:
 
 
 def print_diff(console: Console, diff: str) -> None:
-    """Print a unified diff; a terminal gets colours, and dots in place of the positions of lines."""
+    """Print a unified diff; a terminal gets colours, and dots in place of the positions
+    of lines.
+    """
     if console.is_terminal:
         text = escape_controls(hide_positions(diff))
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
@@ -217,7 +244,9 @@ def print_diff(console: Console, diff: str) -> None:
 
 
 def hide_positions(diff: str) -> str:
-    """Return a unified diff with three dots between its parts, instead of the positions of their lines."""
+    """Return a unified diff with three dots between its parts, instead of the positions of their
+    lines.
+    """
     first, *others = POSITIONS.split(diff)
     return first + "...\n".join(others)
 
@@ -225,11 +254,15 @@ def hide_positions(diff: str) -> str:
 # ------------------------------------------------------------------------------------------- tables
 
 
-def build_score_table(scores: Sequence[SkillScore], width: int, *, with_hash: bool = False) -> Table:
+def build_score_table(
+    scores: Sequence[SkillScore], width: int, *, with_hash: bool = False
+) -> Table:
     """Return the scores of documents as a table."""
     metrics = [f"mean {escape_line(metric)}" for metric in facts.list_metrics(scores)]
     optional = ("soft score", *metrics, "sha-256", "solved", "95% interval", "unmeasured")
-    return build_table(facts.list_score_columns(scores, with_hash=with_hash), width, optional=optional)
+    return build_table(
+        facts.list_score_columns(scores, with_hash=with_hash), width, optional=optional
+    )
 
 
 def _print_steps(console: Console, steps: Sequence[facts.StepFact]) -> None:
@@ -241,11 +274,15 @@ def _print_steps(console: Console, steps: Sequence[facts.StepFact]) -> None:
 def build_run_table(runs: Sequence[RunListing], root: Path, width: int) -> Table:
     """Return a list of runs as a table; their folders are shown as below ``root``."""
     optional = ("date", "cost", "steps", "status", "baseline")
-    return build_table(facts.list_run_columns(runs, root), width, optional=optional, wrapped=("folder",))
+    return build_table(
+        facts.list_run_columns(runs, root), width, optional=optional, wrapped=("folder",)
+    )
 
 
 def build_cost_table(costs: Sequence[StageCost], width: int) -> Table:
-    """Return the calls, tokens, price and time of each step, one line each; step 0 is the baseline."""
+    """Return the calls, tokens, price and time of each step, one line each; step 0 is the
+    baseline.
+    """
     steps = sum_step_costs(costs)
     columns = {
         "step": [str(cost.step) if cost.step else "baseline" for cost in steps],
@@ -264,7 +301,13 @@ def build_cost_table(costs: Sequence[StageCost], width: int) -> Table:
 def build_estimate_table(estimate: CostEstimate, width: int) -> Table:
     """Return a table of the likely calls, tokens and price."""
     rows = [
-        (row.role, row.purpose.replace("_", " "), row.calls, row.input_tokens + row.output_tokens, row.usd)
+        (
+            row.role,
+            row.purpose.replace("_", " "),
+            row.calls,
+            row.input_tokens + row.output_tokens,
+            row.usd,
+        )
         for row in estimate.rows
     ]
     calls = math.fsum(row[2] for row in rows)
@@ -317,7 +360,9 @@ def print_comparison(console: Console, comparison: RunComparison) -> None:
 # -------------------------------------------------------------------------------------------- items
 
 
-def print_items(console: Console, items: Sequence[ItemResult], chosen: Sequence[ItemResult]) -> None:
+def print_items(
+    console: Console, items: Sequence[ItemResult], chosen: Sequence[ItemResult]
+) -> None:
     """Print the chosen ones of the items of a split, each with its texts, and how many there are.
 
     At a terminal, a text that needs more than ``TEXT_LINES`` lines loses its middle. In a file or a

@@ -1,8 +1,9 @@
 """Which source a step asks for candidates, and what a run may still spend. Pure functions.
 
-Each source is tried once, then the one with the best expected gain for its cost. The choice depends on the committed steps
-alone, so a resumed run repeats it. Source of the method: Thompson sampling (W. Thompson 1933), here of a source's rate of
-success times its mean gain, divided by its mean cost.
+Each source is tried once, then the one with the best expected gain for its cost. The choice depends
+on the committed steps alone, so a resumed run repeats it. Source of the method: Thompson sampling
+(W. Thompson 1933), here of a source's rate of success times its mean gain, divided by its mean
+cost.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ FADING = 0.8
 
 
 class SourceChoice(FrozenModel):
-    """The source of a step; ``is_stalled``: no step gained anything lately, so it may ask for more candidates."""
+    """The source of a step; ``is_stalled``: no step gained anything lately, so it may ask for more
+    candidates.
+    """
 
     name: str
     is_stalled: bool = False
@@ -87,12 +90,16 @@ def _draw_worth(name: str, records: Sequence[StepRecord], rng: Random) -> float:
     losses = sum(weights) - wins
     gain = (PRIOR_GAIN + sum(w * g for w, g in zip(weights, gains, strict=True))) / (1 + wins)
     costs = [max(LEAST_COST, count_cost(record)) for record in own]
-    cost = (PRIOR_COST + sum(w * c for w, c in zip(weights, costs, strict=True))) / (1 + sum(weights))
+    cost = (PRIOR_COST + sum(w * c for w, c in zip(weights, costs, strict=True))) / (
+        1 + sum(weights)
+    )
     return _draw_rate(1 + wins, 1 + losses, rng) * gain / cost
 
 
 def _draw_rate(wins: float, losses: float, rng: Random) -> float:
-    """Return a draw of a rate of success, by the normal approximation of a beta distribution; from ``random()`` alone."""
+    """Return a draw of a rate of success, by the normal approximation of a beta distribution; from
+    ``random()`` alone.
+    """
     total = wins + losses
     mean = wins / total
     deviation = math.sqrt(mean * (1 - mean) / (total + 1))
@@ -116,7 +123,9 @@ TARGET_SHARE = 0.7
 
 
 def estimate_rollouts(limits: BudgetConfig, spent: Usage, done: int) -> float:
-    """Return how many rollouts fit the limits if ``done`` rollouts cost what was spent; the optimizer needs a share too."""
+    """Return how many rollouts fit the limits if ``done`` rollouts cost what was spent; the
+    optimizer needs a share too.
+    """
     costs = (
         (limits.max_calls, spent.calls),
         (limits.max_tokens, spent.input_tokens + spent.output_tokens),
@@ -127,14 +136,18 @@ def estimate_rollouts(limits: BudgetConfig, spent: Usage, done: int) -> float:
 
 
 def count_step_items(planned: float, minibatch_size: int) -> int | None:
-    """Return how many items a step may roll out if the run pays for so many rollouts; None for any number."""
+    """Return how many items a step may roll out if the run pays for so many rollouts; None for any
+    number.
+    """
     return None if planned == math.inf else max(minibatch_size, int(planned) // STEPS_PER_BUDGET)
 
 
 def count_passes_left(
     planned: float, *, n_items: int, baseline_passes: int, earlier: Sequence[StepRecord]
 ) -> float:
-    """Return how many passes over the ``n_items`` validation items the rest of the planned rollouts pays for."""
+    """Return how many passes over the ``n_items`` validation items the rest of the planned rollouts
+    pays for.
+    """
     used = baseline_passes * n_items + sum(record.n_rollouts for record in earlier)
     return (planned - used) / n_items
 
@@ -150,10 +163,12 @@ def count_new_rollouts(
 ) -> int:
     """Return how many rollouts a step took that no earlier step had.
 
-    They are those of train items under the ``current`` document, of the race, and of the gate beyond what the race had
-    measured of the ``candidate`` (hashes).
+    They are those of train items under the ``current`` document, of the race, and of the gate
+    beyond what the race had measured of the ``candidate`` (hashes).
     """
-    known = {item for record in earlier if record.skill_before == current for item in record.item_ids}
+    known = {
+        item for record in earlier if record.skill_before == current for item in record.item_ids
+    }
     gate = 0 if verdict.candidate is None else verdict.candidate.n
     if verdict.ranked is not None:
         gate = sum(result.n for result in verdict.ranked.passes)

@@ -1,4 +1,6 @@
-"""The source ``examples``: worked examples from train items, in sets that the race compares. Pure functions."""
+"""The source ``examples``: worked examples from train items, in sets that the race compares. Pure
+functions.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,19 @@ def render_examples(examples: Sequence[WorkedExample]) -> str:
 
 def apply_examples(skill: Skill, examples: Sequence[WorkedExample]) -> Candidate:
     """Return the document with these examples in place of its own ones."""
-    edit = Edit(op="examples", content=render_examples(examples), support_count=max(1, len(examples)))
+    edit = Edit(
+        op="examples", content=render_examples(examples), support_count=max(1, len(examples))
+    )
     candidate = apply_edits(skill, [edit])
     return candidate.model_copy(update={"examples": tuple(examples)})
 
 
 def shuffle_answers(examples: Sequence[WorkedExample], seed: int) -> tuple[WorkedExample, ...]:
-    """Return the examples with their answers in another order: a control that tells form from content.
+    """Return the examples with their answers in another order: a control that tells form from
+    content.
 
-    No example keeps its answer, unless one answer serves more than half of them; then the result is empty.
+    No example keeps its answer, unless one answer serves more than half of them; then the result is
+    empty.
     """
     drawn = shuffle(examples, seed, "shuffled answers")
     first = {example.answer: place for place, example in reversed([*enumerate(drawn)])}
@@ -53,11 +59,15 @@ def shuffle_answers(examples: Sequence[WorkedExample], seed: int) -> tuple[Worke
 
 
 def fit_examples(examples: Sequence[WorkedExample], max_bytes: int) -> tuple[WorkedExample, ...]:
-    """Return the examples, in their order, as long as they fit; one that is too long is passed over."""
+    """Return the examples, in their order, as long as they fit; one that is too long is passed
+    over.
+    """
     fitting: list[WorkedExample] = []
     left = max_bytes - len(HEADING)
     for example in examples:
-        size = len(example.task.encode()) + len(example.answer.encode()) + len("Task: \nAnswer: \n\n")
+        size = (
+            len(example.task.encode()) + len(example.answer.encode()) + len("Task: \nAnswer: \n\n")
+        )
         if size <= left:
             fitting.append(example)
             left -= size
@@ -69,8 +79,8 @@ def spread(
 ) -> tuple[WorkedExample, ...]:
     """Return a pool in a seeded order in which the examples of each group are spread evenly.
 
-    ``groups`` names the group of each example, such as its task type: every beginning of the result holds about as many
-    of one group as of another.
+    ``groups`` names the group of each example, such as its task type: every beginning of the result
+    holds about as many of one group as of another.
     """
     order = shuffle(range(len(pool)), seed, label)
     by_group: defaultdict[str, list[int]] = defaultdict(list)
@@ -78,11 +88,17 @@ def spread(
         by_group[groups[index]].append(index)
     ranks = {index: rank for members in by_group.values() for rank, index in enumerate(members)}
     position = {index: place for place, index in enumerate(order)}
-    return tuple(pool[index] for index in sorted(order, key=lambda index: (ranks[index], position[index])))
+    return tuple(
+        pool[index] for index in sorted(order, key=lambda index: (ranks[index], position[index]))
+    )
 
 
-def group_examples(pool: Sequence[WorkedExample], task_types: Sequence[str | None]) -> tuple[str, ...]:
-    """Return the group of each example: its task type, or its answer if few answers serve all tasks."""
+def group_examples(
+    pool: Sequence[WorkedExample], task_types: Sequence[str | None]
+) -> tuple[str, ...]:
+    """Return the group of each example: its task type, or its answer if few answers serve all
+    tasks.
+    """
     if any(task_types):
         return tuple(kind or "" for kind in task_types)
     answers = [example.answer for example in pool]
@@ -90,9 +106,17 @@ def group_examples(pool: Sequence[WorkedExample], task_types: Sequence[str | Non
 
 
 def draw_first_sets(
-    pool: Sequence[WorkedExample], groups: Sequence[str], *, seed: int, label: str, most: int, max_bytes: int
+    pool: Sequence[WorkedExample],
+    groups: Sequence[str],
+    *,
+    seed: int,
+    label: str,
+    most: int,
+    max_bytes: int,
 ) -> tuple[tuple[WorkedExample, ...], ...]:
-    """Return up to ``most`` sets of several sizes, the largest first; sizes below it are drawn more than once."""
+    """Return up to ``most`` sets of several sizes, the largest first; sizes below it are drawn more
+    than once.
+    """
     orders = [spread(pool, groups, seed, f"{label}/{draw}") for draw in range(most)]
     largest = [fit_examples(order, max_bytes) for order in orders]
     full = len(largest[0]) if largest else 0
@@ -114,8 +138,9 @@ def draw_variants(
 ) -> tuple[tuple[WorkedExample, ...], ...]:
     """Return up to ``most`` variants of a document's examples.
 
-    Items that still fail (``failed``) come in first, in place of some of the present ones or beside them; another
-    variant is half of the present ones, and the rest are new draws of the same size and of twice the size.
+    Items that still fail (``failed``) come in first, in place of some of the present ones or beside
+    them; another variant is half of the present ones, and the rest are new draws of the same size
+    and of twice the size.
     """
     used = {example.item_id for example in current}
     orders = [spread(pool, groups, seed, f"{label}/{draw}") for draw in range(most)]
@@ -136,8 +161,12 @@ def draw_variants(
     return _keep_distinct([each for each in fitting if {e.item_id for e in each} != used])[:most]
 
 
-def _keep_distinct(sets: Sequence[tuple[WorkedExample, ...]]) -> tuple[tuple[WorkedExample, ...], ...]:
-    """Return the sets that are not empty, without a later one of the same items in another order."""
+def _keep_distinct(
+    sets: Sequence[tuple[WorkedExample, ...]],
+) -> tuple[tuple[WorkedExample, ...], ...]:
+    """Return the sets that are not empty, without a later one of the same items in
+    another order.
+    """
     first: dict[frozenset[str], tuple[WorkedExample, ...]] = {}
     for each in sets:
         if each:

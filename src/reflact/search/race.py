@@ -1,8 +1,9 @@
-"""The race: candidates of a step are measured on growing slices of the validation split, and losers are dropped early.
+"""The race: candidates of a step are measured on growing slices of the validation split, and losers
+are dropped early.
 
-All candidates are compared with the current document on the same items. Decisions are pure functions of the measured
-scores, so a resumed run repeats them. Source of the method: O. Maron and A. Moore, Hoeffding races (NIPS 1993), here
-with Bayesian beliefs in place of bounds.
+All candidates are compared with the current document on the same items. Decisions are pure
+functions of the measured scores, so a resumed run repeats them. Source of the method: O. Maron and
+A. Moore, Hoeffding races (NIPS 1993), here with Bayesian beliefs in place of bounds.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Contender(FrozenModel):
 
 
 class RaceResult(FrozenModel):
-    """What a race measured of each contender, in their order, and the index of the one that goes to the gate."""
+    """What a race measured of each contender, in their order, and the index of the one that goes to
+    the gate.
+    """
 
     entries: tuple[RaceEntry, ...]
     winner: int | None = None
@@ -56,10 +59,9 @@ class RaceResult(FrozenModel):
 class RaceSettings(FrozenModel):
     """The inputs of a race beside the candidates.
 
-    Args:
-        item_ids: All validation items, in the order of the race.
-        slices: How many of them are measured after each round, growing; the last slice is left to the gate.
-        variance: The variance of a score within an item; 0 for a deterministic target.
+    Args: item_ids: All validation items, in the order of the race. slices: How many of them are
+        measured after each round, growing; the last slice is left to the gate. variance: The
+        variance of a score within an item; 0 for a deterministic target.
     """
 
     item_ids: tuple[str, ...]
@@ -81,28 +83,38 @@ def plan_slices(n_items: int, passes: float) -> tuple[int, ...]:
 def limit_contenders(
     contenders: Sequence[Contender], slices: Sequence[int], rollouts: float
 ) -> Sequence[Contender]:
-    """Return the first contenders, one at least: as many as so many rollouts pay for, if the race drops half each time."""
+    """Return the first contenders, one at least: as many as so many rollouts pay for, if the race
+    drops half each time.
+    """
     first = slices[0]
     half = slices[max(0, len(slices) - 2)]
     whole = slices[-1]
     most = len(contenders)
-    while most > 1 and most * first + math.ceil(most / 2) * (half - first) + whole - half > rollouts:
+    while (
+        most > 1 and most * first + math.ceil(most / 2) * (half - first) + whole - half > rollouts
+    ):
         most -= 1
     return contenders[:most]
 
 
 def order_items(item_ids: Sequence[str], current: ItemScores) -> tuple[str, ...]:
-    """Return the items so that each slice holds solved and failed items in about the same proportion.
+    """Return the items so that each slice holds solved and failed items in about the same
+    proportion.
 
-    ``current`` are the current document's scores. Items without one stay where they are among the solved. Without this
-    order, a first look might hold no item that a good document fails, and nothing could be gained on it.
+    ``current`` are the current document's scores. Items without one stay where they are among the
+    solved. Without this order, a first look might hold no item that a good document fails, and
+    nothing could be gained on it.
     """
     failed = [item for item in item_ids if (score := current.get(item)) is not None and score < 1]
     others = [item for item in item_ids if item not in set(failed)]
     ranks = {
-        item: (place + 0.5) / len(group) for group in (failed, others) for place, item in enumerate(group)
+        item: (place + 0.5) / len(group)
+        for group in (failed, others)
+        for place, item in enumerate(group)
     }
-    ranks |= dict.fromkeys(failed[:1], 0.0)  # the first look holds a failed item, however few there are
+    ranks |= dict.fromkeys(
+        failed[:1], 0.0
+    )  # the first look holds a failed item, however few there are
     return tuple(sorted(item_ids, key=lambda item: ranks[item]))
 
 
@@ -114,9 +126,11 @@ async def run_race(
     measure: Measure,
     score: Callable[[Rollout], float | None],
 ) -> RaceResult:
-    """Measure contenders and the current document on growing slices, and return who goes to the gate.
+    """Measure contenders and the current document on growing slices, and return who goes to the
+    gate.
 
-    Losers are dropped after each slice; one at most is left before the last slice, which the gate measures.
+    Losers are dropped after each slice; one at most is left before the last slice, which the gate
+    measures.
     """
     skills = [current, *(contender.candidate.skill for contender in contenders)]
     scores: list[dict[str, float | None]] = [{} for _ in skills]
@@ -145,7 +159,9 @@ async def run_race(
         _build_entry(contender, scores[index], scores[0], settings, judged=index == winner)
         for index, contender in enumerate(contenders, 1)
     )
-    return RaceResult(entries=entries, winner=None if winner is None else winner - 1, unmeasured=tuple(lost))
+    return RaceResult(
+        entries=entries, winner=None if winner is None else winner - 1, unmeasured=tuple(lost)
+    )
 
 
 async def _measure(
@@ -161,7 +177,8 @@ def choose_survivors(
     *,
     most: int,
 ) -> list[int]:
-    """Return the contenders that stay in a race, the best first; the earlier one of equals comes first.
+    """Return the contenders that stay in a race, the best first; the earlier one of equals comes
+    first.
 
     One of which nothing could be measured stays only if that holds for all.
     """
@@ -185,16 +202,25 @@ def _is_beaten(scores: ItemScores, leader: ItemScores, settings: RaceSettings) -
 
 
 def _compare(scores: ItemScores, others: ItemScores, settings: RaceSettings) -> EffectBelief | None:
-    """Return the belief about the difference of two documents' means; None if no item is measured under both."""
+    """Return the belief about the difference of two documents' means; None if no item is measured
+    under both.
+    """
     pairs = [(score, others.get(item)) for item, score in scores.items()]
-    differences = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
+    differences = [
+        mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None
+    ]
     if not differences:
         return None
     return compare_paired(differences, n_items=len(settings.item_ids), variance=settings.variance)
 
 
 def _build_entry(
-    contender: Contender, scores: ItemScores, current: ItemScores, settings: RaceSettings, *, judged: bool
+    contender: Contender,
+    scores: ItemScores,
+    current: ItemScores,
+    settings: RaceSettings,
+    *,
+    judged: bool,
 ) -> RaceEntry:
     measured = {item: score for item, score in scores.items() if score is not None}
     before = [score for item in measured if (score := current.get(item)) is not None]

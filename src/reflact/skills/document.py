@@ -1,4 +1,5 @@
-"""The skill document: its protected regions, edits with exact anchors, guidance and execution notes.
+"""The skill document: its protected regions, edits with exact anchors, guidance and execution
+notes.
 
 A document is Markdown text. No edit changes a byte of its protected regions:
 
@@ -6,10 +7,12 @@ A document is Markdown text. No edit changes a byte of its protected regions:
 * slow guidance, from ``<!-- SLOW_UPDATE_START -->`` to ``<!-- SLOW_UPDATE_END -->``;
 * the appendix of execution notes, from ``<!-- APPENDIX_START -->`` to ``<!-- APPENDIX_END -->``;
 * worked examples, from ``<!-- EXAMPLES_START -->`` to ``<!-- EXAMPLES_END -->``;
-* the mark before each further file of a document that joins several, a line ``<!-- SKILL_FILE path -->``.
+* the mark before each further file of a document that joins several, a line ``<!-- SKILL_FILE path
+-->``.
 
-Examples, guidance and notes usually are at the end of the first file; together they are the *protected tail*. ``check_document`` refuses a
-document with unpaired fences or markers. In such a document everything from the first one on is protected.
+Examples, guidance and notes usually are at the end of the first file; together they are the
+*protected tail*. ``check_document`` refuses a document with unpaired fences or markers. In such a
+document everything from the first one on is protected.
 """
 
 from __future__ import annotations
@@ -58,7 +61,8 @@ _REGION_NAMES: dict[str, RegionName] = {
     "EXAMPLES": "examples",
 }
 
-# A word: letters, digits and underscores with combining accents, and with apostrophes between them, in
+# A word: letters, digits and underscores with combining accents, and with apostrophes between them,
+# in
 # scripts that put spaces between words.
 _LETTERS = rf"(?:[^\W{UNSPACED_SCRIPTS}]|[\u0300-\u036f])+"
 _WORD = re.compile(rf"{_LETTERS}(?:['’]{_LETTERS})*")
@@ -86,8 +90,8 @@ class _Splice(NamedTuple):
 def check_document(text: str) -> None:
     """Check that a document's protected regions are well-formed.
 
-    Raises:
-        SkillError: Front matter or a region is unclosed, unopened, nested or repeated; names the line.
+    Raises: SkillError: Front matter or a region is unclosed, unopened, nested or repeated; names
+        the line.
     """
     problem = _layout(text).problem
     if problem is not None:
@@ -100,30 +104,40 @@ def find_regions(text: str) -> tuple[Region, ...]:
 
 
 def editable_text(text: str) -> str:
-    """Return the text that edits may change: the document without its protected regions, but with marks of files."""
+    """Return the text that edits may change: the document without its protected regions, but with
+    marks of files.
+    """
     hidden = [region for region in find_regions(text) if region.name != "file"]
     return "".join(text[start:end] for start, end in _open_spans(text, hidden))
 
 
 def remove_markers(text: str) -> str:
-    """Return a document as plain Markdown: without the markers of guidance, notes and examples, and empty ones."""
+    """Return a document as plain Markdown: without the markers of guidance, notes and examples, and
+    empty ones.
+    """
     for region in reversed(find_regions(text)):
         if region.name in TAIL_ORDER:
             inside = _read_region(text, region).replace("\n", detect_newline(text))
-            text = text[: region.start] + inside + text[region.end :] if inside else _cut_region(text, region)
+            text = (
+                text[: region.start] + inside + text[region.end :]
+                if inside
+                else _cut_region(text, region)
+            )
     return text
 
 
 def join_files(main: str, others: Sequence[tuple[str, str]]) -> str:
     """Return the document that joins a text and further files, each with its path.
 
-    Raises:
-        SkillError: One of the texts has the mark of a file, or a further one that of another protected region.
+    Raises: SkillError: One of the texts has the mark of a file, or a further one that of another
+        protected region.
     """
     for path, content in (("the first file", main), *others):
         mark = (FILE_MARK if content is main else _ANY_MARKER).search(content)
         if mark is not None:
-            raise SkillError(f"{path} holds {mark[0].strip()}, which marks a protected region; leave it out")
+            raise SkillError(
+                f"{path} holds {mark[0].strip()}, which marks a protected region; leave it out"
+            )
     newline = detect_newline(main)
     return main + "".join(
         f"{newline}<!-- SKILL_FILE {path} -->{newline}{content}" for path, content in others
@@ -131,7 +145,9 @@ def join_files(main: str, others: Sequence[tuple[str, str]]) -> str:
 
 
 def split_files(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return the first text of a document, and its further files with their paths; see ``join_files``."""
+    """Return the first text of a document, and its further files with their paths; see
+    ``join_files``.
+    """
     marks = [region for region in find_regions(text) if region.name == "file"]
     ends = [*(mark.start for mark in marks[1:]), len(text)]
     others = [
@@ -142,29 +158,34 @@ def split_files(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def is_same_body(document: str, body: str) -> bool:
-    """Return whether a body equals a document's editable text, except for outer white space and line breaks."""
+    """Return whether a body equals a document's editable text, except for outer white space and
+    line breaks.
+    """
     return _adapt_newlines(body, document).strip() == editable_text(document).strip()
 
 
 def apply_edits(skill: Skill, edits: Sequence[Edit]) -> Candidate:
-    """Apply edits in order; a rejected edit leaves the document as it is, and the next one is tried.
+    """Apply edits in order; a rejected edit leaves the document as it is, and the next one is
+    tried.
 
-    The anchor (``target``) must occur exactly once in the unprotected text, overlapping occurrences included,
-    and must neither begin nor end inside a word.
+    The anchor (``target``) must occur exactly once in the unprotected text, overlapping occurrences
+    included, and must neither begin nor end inside a word.
 
     * ``replace`` and ``delete`` change exactly the anchor.
-    * ``insert_after`` adds the content on new lines after the line with the anchor's last character.
+    * ``insert_after`` adds the content on new lines after the line with the anchor's last
+    character.
     * ``append`` adds it at the end, before the protected tail, as a paragraph of its own.
-    * ``rewrite`` replaces all unprotected text. Front matter, content and the other regions follow one
-      another in their order, with a blank line between.
+    * ``rewrite`` replaces all unprotected text. Front matter, content and the other regions follow
+      one another in their order, with a blank line between.
     * ``examples`` replaces the section of worked examples, and removes it if the content is empty.
     * ``suggest`` is never applied.
 
-    A line of ``insert_after``, ``append`` or ``rewrite`` that stands in the document already is left out.
+    A line of ``insert_after``, ``append`` or ``rewrite`` that stands in the document already is
+    left out.
 
-    ``insert_after`` and ``append`` strip line breaks around the content and end it with one. If all line
-    breaks of the document are of one kind, those of the edits are converted to it. An edit is rejected if it
-    would change nothing, join two words, or touch a protected region.
+    ``insert_after`` and ``append`` strip line breaks around the content and end it with one. If all
+    line breaks of the document are of one kind, those of the edits are converted to it. An edit is
+    rejected if it would change nothing, join two words, or touch a protected region.
     """
     text = skill.text
     results = []
@@ -176,7 +197,9 @@ def apply_edits(skill: Skill, edits: Sequence[Edit]) -> Candidate:
 
 
 def format_paragraph(text: str, position: int, content: str) -> str:
-    """Return a content with the line breaks that make it a separate paragraph at a position of a text."""
+    """Return a content with the line breaks that make it a separate paragraph at a position of a
+    text.
+    """
     line_break = detect_newline(text)
     head = text[:position]
     trailing = head[len(head.rstrip("\r\n")) :].count("\n")
@@ -191,7 +214,9 @@ def normalize_line(line: str) -> str:
 
 
 def digest_form(text: str) -> str:
-    """Return the digest of a text after white space and list marks are normalised; equal for documents that say the same."""
+    """Return the digest of a text after white space and list marks are normalised; equal for
+    documents that say the same.
+    """
     lines = [form for line in text.splitlines() if (form := normalize_line(line))]
     return hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
 
@@ -209,7 +234,8 @@ def diff_texts(old: str, new: str) -> str:
     )
 
 
-# --------------------------------------------------------------------------------------------- reading
+# ---------------------------------------------------------------------------------------------
+# reading
 
 
 def _layout(text: str) -> _Layout:
@@ -220,7 +246,10 @@ def _layout(text: str) -> _Layout:
         closing = _CLOSING_FENCE.search(text, opening.end())
         if closing is None:
             everything = Region(name="front_matter", start=0, end=len(text))
-            reason = "line 1 opens front matter that no second line --- closes (a rule can be written ***)"
+            reason = (
+                "line 1 opens front matter that no second line --- closes (a rule can be "
+                "written ***)"
+            )
             return _Layout((everything,), reason)
         position = closing.end()
         regions.append(Region(name="front_matter", start=0, end=position))
@@ -234,11 +263,15 @@ def _layout(text: str) -> _Layout:
         problem = _explain_misplaced_marker(marker, start, regions)
         if problem is not None:
             first = marker if start is None else start
-            return _truncate_layout(text, regions, first, f"line {_line_number(text, marker)}: {problem}")
+            return _truncate_layout(
+                text, regions, first, f"line {_line_number(text, marker)}: {problem}"
+            )
         if start is None:
             start = marker
         else:
-            regions.append(Region(name=_REGION_NAMES[marker[1]], start=start.start(), end=marker.end()))
+            regions.append(
+                Region(name=_REGION_NAMES[marker[1]], start=start.start(), end=marker.end())
+            )
             start = None
     if start is not None:
         return _truncate_layout(
@@ -253,7 +286,11 @@ def _explain_misplaced_marker(
     if marker[2] == "END":
         if start is None:
             return f"{marker[0]} closes a region that was not opened"
-        return None if marker[1] == start[1] else f"{marker[0]} is inside {start[0]}, which is still open"
+        return (
+            None
+            if marker[1] == start[1]
+            else f"{marker[0]} is inside {start[0]}, which is still open"
+        )
     if start is not None:
         return f"{marker[0]} opens a region inside another one"
     if any(region.name == _REGION_NAMES[marker[1]] for region in regions):
@@ -261,7 +298,9 @@ def _explain_misplaced_marker(
     return None
 
 
-def _truncate_layout(text: str, regions: Sequence[Region], first: re.Match[str], problem: str) -> _Layout:
+def _truncate_layout(
+    text: str, regions: Sequence[Region], first: re.Match[str], problem: str
+) -> _Layout:
     rest = Region(name=_REGION_NAMES[first[1]], start=first.start(), end=len(text))
     return _Layout((*regions, rest), problem)
 
@@ -283,7 +322,8 @@ def _open_spans(text: str, protected: Sequence[Region]) -> Iterator[tuple[int, i
     yield start, len(text)
 
 
-# --------------------------------------------------------------------------------------------- editing
+# ---------------------------------------------------------------------------------------------
+# editing
 
 
 def _try_edit(text: str, edit: Edit) -> tuple[str, str | None]:
@@ -317,15 +357,20 @@ def _try_edit(text: str, edit: Edit) -> tuple[str, str | None]:
 
 
 def _drop_known_lines(text: str, edit: Edit) -> Edit:
-    """Return an edit without what the document says already; a rewrite keeps the first of equal entries.
+    """Return an edit without what the document says already; a rewrite keeps the first of equal
+    entries.
 
-    An addition whose lines are all known is empty then. From any other text, only entries of lists are left out: a line
-    such as an answer of an example belongs to the lines before it.
+    An addition whose lines are all known is empty then. From any other text, only entries of lists
+    are left out: a line such as an answer of an example belongs to the lines before it.
     """
     known = set()
     if edit.op in {"append", "insert_after"}:
-        known = {form for line in editable_text(text).splitlines() if (form := normalize_line(line))}
-        fresh = [form for line in edit.content.splitlines() if _is_sentence(form := normalize_line(line))]
+        known = {
+            form for line in editable_text(text).splitlines() if (form := normalize_line(line))
+        }
+        fresh = [
+            form for line in edit.content.splitlines() if _is_sentence(form := normalize_line(line))
+        ]
         if fresh and known.issuperset(fresh):
             return edit.model_copy(update={"content": ""})
     elif edit.op != "rewrite":
@@ -347,7 +392,9 @@ def _drop_known_lines(text: str, edit: Edit) -> Edit:
 
 
 def _is_sentence(form: str) -> bool:
-    """Whether a normalised line can be a rule; headings, rules of tables and single words may repeat."""
+    """Whether a normalised line can be a rule; headings, rules of tables and single words may
+    repeat.
+    """
     return not form.startswith("#") and len(_WORD.findall(form)) > 1
 
 
@@ -369,7 +416,9 @@ def _cut_region(text: str, region: Region) -> str:
     return head + text[region.end :] if head.strip() else text[region.end :].lstrip("\r\n")
 
 
-def _splice(text: str, op: EditKind, target: str, content: str, protected: Sequence[Region]) -> _Splice | str:
+def _splice(
+    text: str, op: EditKind, target: str, content: str, protected: Sequence[Region]
+) -> _Splice | str:
     if op == "append":
         return _splice_append(text, content, protected)
     start = _locate(text, target, protected)
@@ -422,7 +471,9 @@ def _splice_append(text: str, content: str, protected: Sequence[Region]) -> _Spl
     return _Splice(end, end, format_paragraph(text, end, content))
 
 
-def _splice_insert(text: str, content: str, anchor_end: int, protected: Sequence[Region]) -> _Splice:
+def _splice_insert(
+    text: str, content: str, anchor_end: int, protected: Sequence[Region]
+) -> _Splice:
     limit = next((region.start for region in protected if region.start >= anchor_end), len(text))
     line_break = detect_newline(text)
     end = text.find("\n", anchor_end - 1, limit) + 1
@@ -439,7 +490,11 @@ def _rewrite_body(text: str, content: str, protected: Sequence[Region]) -> str:
     front = [r for r in protected if r.name == "front_matter"]
     tail = [r for r in protected if r.name != "front_matter"]
     rest = text[tail[-1].end :] if tail else line_break
-    parts = [*(text[r.start : r.end] for r in front), content, *(text[r.start : r.end] for r in tail)]
+    parts = [
+        *(text[r.start : r.end] for r in front),
+        content,
+        *(text[r.start : r.end] for r in tail),
+    ]
     return (line_break * 2).join(parts) + (line_break if rest.strip() else rest)
 
 
@@ -459,7 +514,8 @@ def _inside_word(text: str, position: int) -> bool:
     return False
 
 
-# ---------------------------------------------------------------------------------------------- lines
+# ----------------------------------------------------------------------------------------------
+# lines
 
 
 def _adapt_newlines(text: str, document: str) -> str:
@@ -473,7 +529,8 @@ def _lines(text: str) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
-# ---------------------------------------------------------------------------------- guidance and notes
+# ---------------------------------------------------------------------------------- guidance and
+# notes
 
 NOTES_HEADING = "## Execution Notes Appendix"
 
@@ -487,8 +544,8 @@ def read_guidance(text: str) -> str:
 def replace_guidance(skill: Skill, new: str) -> Skill:
     """Return the document with its guidance replaced; empty guidance leaves an empty region.
 
-    A new region is added at the end of the document, or before an appendix at the end. White space around the
-    guidance is stripped.
+    A new region is added at the end of the document, or before an appendix at the end. White space
+    around the guidance is stripped.
 
     Raises:
         SkillError: The document is malformed.
@@ -497,7 +554,10 @@ def replace_guidance(skill: Skill, new: str) -> Skill:
     check_document(skill.text)
     check_region_text(new)
     guidance = _normalize_newlines(new)
-    if _find_region(skill.text, "slow_update") is not None and read_guidance(skill.text) == guidance:
+    if (
+        _find_region(skill.text, "slow_update") is not None
+        and read_guidance(skill.text) == guidance
+    ):
         return skill
     return _write_region(skill.text, "slow_update", guidance)
 
@@ -531,10 +591,11 @@ def read_notes(text: str) -> tuple[str, ...]:
 
 
 def replace_notes(skill: Skill, new: Sequence[str]) -> Skill:
-    """Return the document with its execution notes replaced: a heading and a one-line bullet for each note.
+    """Return the document with its execution notes replaced: a heading and a one-line bullet for
+    each note.
 
-    A new region is added at the end of the document. Without notes, no region is added and an existing one is
-    emptied, because its removal would change the text around it.
+    A new region is added at the end of the document. Without notes, no region is added and an
+    existing one is emptied, because its removal would change the text around it.
 
     Raises:
         SkillError: The document is malformed.
@@ -551,7 +612,9 @@ def replace_notes(skill: Skill, new: Sequence[str]) -> Skill:
 
 
 def merge_notes(notes: Iterable[str], reminders: Iterable[str]) -> tuple[str, ...]:
-    """Return the notes and then the reminders, each on one line, without later ones that differ only in case."""
+    """Return the notes and then the reminders, each on one line, without later ones that differ
+    only in case.
+    """
     first: dict[str, str] = {}
     for note in (*notes, *reminders):
         if flat := _flatten(note):
@@ -560,10 +623,14 @@ def merge_notes(notes: Iterable[str], reminders: Iterable[str]) -> tuple[str, ..
 
 
 def check_region_text(text: str) -> None:
-    """Raise ValueError if guidance or a note contains the marker of a protected region, maybe on two lines."""
+    """Raise ValueError if guidance or a note contains the marker of a protected region, maybe on
+    two lines.
+    """
     marker = _ANY_MARKER.search(_flatten(text))
     if marker is not None:
-        raise ValueError(f"the text holds {marker[0]}, which marks a protected region; leave it out")
+        raise ValueError(
+            f"the text holds {marker[0]}, which marks a protected region; leave it out"
+        )
 
 
 def _find_region(text: str, name: RegionName) -> Region | None:
@@ -590,7 +657,9 @@ def _write_region(text: str, name: RegionName, inside: str) -> Skill:
 
 
 def _find_insertion_point(text: str, name: RegionName) -> int:
-    """Return where a new region goes: examples, guidance and appendix follow one another at the end."""
+    """Return where a new region goes: examples, guidance and appendix follow one another at the
+    end.
+    """
     end = _main_end(text, find_regions(text))
     later = TAIL_ORDER[TAIL_ORDER.index(name) + 1 :]
     for region in reversed([region for region in find_regions(text) if region.end <= end]):

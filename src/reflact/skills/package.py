@@ -1,10 +1,11 @@
 """Skill packages: folders with a ``SKILL.md``, as the Agent Skills specification describes them.
 
-A package's ``SKILL.md`` is a skill document. It begins with front matter, whose ``name`` is that of the folder and whose
-``description`` says what the skill is for. Both are untrusted text, so they are written as quoted YAML on one line.
+A package's ``SKILL.md`` is a skill document. It begins with front matter, whose ``name`` is that of
+the folder and whose ``description`` says what the skill is for. Both are untrusted text, so they
+are written as quoted YAML on one line.
 
-Further Markdown files can be trained too. They and ``SKILL.md`` are then joined to one document, and split again when
-the package is written.
+Further Markdown files can be trained too. They and ``SKILL.md`` are then joined to one document,
+and split again when the package is written.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _FRONT_MATTER = re.compile(r"(\ufeff?---[ \t]*\r?\n)(.*?)(---[ \t]*)", re.DOTALL)
 _OWN_KEY = re.compile(r"^(name|description)\s*:", re.MULTILINE)
 _LATE_FRONT_MATTER = re.compile(
-    r"\ufeff?(?>(?:\s|<!--.*?-->|#[^\n]*\n)+)---[ \t]*\r?\n\s*(?:name|description)[ \t]*:", re.DOTALL
+    r"\ufeff?(?>(?:\s|<!--.*?-->|#[^\n]*\n)+)---[ \t]*\r?\n\s*(?:name|description)[ \t]*:",
+    re.DOTALL,
 )
 _REFUSED_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 _JOINERS = "\u200c\u200d"
@@ -69,9 +71,11 @@ class PackageFile(FrozenModel):
 
 
 class SkillPackage(FrozenModel):
-    """A package that can be written: its checked name and description, its files, and what to improve.
+    """A package that can be written: its checked name and description, its files, and what to
+    improve.
 
-    ``left_out`` are the files and folders beside the skill that no package has: hidden ones, caches and links.
+    ``left_out`` are the files and folders beside the skill that no package has: hidden ones, caches
+    and links.
     """
 
     name: str
@@ -84,23 +88,25 @@ class SkillPackage(FrozenModel):
 def load_skill(path: Path, files: Sequence[str] = ()) -> Skill:
     """Return the skill document in a file, or in the ``SKILL.md`` of a folder.
 
-    Args:
-        path: The file or the folder.
-        files: Further Markdown files of the folder that belong to the document, relative to the folder.
+    Args: path: The file or the folder. files: Further Markdown files of the folder that belong to
+        the document, relative to the folder.
 
-    Raises:
-        SkillError: A file cannot be read or may not belong to the document, or the document is malformed.
+    Raises: SkillError: A file cannot be read or may not belong to the document, or the document is
+        malformed.
     """
     if not path.is_dir():
         if files:
             raise SkillError(
-                f"skill_files needs the folder of a skill, and {path} is no folder; name it with skill"
+                f"skill_files needs the folder of a skill, and {path} is no folder; name it with "
+                "skill"
             )
         text = _read_text(path)
     else:
         _check_files(files)
         if not (path / MAIN_FILE).exists() and (best := path / "best_skill.md").is_file():
-            raise SkillError(f"{path} is the folder of a run and not of a skill; name its document: {best}")
+            raise SkillError(
+                f"{path} is the folder of a run and not of a skill; name its document: {best}"
+            )
         _read_folder(path)  # says why the folder cannot be exported
         main = _read_text(_resolve_inside(path, MAIN_FILE))
         check_document(main)
@@ -122,19 +128,17 @@ def build_package(
 ) -> SkillPackage:
     """Return the package of a skill document.
 
-    Its front matter stays byte for byte, unless a value is missing or replaced. A document without front matter gets
-    some.
+    Its front matter stays byte for byte, unless a value is missing or replaced. A document without
+    front matter gets some.
 
-    Args:
-        skill: The document.
-        name: Replaces the name of the front matter; None: keep it.
-        description: Replaces its description. Both together also replace front matter that cannot be read.
-        defaults: The name and the description if neither the front matter nor the caller has them.
-        source: A folder whose other files belong to the skill.
-        files: The further files that the document joins.
+    Args: skill: The document. name: Replaces the name of the front matter; None: keep it.
+        description: Replaces its description. Both together also replace front matter that cannot
+        be read. defaults: The name and the description if neither the front matter nor the caller
+        has them. source: A folder whose other files belong to the skill. files: The further files
+        that the document joins.
 
-    Raises:
-        SkillError: A name, a description or the front matter breaks the rules, or ``source`` cannot be read.
+    Raises: SkillError: A name, a description or the front matter breaks the rules, or ``source``
+        cannot be read.
     """
     _check_files(files)
     text, further = split_files(skill.text) if files else (skill.text, ())
@@ -154,10 +158,14 @@ def build_package(
             text = f"\n{text}"
         else:
             text = text[end:].lstrip("\r\n")
-            hints = ["the front matter cannot be read, so only the new name and description are in it"]
+            hints = [
+                "the front matter cannot be read, so only the new name and description are in it"
+            ]
     name = str(known.get("name", defaults[0])) if name is None else name
     description = (
-        str(known.get("description", defaults[1])) if description is None else " ".join(description.split())
+        str(known.get("description", defaults[1]))
+        if description is None
+        else " ".join(description.split())
     )
     check_name(name)
     check_description(description)
@@ -172,7 +180,9 @@ def build_package(
         description=description,
         files=(
             *(
-                PackageFile(path=path, content=content.encode("utf-8"), is_executable=modes.get(path, False))
+                PackageFile(
+                    path=path, content=content.encode("utf-8"), is_executable=modes.get(path, False)
+                )
                 for path, content in trained.items()
             ),
             *(file for file in others if file.path not in trained),
@@ -183,7 +193,9 @@ def build_package(
 
 
 def suggest_name(text: str) -> str:
-    """Return a name that a text suggests: its letters and digits in lowercase, with hyphens; empty if it has none."""
+    """Return a name that a text suggests: its letters and digits in lowercase, with hyphens; empty
+    if it has none.
+    """
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:MAX_NAME_CHARS].rstrip("-")
 
@@ -192,8 +204,8 @@ def check_name(name: str) -> None:
     """Raise SkillError if a name is not allowed."""
     if len(name) > MAX_NAME_CHARS or _NAME.fullmatch(name) is None:
         raise SkillError(
-            f"the name {name[:100]!r} breaks the rules of skills: 1 to {MAX_NAME_CHARS} lowercase letters, digits and "
-            "single hyphens between them; choose another with --name"
+            f"the name {name[:100]!r} breaks the rules of skills: 1 to {MAX_NAME_CHARS} lowercase "
+            "letters, digits and single hyphens between them; choose another with --name"
         )
 
 
@@ -235,14 +247,19 @@ def read_front_matter(text: str) -> dict[str, object]:
             f"the front matter of the skill is not valid YAML{where}; put the value between quotes"
         ) from None
     if not isinstance(values, dict):
-        raise SkillError("the front matter of the skill is no mapping of keys to values; correct it")
+        raise SkillError(
+            "the front matter of the skill is no mapping of keys to values; correct it"
+        )
     for key in ("name", "description"):
         if key in values and not isinstance(values[key], str):
-            raise SkillError(f"{key} in the front matter of the skill is no text; put it between quotes")
+            raise SkillError(
+                f"{key} in the front matter of the skill is no text; put it between quotes"
+            )
     return values
 
 
-# --------------------------------------------------------------------------------------------- reading
+# ---------------------------------------------------------------------------------------------
+# reading
 
 
 def _read_text(path: Path) -> str:
@@ -257,11 +274,17 @@ def _read_text(path: Path) -> str:
 
 
 def _resolve_inside(folder: Path, name: str) -> Path:
-    """Return the path of a file of a folder; SkillError if it lies outside or is reached through a link."""
+    """Return the path of a file of a folder; SkillError if it lies outside or is reached through a
+    link.
+    """
     path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()) or path.resolve() != folder.resolve() / name:
+    if (
+        not path.resolve().is_relative_to(folder.resolve())
+        or path.resolve() != folder.resolve() / name
+    ):
         raise SkillError(
-            f"{path} is no plain path inside {folder}: links and .. are not allowed; name a file inside the folder"
+            f"{path} is no plain path inside {folder}: links and .. are not allowed; name a file "
+            "inside the folder"
         )
     return path
 
@@ -270,30 +293,33 @@ def _check_files(files: Sequence[str]) -> None:
     for name in files:
         if _FILE_NAME.fullmatch(name) is None or name == MAIN_FILE or [*files].count(name) > 1:
             raise SkillError(
-                f"skill_files: {name[:200]!r} is no further Markdown file; write each path once, relative to the folder, "
-                "in letters, digits, dots, hyphens, underscores and slashes"
+                f"skill_files: {name[:200]!r} is no further Markdown file; write each path once, "
+                "relative to the folder, in letters, digits, dots, hyphens, underscores and slashes"
             )
 
 
 def _check_front_matter(path: Path, text: str) -> None:
     try:
         if _LATE_FRONT_MATTER.match(text) is not None:
-            raise SkillError("agents find front matter only in line 1; remove what stands before it")
+            raise SkillError(
+                "agents find front matter only in line 1; remove what stands before it"
+            )
         read_front_matter(text)
     except SkillError as error:
         raise SkillError(f"{path}: {error}") from None
 
 
 def _read_folder(folder: Path) -> tuple[list[PackageFile], list[str]]:
-    """Return the files of a skill's folder, and the names of what no package has: hidden ones, caches and links.
+    """Return the files of a skill's folder, and the names of what no package has: hidden ones,
+    caches and links.
 
     Raises:
         SkillError: The folder is gone or too large for a skill, or a file cannot be read.
     """
     if not folder.is_dir():
         raise SkillError(
-            f"the folder {folder}, whose other files belong to the skill, is gone; bring it back, or print the document "
-            "alone with `reflact show RUN --skill best`"
+            f"the folder {folder}, whose other files belong to the skill, is gone; bring it back, "
+            "or print the document alone with `reflact show RUN --skill best`"
         )
     files = list[PackageFile]()
     left_out = list[str]()
@@ -311,17 +337,23 @@ def _read_folder(folder: Path) -> tuple[list[PackageFile], list[str]]:
                     is_executable = bool(path.stat().st_mode & 0o100)
                 except OSError as error:
                     raise SkillError(f"cannot read {path}: {error.strerror or error}") from None
-                files.append(PackageFile(path=relative, content=content, is_executable=is_executable))
+                files.append(
+                    PackageFile(path=relative, content=content, is_executable=is_executable)
+                )
             if len(files) > MAX_FILES or size > MAX_FOLDER_BYTES:
                 raise SkillError(
-                    f"{folder} has more than {MAX_FILES:,} files or {MAX_FOLDER_BYTES // 1024**2} MiB, so it is no "
-                    "folder of a skill; move SKILL.md and its files to a folder of their own"
+                    f"{folder} has more than {MAX_FILES:,} files or {MAX_FOLDER_BYTES // 1024**2} "
+                    "MiB, so it is no folder of a skill; move SKILL.md and its files to a folder "
+                    "of their own"
                 )
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in CACHES)
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and name not in CACHES
+        )
     return files, left_out
 
 
-# --------------------------------------------------------------------------------------------- writing
+# ---------------------------------------------------------------------------------------------
+# writing
 
 
 def _front_matter_end(text: str) -> int:
@@ -351,7 +383,9 @@ def _set_front_matter(text: str, key: str, value: str) -> str:
     before = read_front_matter(text)
     after = read_front_matter(edited)
     if after != {**before, key: value}:
-        raise SkillError(f"{key} in the front matter of the skill cannot be replaced; change it by hand")
+        raise SkillError(
+            f"{key} in the front matter of the skill cannot be replaced; change it by hand"
+        )
     return edited
 
 
@@ -362,8 +396,9 @@ def _list_hints(text: str) -> Iterator[str]:
         yield "the body is empty"
     if body.count("\n") >= MAX_BODY_LINES or len(body) > MAX_BODY_CHARS:
         yield (
-            f"the body has {body.count(chr(10)) + 1:,} lines and {len(body):,} characters; at most {MAX_BODY_LINES} lines "
-            f"and about {MAX_BODY_CHARS:,} characters (5,000 tokens) are recommended, because agents load it whole"
+            f"the body has {body.count(chr(10)) + 1:,} lines and {len(body):,} characters; at most "
+            f"{MAX_BODY_LINES} lines and about {MAX_BODY_CHARS:,} characters (5,000 tokens) are "
+            "recommended, because agents load it whole"
         )
     unknown = sorted(map(str, read_front_matter(text).keys() - FRONT_MATTER_KEYS))
     if unknown:

@@ -1,4 +1,6 @@
-"""Rejected-edit memory: collects rejected edits and selects those relevant to given cases. Pure functions."""
+"""Rejected-edit memory: collects rejected edits and selects those relevant to given cases. Pure
+functions.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,14 @@ _RUN = re.compile(rf"[{UNSPACED_SCRIPTS}]+|[^\W{UNSPACED_SCRIPTS}]+")
 _UNSPACED_RUN = re.compile(rf"[{UNSPACED_SCRIPTS}]+")
 _FUNCTION_WORDS = frozenset(
     _RUN.findall(
-        "about after all also always an and any are as at be because been before being but by can could "
-        "did do does doing each either else every few for from had has have having he her here him his "
-        "how if in into is it its itself just like may me might more most much must my neither never no "
-        "nor not now of off on once one only onto or other our out over own per rather same shall she "
-        "should since so some still such than that the their them then there these they this those "
-        "through thus to too under until up upon us use used using very via was we were what when where "
-        "whether which while who whom whose why will with within without would yet you your"
+        "about after all also always an and any are as at be because been before being but by can "
+        "could did do does doing each either else every few for from had has have having he her "
+        "here him his how if in into is it its itself just like may me might more most much must "
+        "my neither never no nor not now of off on once one only onto or other our out over own "
+        "per rather same shall she should since so some still such than that the their them then "
+        "there these they this those through thus to too under until up upon us use used using "
+        "very via was we were what when where whether which while who whom whose why will with "
+        "within without would yet you your"
     )
 )
 
@@ -34,8 +37,8 @@ _FUNCTION_WORDS = frozenset(
 class RejectedEdit(FrozenModel):
     """An edit that was part of a rejected candidate.
 
-    The scores are those of the whole candidate, in the gate's metric. ``origin`` is its step, such as
-    ``step 3``, or the id of another run.
+    The scores are those of the whole candidate, in the gate's metric. ``origin`` is its step, such
+    as ``step 3``, or the id of another run.
     """
 
     op: EditKind
@@ -63,13 +66,16 @@ def collect_rejected_edits(
 
     ``known`` is the result for all steps before these, so that each step is read once.
 
-    An edit counts if it was applied to a candidate that was shown not to help or that the approver vetoed, and
-    no later step accepted it. If suggestions rewrote a document, the suggestions count, not the whole text.
-    Their origin is the step, or ``run_id``.
+    An edit counts if it was applied to a candidate that was shown not to help or that the approver
+    vetoed, and no later step accepted it. If suggestions rewrote a document, the suggestions count,
+    not the whole text. Their origin is the step, or ``run_id``.
     """
     edits = list(known)
     for record in records:
-        tried = [_build_rejected_edit(result, record, run_id) for result in _list_tried_edits(record.edits)]
+        tried = [
+            _build_rejected_edit(result, record, run_id)
+            for result in _list_tried_edits(record.edits)
+        ]
         if record.verdict.refuted:
             edits.extend(tried)
         elif record.verdict.accepted:
@@ -92,12 +98,13 @@ def select_relevant_edits(
 ) -> tuple[RejectedEdit, ...]:
     """Return at most ``limit`` edits that share content words with a text, the most relevant first.
 
-    An edit's relevance is the share of its words' weight that belongs to words of the text. If n of N edits
-    contain a word, its weight is ``ln(1 + (N - n + 0.5) / (n + 0.5))``: the inverse document frequency of BM25
-    (Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework"); the added one keeps it positive.
-    Edits below ``MIN_RELEVANCE``, or with fewer than two words of the text, are left out. Among equals the
-    later one comes first. Content words exclude English function words, numbers and single letters; scripts
-    without spaces are compared by pairs of neighbouring characters.
+    An edit's relevance is the share of its words' weight that belongs to words of the text. If n of
+    N edits contain a word, its weight is ``ln(1 + (N - n + 0.5) / (n + 0.5))``: the inverse
+    document frequency of BM25 (Robertson and Zaragoza 2009, "The Probabilistic Relevance
+    Framework"); the added one keeps it positive. Edits below ``MIN_RELEVANCE``, or with fewer than
+    two words of the text, are left out. Among equals the later one comes first. Content words
+    exclude English function words, numbers and single letters; scripts without spaces are compared
+    by pairs of neighbouring characters.
     """
     terms = [edit.words for edit in edits]
     frequencies = Counter(term for each in terms for term in each)
@@ -127,12 +134,16 @@ def content_words(text: str) -> frozenset[str]:
 
 def _list_tried_edits(results: Sequence[EditResult]) -> list[EditResult]:
     # Examples that did not help are no rule to avoid, and their text is long.
-    applied = [result for result in results if result.status == "applied" and result.edit.op != "examples"]
+    applied = [
+        result for result in results if result.status == "applied" and result.edit.op != "examples"
+    ]
     suggested = [result for result in applied if result.edit.op == "suggest"]
     return suggested or applied
 
 
-def _build_rejected_edit(result: EditResult, record: StepRecord, run_id: str | None) -> RejectedEdit:
+def _build_rejected_edit(
+    result: EditResult, record: StepRecord, run_id: str | None
+) -> RejectedEdit:
     return RejectedEdit(
         op=result.edit.op,
         target=result.edit.target,

@@ -1,4 +1,6 @@
-"""The six stages of a step as coroutines of typed values, for a loop of your own; see examples/own_loop.py."""
+"""The six stages of a step as coroutines of typed values, for a loop of your own; see
+examples/own_loop.py.
+"""
 
 from reflact.stages.aggregate import aggregate
 from reflact.stages.context import Journal, StageContext

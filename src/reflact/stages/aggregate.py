@@ -49,7 +49,8 @@ async def aggregate(
     operations: tuple[EditKind, ...] = OPERATIONS,
     notes: str = "",
 ) -> AggregateResult:
-    """Merge the patches of all reports: failures and successes separately, then both, failures first.
+    """Merge the patches of all reports: failures and successes separately, then both, failures
+    first.
 
     Groups of ``merge_batch_size`` patches are merged level by level, in the order of the reports. A
     single patch passes unchanged. If a merge call gives no valid reply, the group's edits are
@@ -62,7 +63,9 @@ async def aggregate(
     group_size = (config or AggregateConfig()).merge_batch_size
     cases = tuple(len(report.item_ids) for report in ordered)
     merger = _Merger(skill, context, group_size, operations, notes, cases)
-    leaves = [(r.source_type, _build_leaf(n, r.patch)) for n, r in enumerate(ordered) if r.patch.edits]
+    leaves = [
+        (r.source_type, _build_leaf(n, r.patch)) for n, r in enumerate(ordered) if r.patch.edits
+    ]
     sides = await fan_out(
         merger.merge_tree,
         [(side, [leaf for source, leaf in leaves if source == side]) for side in SIDES],
@@ -71,9 +74,13 @@ async def aggregate(
     pool = nodes[0] if nodes else _Node()
     if len(nodes) > 1:
         pool = await merger.merge_group(("merge_final", "final", nodes))
-        pool = replace(pool, fallbacks=(*(f for node in nodes for f in node.fallbacks), *pool.fallbacks))
+        pool = replace(
+            pool, fallbacks=(*(f for node in nodes for f in node.fallbacks), *pool.fallbacks)
+        )
     edits = tuple(proposal.edit for proposal in merger.join(pool.proposals))
-    return AggregateResult(patch=Patch(reasoning=pool.reasoning, edits=edits), fallbacks=pool.fallbacks)
+    return AggregateResult(
+        patch=Patch(reasoning=pool.reasoning, edits=edits), fallbacks=pool.fallbacks
+    )
 
 
 def _identify(edit: Edit) -> EditKey:
@@ -98,7 +105,9 @@ class _Node:
 
 
 def _build_leaf(position: int, patch: Patch) -> _Node:
-    """Return the patch of one report with each edit once; its support stays, since the cases are the same."""
+    """Return the patch of one report with each edit once; its support stays, since the cases are
+    the same.
+    """
     first = {_identify(edit): edit for edit in reversed(patch.edits)}
     edits = [edit for edit in patch.edits if first[_identify(edit)] is edit]
     reports = frozenset({position})
@@ -144,14 +153,20 @@ class _Merger:
         )
         reply = await self.context.ask_or_fallback(
             name,
-            {"document": show_skill(self.skill), "notes": self.notes, "proposals": show_edits(edits)},
+            {
+                "document": show_skill(self.skill),
+                "notes": self.notes,
+                "proposals": show_edits(edits),
+            },
             reply_type,
             part=part,
             check=partial(check_reply, skill=self.skill, material=[edit.content for edit in edits]),
         )
         if isinstance(reply, NoReply):
             replacement = "the proposals, concatenated without duplicates"
-            fallback = Fallback(label=f"{name}/{part}", reason=reply.reason, replacement=replacement)
+            fallback = Fallback(
+                label=f"{name}/{part}", reason=reply.reason, replacement=replacement
+            )
             return _Node(reasoning, proposals, (fallback,))
         if isinstance(reply, ReasonedMergeReply):
             reasoning = reply.reasoning
@@ -162,7 +177,9 @@ class _Merger:
         return _Node(reasoning, tuple(merged))
 
     def join(self, proposals: Sequence[_Proposal]) -> tuple[_Proposal, ...]:
-        """Return the proposals without equal edits, in order; an edit is supported by all reports that have it."""
+        """Return the proposals without equal edits, in order; an edit is supported by all reports
+        that have it.
+        """
         unique: dict[EditKey, _Proposal] = {}
         for proposal in proposals:
             key = _identify(proposal.edit)
@@ -187,7 +204,9 @@ class _Merger:
             "source_type": kinds.pop() if len(kinds) == 1 else None,
             "support_count": self._count_cases(reports),
             "merge_level": 1 + max(source.edit.merge_level for source in sources),
-            "evidence": "; ".join(dict.fromkeys(s.edit.evidence for s in sources if s.edit.evidence)),
+            "evidence": "; ".join(
+                dict.fromkeys(s.edit.evidence for s in sources if s.edit.evidence)
+            ),
         }
         return _Proposal(edit.model_copy(update=values), reports)
 

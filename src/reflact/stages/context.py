@@ -1,4 +1,6 @@
-"""What the optimizer's calls of one step share, and the call that falls back if no reply is valid."""
+"""What the optimizer's calls of one step share, and the call that falls back if no reply
+is valid.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ REPLY_TOKENS = 300
 
 @dataclass
 class AskedTokens:
-    """The estimated tokens of a step's calls; the same for a resumed step, whose replies are stored."""
+    """The estimated tokens of a step's calls; the same for a resumed step, whose replies are
+    stored.
+    """
 
     tokens: int = 0
 
@@ -54,7 +58,11 @@ class Journal(DecisionLog):
 
     async def find(self, step: int, labels: Sequence[str]) -> Mapping[str, JsonValue]:
         """Return the outcomes among those of the labels."""
-        return {label: self._outcomes[step, label] for label in labels if (step, label) in self._outcomes}
+        return {
+            label: self._outcomes[step, label]
+            for label in labels
+            if (step, label) in self._outcomes
+        }
 
     async def put(self, step: int, label: str, value: JsonValue) -> None:
         """Keep an outcome; the first one under a label stays."""
@@ -91,7 +99,8 @@ class StageContext:
         check: Callable[[R], None] | None = None,
         shorten: Callable[[], Mapping[str, str]] | None = None,
     ) -> R | NoReply:
-        """Return the optimizer's reply, or ``NoReply`` if no attempt was valid, or the prompt was too long or refused.
+        """Return the optimizer's reply, or ``NoReply`` if no attempt was valid, or the prompt was
+        too long or refused.
 
         If the prompt is too long, the call is repeated once with the variables of ``shorten``. That
         and a missing reply are logged before they are used, so that a resumed run does the same.

@@ -1,4 +1,6 @@
-"""Stage 6: compares a candidate with the current skill on the validation split, and lets the gate decide."""
+"""Stage 6: compares a candidate with the current skill on the validation split, and lets the gate
+decide.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class GateMetric(FrozenModel):
 
     def score_rollout(self, rollout: Rollout) -> float | None:
         """Return a rollout's score in the metric, in 0..1; None if it is unmeasured."""
-        return None if rollout.score is None else self._combine(rollout.score.hard, rollout.score.soft)
+        return (
+            None if rollout.score is None else self._combine(rollout.score.hard, rollout.score.soft)
+        )
 
     def score_pair(self, candidate: Rollout, current: Rollout) -> ScorePair:
         """Return the scores of two rollouts of an item."""
@@ -58,8 +62,12 @@ class GateMetric(FrozenModel):
             item_id=candidate.item_id,
             candidate=self.score_rollout(candidate),
             current=self.score_rollout(current),
-            candidate_solved=None if candidate.score is None else not is_failure(candidate, self.threshold),
-            current_solved=None if current.score is None else not is_failure(current, self.threshold),
+            candidate_solved=None
+            if candidate.score is None
+            else not is_failure(candidate, self.threshold),
+            current_solved=None
+            if current.score is None
+            else not is_failure(current, self.threshold),
             candidate_refused=candidate.refused,
             current_refused=current.refused,
         )
@@ -92,7 +100,9 @@ def build_measurement(skill_hash: str, split: Split, rollouts: Sequence[Rollout]
         skill_hash=skill_hash,
         split=split,
         n=len(scores),
-        unmeasured=tuple(sorted({rollout.item_id for rollout in rollouts if rollout.score is None})),
+        unmeasured=tuple(
+            sorted({rollout.item_id for rollout in rollouts if rollout.score is None})
+        ),
         hard=_mean([score.hard for score in scores]),
         soft=_mean([score.soft for score in scores]),
     )
@@ -140,7 +150,9 @@ def decide_without_evaluation(
     name = known.get(candidate.skill.hash)
     if candidate.skill.hash == current.hash:
         version = "" if name is None else f", {name}"
-        return Verdict(action="no_change", reason=f"The edits leave the document as it is{version}.")
+        return Verdict(
+            action="no_change", reason=f"The edits leave the document as it is{version}."
+        )
     if name is not None:
         reason = f"The document is the same as {name}, so it was not measured again."
         return Verdict(action="no_change", reason=reason, repeats=name)
@@ -156,7 +168,8 @@ async def evaluate(
     metric: GateMetric,
     run_pass: PassRunner,
 ) -> EvaluationResult | None:
-    """Return the verdict on a candidate by the greater mean of one pass; None if a repeat shows a noisy target.
+    """Return the verdict on a candidate by the greater mean of one pass; None if a repeat shows a
+    noisy target.
 
     A candidate with a greater mean than the current skill is accepted. To become the best skill, it
     must also have a greater mean than the best skill, unless that is the current one. ``run_pass``
@@ -193,7 +206,12 @@ async def evaluate(
 
 
 async def force_accept(
-    candidate: Skill, current: Skill, *, settings: GateSettings, metric: GateMetric, run_pass: PassRunner
+    candidate: Skill,
+    current: Skill,
+    *,
+    settings: GateSettings,
+    metric: GateMetric,
+    run_pass: PassRunner,
 ) -> EvaluationResult:
     """Return the verdict if the gate is off: accepted if enough of one pass could be measured."""
     pairs = await roll_out_pairs(candidate, current, settings.item_ids, trial=0, run_pass=run_pass)
@@ -223,7 +241,9 @@ def _build_result(
     *,
     metric: GateMetric,
 ) -> EvaluationResult:
-    """Return the verdict with the mean scores of one pass, without the repeats that are among the ``used`` pairs."""
+    """Return the verdict with the mean scores of one pass, without the repeats that are among the
+    ``used`` pairs.
+    """
     measured = [pair for pair in pairs if all(side.score is not None for side in pair)]
     lost = tuple(sorted({side.item_id for pair in pairs for side in pair if side.score is None}))
     new = build_measurement(candidate.hash, Split.val, [theirs for theirs, _ in measured])
@@ -240,6 +260,8 @@ def _build_result(
     return EvaluationResult(verdict=verdict, unmeasured=unmeasured)
 
 
-def _change_verdict(result: EvaluationResult, *, action: GateAction, reason: str) -> EvaluationResult:
+def _change_verdict(
+    result: EvaluationResult, *, action: GateAction, reason: str
+) -> EvaluationResult:
     verdict = result.verdict.model_copy(update={"action": action, "reason": reason})
     return result.model_copy(update={"verdict": verdict})

@@ -40,9 +40,13 @@ class Lapse(ReplyModel):
     """A case in which a rule of the document was not followed."""
 
     case: int = Field(ge=1, description="Number of the case.")
-    rule: str = Field(min_length=1, max_length=400, description="The rule, copied exactly from the document.")
+    rule: str = Field(
+        min_length=1, max_length=400, description="The rule, copied exactly from the document."
+    )
     reminder: str = Field(
-        min_length=1, max_length=300, description="One short sentence that would make it hard to overlook."
+        min_length=1,
+        max_length=300,
+        description="One short sentence that would make it hard to overlook.",
     )
 
 
@@ -59,8 +63,8 @@ class ReminderReply(ReplyModel):
     version: ClassVar[int] = 1
     reminders: list[Note] = Field(
         max_length=MAX_REMINDERS,
-        description="Rules of the document that these answers kept and that are easy to overlook; may be "
-        "empty.",
+        description="Rules of the document that these answers kept and that are easy to overlook; "
+        "may be empty.",
     )
 
 
@@ -90,7 +94,9 @@ class LapseTriage:
         A document without rules has no lapses. If the optimizer gives no valid reply, the analyst
         gets all cases, and the report states the reason.
         """
-        if not _rules_text(self.skill).strip() or (batch.source == "success" and not self.successes):
+        if not _rules_text(self.skill).strip() or (
+            batch.source == "success" and not self.successes
+        ):
             return await self.analyse(batch)
         if batch.source == "success":
             return await self._remind(batch)
@@ -124,7 +130,9 @@ class LapseTriage:
             return report.model_copy(update={"triage_no_reply_reason": reply.reason})
         return report.model_copy(update={"reminders": tuple(reply.reminders)})
 
-    async def _ask(self, batch: Minibatch, reply_type: type[R], check: Callable[[R], None]) -> R | NoReply:
+    async def _ask(
+        self, batch: Minibatch, reply_type: type[R], check: Callable[[R], None]
+    ) -> R | NoReply:
         variables = {"document": _show_rules(self.skill)}
         return await ask_about_minibatch(
             self.context,
@@ -173,7 +181,9 @@ class CompactReply(ReplyModel):
 @lru_cache(maxsize=16)
 def compact_reply_type(*, most: int) -> type[CompactReply]:
     """Return the reply type for at most ``most`` notes."""
-    return narrow_reply_type(CompactReply, notes=(list[Note], {"min_length": 1, "max_length": most}))
+    return narrow_reply_type(
+        CompactReply, notes=(list[Note], {"min_length": 1, "max_length": most})
+    )
 
 
 async def update_appendix(
@@ -209,7 +219,9 @@ async def update_appendix(
         )
         if isinstance(reply, NoReply):
             replacement = f"the {len(after)} notes stay as they are"
-            fallbacks = (Fallback(label="consolidate", reason=reply.reason, replacement=replacement),)
+            fallbacks = (
+                Fallback(label="consolidate", reason=reply.reason, replacement=replacement),
+            )
         else:
             after = merge_notes((), reply.notes)
     return AppendixResult(skill=replace_notes(skill, after), notes=after, fallbacks=fallbacks)

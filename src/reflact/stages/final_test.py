@@ -1,4 +1,6 @@
-"""Statistics of the final test: scores of documents, improvements over the baseline, and the placebo."""
+"""Statistics of the final test: scores of documents, improvements over the baseline, and the
+placebo.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ OTHER_TASKS = "other"
 
 
 def make_placebo(text: str, template: Skill) -> Skill:
-    """Return a document about something else, cut or repeated to the length of ``template`` in characters."""
+    """Return a document about something else, cut or repeated to the length of ``template`` in
+    characters.
+    """
     size = len(template.text)
     repeats = size // max(len(text), 1) + 1
     return Skill(text=(text * repeats)[:size])
@@ -63,9 +67,16 @@ def score_skill(
 
 
 def measure_improvement(
-    name: str, split: Split, baseline: Sequence[Rollout], rollouts: Sequence[Rollout], *, metric: GateMetric
+    name: str,
+    split: Split,
+    baseline: Sequence[Rollout],
+    rollouts: Sequence[Rollout],
+    *,
+    metric: GateMetric,
 ) -> Improvement | None:
-    """Return a skill's improvement over the baseline in a metric, paired by item; None without a common item."""
+    """Return a skill's improvement over the baseline in a metric, paired by item; None without a
+    common item.
+    """
     before, after = _pair_by_item(baseline, rollouts, metric)
     if not before:
         return None
@@ -89,7 +100,8 @@ def judge_claim(
     metric: GateMetric,
     on_these_items: bool,
 ) -> Claim | None:
-    """Return the claim that the best skill is better than the baseline in a metric; None without a common item.
+    """Return the claim that the best skill is better than the baseline in a metric; None without a
+    common item.
 
     ``on_these_items``: several trials of each item, whose variance within the items alone counts.
     """
@@ -98,7 +110,9 @@ def judge_claim(
     after = _group_by_item(best, metric)
     repeated = [i for i in before if len(before[i]) > 1 and len(after.get(i, ())) > 1]
     if gain is not None and on_these_items and repeated:
-        mean, low, high = within_item_interval([before[i] for i in repeated], [after[i] for i in repeated])
+        mean, low, high = within_item_interval(
+            [before[i] for i in repeated], [after[i] for i in repeated]
+        )
         gain = gain.model_copy(update={"n": len(repeated), "mean": mean, "low": low, "high": high})
         return Claim(improvement=gain, confirmed=gain.low > 0)
     if gain is None:
@@ -141,6 +155,8 @@ def _score_task_types(
         found = [rollout for rollout in rollouts if types.get(rollout.item_id) == task_type]
         measured = build_measurement(skill.hash, split, found)
         if measured.hard is not None and measured.soft is not None:
-            bucket = TaskTypeScore(task_type=task_type, n=measured.n, hard=measured.hard, soft=measured.soft)
+            bucket = TaskTypeScore(
+                task_type=task_type, n=measured.n, hard=measured.hard, soft=measured.soft
+            )
             buckets.append(bucket)
     return tuple(buckets)

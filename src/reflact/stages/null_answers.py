@@ -44,7 +44,9 @@ class NullAnswer(NamedTuple):
 
 
 def list_null_answers(environment: Environment, train: Sequence[Item]) -> tuple[NullAnswer, ...]:
-    """Return the constants: empty, a refusal, and the most frequent right answer of the train items if there is one."""
+    """Return the constants: empty, a refusal, and the most frequent right answer of the train items
+    if there is one.
+    """
     constants = [NullAnswer("null_empty", ""), NullAnswer("null_refusal", REFUSAL)]
     frequent = find_frequent_answer(environment, train)
     if frequent is not None and all(frequent != constant.text for constant in constants):
@@ -53,12 +55,15 @@ def list_null_answers(environment: Environment, train: Sequence[Item]) -> tuple[
 
 
 def find_frequent_answer(environment: Environment, items: Sequence[Item]) -> str | None:
-    """Return the answer that is right for most items, and for at least two; the first one of several.
+    """Return the answer that is right for most items, and for at least two; the first one of
+    several.
 
     None if no answer is right twice, or if the environment knows no right answers.
     """
     adapted = adapt_environment(environment)
-    counts = Counter(answer for item in items for answer in dict.fromkeys(adapted.list_right_answers(item)))
+    counts = Counter(
+        answer for item in items for answer in dict.fromkeys(adapted.list_right_answers(item))
+    )
     answer, count = max(counts.items(), key=lambda entry: entry[1], default=("", 0))
     return answer if count > 1 else None
 
@@ -71,19 +76,23 @@ def choose_checked_items(items: Sequence[Item]) -> tuple[Item, ...]:
 
 
 def describe_high_scores(scores: Sequence[SkillScore]) -> str | None:
-    """Return a warning if a constant has a high score on train items; it names the best constant."""
+    """Return a warning if a constant has a high score on train items; it names the best
+    constant.
+    """
     measured = [score for score in scores if score.hard is not None]
     best = max(measured, key=lambda score: score.hard or 0.0, default=None)
     if best is None or best.hard is None or best.hard < WARNING_SHARE:
         return None
     return (
-        f"{describe_constant(best.answer or '')} scores {best.hard:.3f} on {best.n} train items: a skill can gain "
-        "by making the target answer so, without learning the task"
+        f"{describe_constant(best.answer or '')} scores {best.hard:.3f} on {best.n} train items: a "
+        "skill can gain by making the target answer so, without learning the task"
     )
 
 
 class ConstantTarget:
-    """Replies with the same text to every message, under any document; implements ``protocols.Target``."""
+    """Replies with the same text to every message, under any document; implements
+    ``protocols.Target``.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -120,5 +129,8 @@ class ConstantSession:
         await checkpoint()
         if len(self._turns) >= 2 * MAX_REPLIES:
             raise ContextOverflow(f"the conversation did not end after {MAX_REPLIES} equal replies")
-        self._turns += [Turn(role="user", content=message), Turn(role="assistant", content=self._text)]
+        self._turns += [
+            Turn(role="user", content=message),
+            Turn(role="assistant", content=self._text),
+        ]
         return self._text

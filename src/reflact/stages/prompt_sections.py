@@ -14,7 +14,17 @@ from reflact.prompts import fence
 from reflact.records import StepBufferEntry
 from reflact.skills.document import editable_text
 from reflact.skills.rejected_edits import RejectedEdit
-from reflact.types import Case, Edit, FrozenModel, Item, Rollout, Skill, Turn, WorkedExample, canonical_json
+from reflact.types import (
+    Case,
+    Edit,
+    FrozenModel,
+    Item,
+    Rollout,
+    Skill,
+    Turn,
+    WorkedExample,
+    canonical_json,
+)
 
 BYTES_PER_TOKEN = 3
 _MIN_TURN_BYTES = 400
@@ -59,7 +69,9 @@ class Passage(FrozenModel):
         if self.size <= max_bytes:
             return self.full_text
         left = max_bytes - count_bytes(self.label)
-        return self.label + (fit_conversation(self.turns, left) if self.turns else truncate(self.text, left))
+        return self.label + (
+            fit_conversation(self.turns, left) if self.turns else truncate(self.text, left)
+        )
 
 
 def count_bytes(text: str) -> int:
@@ -82,7 +94,8 @@ def share_bytes(sizes: Sequence[int], max_bytes: int) -> tuple[int, ...]:
 
 
 def truncate(text: str, max_bytes: int) -> str:
-    """Return a text in at most ``max_bytes``: two thirds from its beginning, one third from its end.
+    """Return a text in at most ``max_bytes``: two thirds from its beginning, one third from its
+    end.
 
     A mark between them states the size of the cut. If ``max_bytes`` is too small even for the mark,
     the result is the mark alone, or the text if it is shorter.
@@ -99,7 +112,8 @@ def truncate(text: str, max_bytes: int) -> str:
 
 
 def fit_conversation(turns: Sequence[Turn], max_bytes: int) -> str:
-    """Return a conversation in at most ``max_bytes``: its key turns, then as many others as fit, last first.
+    """Return a conversation in at most ``max_bytes``: its key turns, then as many others as fit,
+    last first.
 
     The key turns are, in order of priority: the first turn and the first of the user; the last
     turn, the last answer and the turn before it; turns in which the user or a tool reports trouble;
@@ -179,23 +193,31 @@ _SHOWN_EDIT_BYTES = 1500
 
 
 def show_skill(skill: Skill) -> str:
-    """Return the document's editable text, fenced; empty if there is none, because small models quote the tags."""
+    """Return the document's editable text, fenced; empty if there is none, because small models
+    quote the tags.
+    """
     text = editable_text(skill.text).strip("\n")
     return fence("document", text) if text.strip() else ""
 
 
-def show_cases(rollouts: Sequence[Rollout], items: Sequence[Item], *, failed: bool, tokens: int) -> str:
+def show_cases(
+    rollouts: Sequence[Rollout], items: Sequence[Item], *, failed: bool, tokens: int
+) -> str:
     """Return a minibatch's trajectories, numbered; failed ones with feedback and reference.
 
     ``tokens`` is the maximum of their estimated tokens. Short cases leave unused tokens to long
     ones.
     """
-    cases = [_case_passages(rollout, item, failed) for rollout, item in zip(rollouts, items, strict=True)]
+    cases = [
+        _case_passages(rollout, item, failed) for rollout, item in zip(rollouts, items, strict=True)
+    ]
     return "\n\n".join(_fence_cases(cases, tokens))
 
 
 def show_step_cases(failures: Sequence[Case], successes: Sequence[Case], *, tokens: int) -> str:
-    """Return all cases of a step, failures before successes, numbered throughout, in at most ``tokens``."""
+    """Return all cases of a step, failures before successes, numbered throughout, in at most
+    ``tokens``.
+    """
     cases = [_case_passages(c.rollout, c.item, c.failed) for c in (*failures, *successes)]
     shown = _fence_cases(cases, tokens)
     groups = (
@@ -227,7 +249,8 @@ def list_material(items: Sequence[Item], rollouts: Sequence[Rollout]) -> tuple[s
 
 
 def show_right_answers(examples: Sequence[WorkedExample], *, max_bytes: int) -> str:
-    """Return further tasks with their right answers as a note, as many as fit; empty if there are none.
+    """Return further tasks with their right answers as a note, as many as fit; empty if there are
+    none.
 
     A text longer than a part of ``max_bytes`` is cut, so that at least some examples fit.
     """
@@ -260,24 +283,34 @@ def show_edits(edits: Sequence[Edit]) -> str:
 def show_task(*descriptions: str) -> str:
     """Return what is known of the tasks, the score and the agent as a note; empty if nothing is."""
     return _show_note(
-        "Background, not part of the document", "background", filter(None, map(str.strip, descriptions))
+        "Background, not part of the document",
+        "background",
+        filter(None, map(str.strip, descriptions)),
     )
 
 
-def show_figures(rollouts: Sequence[Rollout], items: Sequence[Item], failed: Collection[str]) -> str:
-    """Return the figures of a step's rollouts as a note; ``failed`` are the ids of the failed items."""
+def show_figures(
+    rollouts: Sequence[Rollout], items: Sequence[Item], failed: Collection[str]
+) -> str:
+    """Return the figures of a step's rollouts as a note; ``failed`` are the ids of the failed
+    items.
+    """
     scores = [r.score for r in rollouts if r.score is not None]
     lines = [f"{len(rollouts)} tasks under the document as it is: {len(failed)} failed"]
     if scores:
         hard = fmean(s.hard for s in scores)
         soft = fmean(s.soft for s in scores)
-        lines.append(f"mean score {hard:.3f}" + (f", with partial credit {soft:.3f}" if soft != hard else ""))
+        lines.append(
+            f"mean score {hard:.3f}" + (f", with partial credit {soft:.3f}" if soft != hard else "")
+        )
     if len(rollouts) > len(scores):
         lines.append(f"{len(rollouts) - len(scores)} could not be measured")
     kinds = Counter(item.task_type for item in items if item.task_type is not None)
     lost = Counter(item.task_type for item in items if item.id in failed)
     lines += (
-        [f"{kind}: {lost[kind]} of {n} failed" for kind, n in sorted(kinds.items())] if len(kinds) > 1 else []
+        [f"{kind}: {lost[kind]} of {n} failed" for kind, n in sorted(kinds.items())]
+        if len(kinds) > 1
+        else []
     )
     return _show_note("This step", "figures", lines)
 
@@ -289,7 +322,9 @@ def show_buffer(buffer: Sequence[StepBufferEntry]) -> str:
 
 def show_memory(edits: Sequence[RejectedEdit]) -> str:
     """Return rejected edits as a note; empty if there are none."""
-    return _show_note("Edits tried before that did not help", "rejected", map(_show_rejected_edit, edits))
+    return _show_note(
+        "Edits tried before that did not help", "rejected", map(_show_rejected_edit, edits)
+    )
 
 
 def show_meta(meta: str) -> str:
@@ -311,7 +346,10 @@ def _case_passages(rollout: Rollout, item: Item, failed: bool) -> tuple[Passage,
     answer = "wrong answer: " if failed else "answer: "
     if [turn.role for turn in rollout.turns] == ["user", "assistant"]:
         task, reply = rollout.turns
-        parts = [Passage(label="task: ", text=task.content), Passage(label=answer, text=reply.content)]
+        parts = [
+            Passage(label="task: ", text=task.content),
+            Passage(label=answer, text=reply.content),
+        ]
     else:
         parts = [Passage(turns=rollout.turns), Passage(label=answer, text=rollout.answer)]
     if failed and rollout.feedback:
@@ -322,7 +360,9 @@ def _case_passages(rollout: Rollout, item: Item, failed: bool) -> tuple[Passage,
 
 
 def show_json(value: JsonValue) -> str:
-    """Return a value as text: a text as it is, anything else as canonical JSON, and nothing for None."""
+    """Return a value as text: a text as it is, anything else as canonical JSON, and nothing for
+    None.
+    """
     if value is None:
         return ""
     return value if isinstance(value, str) else canonical_json(value)
@@ -355,7 +395,10 @@ def _show_rejected_edit(edit: RejectedEdit) -> str:
 
 
 def _show_buffer_entry(entry: StepBufferEntry) -> str:
-    parts = [f"step {entry.step}: {entry.n_failures} of {entry.n_total} cases failed; outcome {entry.action}"]
+    parts = [
+        f"step {entry.step}: {entry.n_failures} of {entry.n_total} cases failed; outcome "
+        f"{entry.action}"
+    ]
     parts += _show_scores(entry)
     parts += [f"pattern ({p.count}): {p.type}: {p.description}" for p in entry.patterns]
     parts += [

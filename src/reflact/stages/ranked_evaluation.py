@@ -1,4 +1,6 @@
-"""Stage 6 for noisy targets: passes over the validation split until no further one is worth its rollouts."""
+"""Stage 6 for noisy targets: passes over the validation split until no further one is worth its
+rollouts.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,16 @@ class RankSettings(FrozenModel):
 
 
 class RankedEvaluator:
-    """One decision of the ranked gate; ``read_pass`` returns the stored rollouts of an earlier pass."""
+    """One decision of the ranked gate; ``read_pass`` returns the stored rollouts of an earlier
+    pass.
+    """
 
     def __init__(
-        self, settings: RankSettings, metric: GateMetric, run_pass: PassRunner, read_pass: PassRunner
+        self,
+        settings: RankSettings,
+        metric: GateMetric,
+        run_pass: PassRunner,
+        read_pass: PassRunner,
     ) -> None:
         self._settings = settings
         self._metric = metric
@@ -72,10 +80,14 @@ class RankedEvaluator:
         ranking = ranking.add_version(candidate.hash, current.hash)
         for skill in skills.values():
             trials = range(ranking.count_passes(skill.hash))
-            self._passes[skill.hash] = [await self._read_pass(skill, t, settings.item_ids) for t in trials]
+            self._passes[skill.hash] = [
+                await self._read_pass(skill, t, settings.item_ids) for t in trials
+            ]
         n = len(settings.item_ids)
         worth = settings.worth
-        first = current.hash if measures_current and not ranking.count_passes(current.hash) else None
+        first = (
+            current.hash if measures_current and not ranking.count_passes(current.hash) else None
+        )
         while version := first or choose_pass(
             ranking, candidate.hash, current.hash, worth=worth, n=n, most=settings.max_passes
         ):
@@ -101,23 +113,30 @@ class RankedEvaluator:
     def _check_coverage(
         self, rollouts: Sequence[Rollout], others: Sequence[Sequence[Rollout]]
     ) -> Verdict | None:
-        """Return the verdict if a pass measured too little; as a rejection if only this version's items are refused."""
+        """Return the verdict if a pass measured too little; as a rejection if only this version's
+        items are refused.
+        """
         n = len(rollouts)
         share = self._settings.coverage
         usual = {r.item_id for each in others for r in each if r.score is not None}
         own = sum(r.refused and r.item_id in usual for r in rollouts)
         measured = sum(r.score is not None for r in rollouts)
         is_barred = 100 * own > MAX_UNMEASURED_GAP * n
-        if not is_barred and measured >= count_required(share, sum(not r.refused for r in rollouts)):
+        if not is_barred and measured >= count_required(
+            share, sum(not r.refused for r in rollouts)
+        ):
             return None
         refused = f" The endpoint refuses {own} that the other skill has." if own else ""
         return Verdict(
             action="reject" if is_barred else "unmeasured",
-            reason=f"Only {measured} of {n} items are measured; the gate needs a share of {share:g}.{refused}",
+            reason=f"Only {measured} of {n} items are measured; the gate needs a share of "
+            f"{share:g}.{refused}",
             deterministic=False,
         )
 
-    async def _decide(self, candidate: Skill, current: Skill, ranking: Ranking, known: int) -> Verdict:
+    async def _decide(
+        self, candidate: Skill, current: Skill, ranking: Ranking, known: int
+    ) -> Verdict:
         posterior = Posterior(ranking)
         kept = ranking.list_contenders(self._settings.kept)
         chosen = choose_version(posterior, (*kept, candidate.hash))
@@ -135,11 +154,15 @@ class RankedEvaluator:
         )
         reason = _explain(decision, ranking)
         new, old = (
-            build_measurement(skill.hash, Split.val, [r for each in self._passes[skill.hash] for r in each])
+            build_measurement(
+                skill.hash, Split.val, [r for each in self._passes[skill.hash] for r in each]
+            )
             for skill in (candidate, current)
         )
         return Verdict(
-            action="reject" if veto is not None and chosen == current.hash else choose_action(decision),
+            action="reject"
+            if veto is not None and chosen == current.hash
+            else choose_action(decision),
             reason=reason if veto is None else f"{reason} {veto}",
             candidate=new,
             current=old,
@@ -163,7 +186,9 @@ class RankedEvaluator:
         return explain_veto(len(lost), allowed) if len(lost) > allowed else None
 
     def _find_lost_items(self, candidate: Skill, current: Skill) -> tuple[str, ...]:
-        """Return the items that the current skill always solved and the candidate never, as far as measured."""
+        """Return the items that the current skill always solved and the candidate never, as far as
+        measured.
+        """
         solved, failed = (self._count_solved(skill) for skill in (current, candidate))
         return tuple(
             item
@@ -176,7 +201,9 @@ class RankedEvaluator:
         repeats = [rollout for rollout in self._repeats if rollout.skill_hash == skill.hash]
         for rollout in (*(r for each in self._passes[skill.hash] for r in each), *repeats):
             if rollout.score is not None:
-                found.setdefault(rollout.item_id, []).append(not is_failure(rollout, self._metric.threshold))
+                found.setdefault(rollout.item_id, []).append(
+                    not is_failure(rollout, self._metric.threshold)
+                )
         return found
 
     def _score(self, rollouts: Sequence[Rollout]) -> ItemScores:
@@ -199,7 +226,9 @@ def choose_action(decision: RankedDecision) -> GateAction:
 
 def _explain(decision: RankedDecision, ranking: Ranking) -> str:
     """Return the decision in words: measured scores, and the belief as a probability only."""
-    new, old = (ranking.find_score(belief.skill_hash) for belief in (decision.candidate, decision.current))
+    new, old = (
+        ranking.find_score(belief.skill_hash) for belief in (decision.candidate, decision.current)
+    )
     items = "" if new is None else f" on {new.n} item{'s' * (new.n != 1)}"
     sentence = (
         f"The candidate is better than the current skill with probability {decision.p_better:.2f}: "

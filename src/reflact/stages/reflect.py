@@ -73,10 +73,14 @@ class Minibatch(FrozenModel):
         return str(self.index) if self.batch == 0 else f"{self.batch}/{self.index}"
 
     def show_cases(self, tokens: int) -> str:
-        """Return its trajectories in at most so many estimated tokens; several parts of a prompt ask for them."""
+        """Return its trajectories in at most so many estimated tokens; several parts of a prompt
+        ask for them.
+        """
         if tokens not in self._shown:
             failed = self.source == "failure"
-            self._shown[tokens] = show_cases(self.rollouts, self.items, failed=failed, tokens=tokens)
+            self._shown[tokens] = show_cases(
+                self.rollouts, self.items, failed=failed, tokens=tokens
+            )
         return self._shown[tokens]
 
     @cached_property
@@ -87,7 +91,9 @@ class Minibatch(FrozenModel):
     def empty_report(self) -> AnalystReport:
         """A report on it without findings."""
         ids = tuple(item.id for item in self.items)
-        return AnalystReport(source_type=self.source, index=self.index, item_ids=ids, batch=self.batch)
+        return AnalystReport(
+            source_type=self.source, index=self.index, item_ids=ids, batch=self.batch
+        )
 
 
 def shuffle_batch(values: Sequence[T], *, seed: int, step: int, batch: int = 0) -> tuple[T, ...]:
@@ -96,7 +102,9 @@ def shuffle_batch(values: Sequence[T], *, seed: int, step: int, batch: int = 0) 
 
 
 def classify_rollout(rollout: Rollout, threshold: float | None) -> RolloutSource | None:
-    """Return whether a rollout is a failure or a success; None if it is unmeasured (see ``is_failure``)."""
+    """Return whether a rollout is a failure or a success; None if it is unmeasured (see
+    ``is_failure``).
+    """
     if rollout.score is None:
         return None
     return "failure" if is_failure(rollout, threshold) else "success"
@@ -132,7 +140,9 @@ class Analyst:
 
         reply_type: type[AnalysisReply] = success_reply_type(kinds, most=self.max_edits)
         if cases is not None:
-            reply_type = failure_reply_type(kinds, cases=cases, most=self.max_edits, reasoned=reasoned)
+            reply_type = failure_reply_type(
+                kinds, cases=cases, most=self.max_edits, reasoned=reasoned
+            )
         reply = await ask_about_minibatch(
             self.context,
             batch,
@@ -169,7 +179,9 @@ async def ask_about_minibatch(
     check: Callable[[R], None],
     purpose: str | None = None,
 ) -> R | NoReply:
-    """Ask about a minibatch's cases; if they do not fit the model's context, once more in half the tokens."""
+    """Ask about a minibatch's cases; if they do not fit the model's context, once more in half the
+    tokens.
+    """
 
     def fill(tokens: int) -> Mapping[str, str]:
         return {**variables, "cases": batch.show_cases(tokens)}
@@ -201,8 +213,11 @@ def _build_report(blank: AnalystReport, reply: AnalysisReply) -> AnalystReport:
     return blank.model_copy(update={"patch": patch, "patterns": patterns})
 
 
-def build_pattern(pattern: PatternReply | ReasonedPattern, item_ids: Sequence[str]) -> FailurePattern:
-    """Return the pattern of a reply with the items of its cases, out of those that the prompt showed.
+def build_pattern(
+    pattern: PatternReply | ReasonedPattern, item_ids: Sequence[str]
+) -> FailurePattern:
+    """Return the pattern of a reply with the items of its cases, out of those that the prompt
+    showed.
 
     Small models name a count alone; it is at most that of the items.
     """
@@ -216,14 +231,18 @@ def build_pattern(pattern: PatternReply | ReasonedPattern, item_ids: Sequence[st
     )
 
 
-def group_failures(rollouts: Sequence[Rollout], threshold: float | None) -> tuple[FailurePattern, ...]:
+def group_failures(
+    rollouts: Sequence[Rollout], threshold: float | None
+) -> tuple[FailurePattern, ...]:
     """Return the most frequent feedback of an environment on failed rollouts, as patterns."""
     groups: dict[str, list[str]] = {}
     for rollout in rollouts:
         reason = " ".join((rollout.feedback or "").split())
         if reason and is_failure(rollout, threshold):
             groups.setdefault(reason, []).append(rollout.item_id)
-    largest = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))[:MAX_FAIL_REASONS]
+    largest = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))[
+        :MAX_FAIL_REASONS
+    ]
     return tuple(
         FailurePattern(
             type="feedback",
@@ -238,7 +257,9 @@ def group_failures(rollouts: Sequence[Rollout], threshold: float | None) -> tupl
 _NOTES_ADAPTER: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[str, ...])
 
 
-async def annotate_failures(batch: Minibatch, annotator: Annotator, context: StageContext) -> Minibatch:
+async def annotate_failures(
+    batch: Minibatch, annotator: Annotator, context: StageContext
+) -> Minibatch:
     """Return a minibatch with notes added to the environment's feedback on failed cases.
 
     Notes are logged before they are used, so that a resumed run uses the same ones.
@@ -275,7 +296,8 @@ async def roll_out_and_reflect(
     seed: int,
     threshold: float | None,
 ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
-    """Roll out a step's batches and analyse them; an item that occurs in several has a trial for each.
+    """Roll out a step's batches and analyse them; an item that occurs in several has a trial for
+    each.
 
     Returns:
         The rollouts in the order of the items, and the reports batch by batch, failures before
@@ -287,7 +309,9 @@ async def roll_out_and_reflect(
     """
     jobs = runner.make_batch_jobs(batches, skill)
     await runner.find_stored([job for row in jobs for job in row])
-    ordered = [shuffle_batch(row, seed=seed, step=runner.step, batch=n) for n, row in enumerate(jobs)]
+    ordered = [
+        shuffle_batch(row, seed=seed, step=runner.step, batch=n) for n, row in enumerate(jobs)
+    ]
 
     dealers = [
         MinibatchDealer([job.item for job in row], config, batch=n, threshold=threshold)
@@ -305,18 +329,27 @@ async def roll_out_and_reflect(
 
     ready = find_ready if config.overlap else lambda *_: []
     rows, early = await fan_out_then(
-        runner.run, ordered, ready=ready, then=report, limit=runner.limit, then_limit=config.concurrency
+        runner.run,
+        ordered,
+        ready=ready,
+        then=report,
+        limit=runner.limit,
+        then_limit=config.concurrency,
     )
     by_key = {rollout.key: rollout for row in rows for rollout in row}
     rollouts = tuple(by_key[job.key] for row in jobs for job in row)
     require_coverage(rollouts, 0.0)
     reports = [r for batch_reports in early for r in batch_reports]
     if not config.overlap:
-        prefixes = [(batch, row[:n]) for batch, row in enumerate(rows) for n in range(1, len(row) + 1)]
+        prefixes = [
+            (batch, row[:n]) for batch, row in enumerate(rows) for n in range(1, len(row) + 1)
+        ]
         cases = [case for prefix in prefixes for case in find_ready(*prefix)]
         reports += await fan_out(report, cases, limit=config.concurrency)
     await log_unmeasured(rollouts, decision_log=runner.decision_log, step=runner.step)
-    return rollouts, tuple(sorted(reports, key=lambda r: (r.batch, SOURCES.index(r.source_type), r.index)))
+    return rollouts, tuple(
+        sorted(reports, key=lambda r: (r.batch, SOURCES.index(r.source_type), r.index))
+    )
 
 
 class MinibatchDealer:
@@ -357,4 +390,6 @@ class MinibatchDealer:
         index = self._n_dealt[source]
         self._n_dealt[source] += 1
         self._members[source] = []
-        return Minibatch(source=source, index=index, items=items, rollouts=rollouts, batch=self._batch)
+        return Minibatch(
+            source=source, index=index, items=items, rollouts=rollouts, batch=self._batch
+        )

@@ -40,9 +40,9 @@ MIN_RULE_WORDS = 4
 
 # Words that speak of answering, not of a rule.
 ANSWER_WORDS = content_words(
-    "answer answers answered asked case cases correct example examples exactly follow following give gives "
-    "given input like output question questions reply respond response result return returns right such task "
-    "tasks this write asks ask kind type"
+    "answer answers answered asked case cases correct example examples exactly follow following "
+    "give gives given input like output question questions reply respond response result return "
+    "returns right such task tasks this write asks ask kind type"
 )
 
 
@@ -52,7 +52,8 @@ def unwrap_document(text: str) -> str:
     return wrapped[2] if wrapped else text
 
 
-# ---------------------------------------------------------------------------------------- one change
+# ---------------------------------------------------------------------------------------- one
+# change
 
 
 class EditReply(ReplyModel):
@@ -91,7 +92,9 @@ class _Wording(NamedTuple):
 
 _INSTRUCTION = "The instruction, in words that hold for new tasks, as Markdown."
 _PROPOSED = {
-    "append": _Wording("ReasonedAppend", "One addition to the document, with its evidence.", _INSTRUCTION),
+    "append": _Wording(
+        "ReasonedAppend", "One addition to the document, with its evidence.", _INSTRUCTION
+    ),
     "suggest": _Wording(
         "ReasonedSuggestion",
         "One thing that a revision of the document should do, with its evidence.",
@@ -140,8 +143,8 @@ _SOURCES = "Numbers of the proposals that this one stands for."
 def proposal_reply_type(operations: tuple[EditKind, ...], *, reasoned: bool) -> type[NarrowedEdit]:
     """Return the narrowed type of one proposed change of the given kinds.
 
-    If additions or suggestions alone are allowed, neither an operation nor a target is asked for. The first
-    analyst's prompt asks for no evidence of an addition (``reasoned`` is false).
+    If additions or suggestions alone are allowed, neither an operation nor a target is asked for.
+    The first analyst's prompt asks for no evidence of an addition (``reasoned`` is false).
     """
     kind = _find_kind(operations)
     if kind == "append" and not reasoned:
@@ -154,12 +157,16 @@ def proposal_reply_type(operations: tuple[EditKind, ...], *, reasoned: bool) -> 
 
 
 def merged_reply_type(operations: tuple[EditKind, ...], *, proposals: int) -> type[NarrowedEdit]:
-    """Return the narrowed type of one change that stands for some of ``proposals`` numbered ones."""
+    """Return the narrowed type of one change that stands for some of ``proposals``
+    numbered ones.
+    """
     kind = _find_kind(operations)
     wording = _MERGED[kind]
     content = _content_fields(operations, wording)
     number = Annotated[int, Field(ge=1, le=proposals)]
-    sources = {"sources": (list[number], Field(min_length=1, max_length=proposals, description=_SOURCES))}
+    sources = {
+        "sources": (list[number], Field(min_length=1, max_length=proposals, description=_SOURCES))
+    }
     # The order in which the fields are asked for belongs to the recorded prompts.
     fields = content | sources if kind == "edit" else sources | content
     return _create_edit_type(kind, wording, fields)
@@ -191,15 +198,20 @@ def build_edit(reply: EditReply) -> Edit:
     return Edit(op=reply.op, target=target, content=content, evidence=reply.evidence)
 
 
-# -------------------------------------------------------------------------------------- whole replies
+# -------------------------------------------------------------------------------------- whole
+# replies
 
 
 class PatternReply(ReplyModel):
     """A kind of failure that several cases share."""
 
-    type: str = Field(min_length=1, max_length=80, description="The kind of task that was answered wrongly.")
+    type: str = Field(
+        min_length=1, max_length=80, description="The kind of task that was answered wrongly."
+    )
     description: str = Field(
-        min_length=1, max_length=250, description="What the right answers have that the wrong ones lack."
+        min_length=1,
+        max_length=250,
+        description="What the right answers have that the wrong ones lack.",
     )
     count: int = Field(ge=1, description="How many of the cases show it.")
 
@@ -209,7 +221,8 @@ class ReasonedPattern(ReplyModel):
 
     type: str = Field(min_length=1, description="A short name of the cause.")
     description: str = Field(
-        min_length=1, description="The cause: what the agent did not know or do, and what followed from it."
+        min_length=1,
+        description="The cause: what the agent did not know or do, and what followed from it.",
     )
     cases: list[int] = Field(description="Numbers of the cases that show it.")
 
@@ -230,7 +243,9 @@ class AnalystReply(ReplyModel):
     patterns: Sequence[PatternReply | ReasonedPattern] = Field(
         description="The kinds of mistake, most frequent first."
     )
-    edits: Sequence[NarrowedEdit] = Field(description="Changes to the document that would have helped.")
+    edits: Sequence[NarrowedEdit] = Field(
+        description="Changes to the document that would have helped."
+    )
 
 
 class ReasonedAnalystReply(AnalystReply, Reasoned):
@@ -260,7 +275,9 @@ class ReasonedRankReply(ReplyModel):
     """Which proposals to apply, best first, with the reasons."""
 
     version: ClassVar[int] = 1
-    reasoning: str = Field(min_length=1, description="How the proposals compare, before the choice.")
+    reasoning: str = Field(
+        min_length=1, description="How the proposals compare, before the choice."
+    )
     selected: list[int] = Field(description="Numbers of the chosen proposals, most useful first.")
 
 
@@ -274,7 +291,8 @@ def list_changes(reply: AnalysisReply | MergeReply) -> tuple[EditReply, ...]:
 
 
 def narrow_reply_type(base: type[R], **fields: tuple[Any, Mapping[str, Any]]) -> type[R]:
-    """Return a reply type with narrower fields, each given as its type and the arguments of ``Field``.
+    """Return a reply type with narrower fields, each given as its type and the arguments of
+    ``Field``.
 
     The bounds become part of the schema, so that samplers that follow the schema cannot leave them.
     """
@@ -309,7 +327,9 @@ def failure_reply_type(
 
 
 @lru_cache(maxsize=64)
-def success_reply_type(operations: tuple[EditKind, ...], *, most: int) -> type[ReasonedSuccessReply]:
+def success_reply_type(
+    operations: tuple[EditKind, ...], *, most: int
+) -> type[ReasonedSuccessReply]:
     """Return the reply type for successes with at most ``most`` edits of the given kinds."""
     edits = _list_field(proposal_reply_type(operations, reasoned=True), 0, most)
     return narrow_reply_type(ReasonedSuccessReply, edits=edits)
@@ -327,7 +347,9 @@ def merge_reply_type(
 
 @lru_cache(maxsize=64)
 def rank_reply_type(*, proposals: int, budget: int) -> type[ReasonedRankReply]:
-    """Return the reply type of a ranking that selects ``budget`` of ``proposals`` numbered edits."""
+    """Return the reply type of a ranking that selects ``budget`` of ``proposals``
+    numbered edits.
+    """
     number = Annotated[int, Field(ge=1, le=proposals)]
     selected = (list[number], {"min_length": budget, "max_length": budget})
     return narrow_reply_type(ReasonedRankReply, selected=selected)
@@ -338,13 +360,16 @@ def _list_field(kind: type[ReplyModel], fewest: int, most: int) -> tuple[Any, Ma
 
 
 def list_allowed_operations(skill: Skill, allowed: tuple[EditKind, ...]) -> tuple[EditKind, ...]:
-    """Return the kinds of edit that a document admits; an empty document has no text for an anchor."""
+    """Return the kinds of edit that a document admits; an empty document has no text for
+    an anchor.
+    """
     if allowed == ("suggest",) or editable_text(skill.text).strip():
         return allowed
     return ("append",)
 
 
-# --------------------------------------------------------------------------------------------- checks
+# ---------------------------------------------------------------------------------------------
+# checks
 
 
 def check_reply(
@@ -384,16 +409,19 @@ def check_reply(
 def _check_rules(edits: Sequence[Edit], items: Sequence[Item]) -> None:
     """Refuse edits that only record the answer of an item."""
     for number, edit in enumerate(edits, 1):
-        recorded = next((n for n, item in enumerate(items, 1) if records_answer(edit.content, item)), None)
+        recorded = next(
+            (n for n, item in enumerate(items, 1) if records_answer(edit.content, item)), None
+        )
         if recorded is not None:
             raise ValueError(
-                f"edit {number} records the answer of case {recorded}, which will not come again; state the "
-                "rule that leads to such answers, in words that hold for other tasks too"
+                f"edit {number} records the answer of case {recorded}, which will not come again; "
+                "state the rule that leads to such answers, in words that hold for other tasks too"
             )
 
 
 def records_answer(content: str, item: Item) -> bool:
-    """Whether a text quotes an item's reference and says hardly anything beside it and the item's input.
+    """Whether a text quotes an item's reference and says hardly anything beside it and the item's
+    input.
 
     A reference of few characters may be part of a rule, such as ``even``. So it counts as quoted
     only if the text holds the item's input as well.
@@ -415,7 +443,8 @@ def _flatten(text: str) -> str:
 
 def _check_applicable(skill: Skill, edits: Sequence[Edit]) -> None:
     results = apply_edits(skill, [edit for edit in edits if edit.op != "suggest"]).results
-    # An edit that the document says already costs no further call: it is left out when the edits are applied.
+    # An edit that the document says already costs no further call: it is left out when the edits
+    # are applied.
     wrong = [
         f"edit {n} ({r.edit.op}): {r.reason}"
         for n, r in enumerate(results, 1)
@@ -426,11 +455,13 @@ def _check_applicable(skill: Skill, edits: Sequence[Edit]) -> None:
 
 
 def _check_placeholders(name: str, text: str, known: Iterable[str]) -> None:
-    copied = sorted({tag for tag in PLACEHOLDER.findall(text) if not any(tag in other for other in known)})
+    copied = sorted(
+        {tag for tag in PLACEHOLDER.findall(text) if not any(tag in other for other in known)}
+    )
     if copied:
         raise ValueError(
-            f"{name} holds {', '.join(copied)}, which only marks the material; leave it out, or write in its place "
-            "what holds for other tasks too"
+            f"{name} holds {', '.join(copied)}, which only marks the material; leave it out, or "
+            "write in its place what holds for other tasks too"
         )
 
 

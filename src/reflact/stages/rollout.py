@@ -67,7 +67,8 @@ def build_rollout_key(
 ) -> str:
     """Return the digest of everything that a rollout's score depends on, 64 hexadecimal digits.
 
-    ``target`` and ``environment`` are their identities; a phase is part of the key unless all phases share rollouts.
+    ``target`` and ``environment`` are their identities; a phase is part of the key unless all
+    phases share rollouts.
     """
     parts: dict[str, JsonValue] = {
         "kind": "rollout",
@@ -87,7 +88,9 @@ def label_unmeasured(key: str) -> str:
     return f"unmeasured/{key}"
 
 
-async def log_unmeasured(rollouts: Sequence[Rollout], *, decision_log: DecisionLog, step: int) -> None:
+async def log_unmeasured(
+    rollouts: Sequence[Rollout], *, decision_log: DecisionLog, step: int
+) -> None:
     """Log the unmeasured rollouts among those that a decision of the step is about to use."""
     for rollout in rollouts:
         if rollout.score is None:
@@ -97,8 +100,8 @@ async def log_unmeasured(rollouts: Sequence[Rollout], *, decision_log: DecisionL
 def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
     """Check that enough rollouts are measured; those that are refused for ever do not count.
 
-    Raises:
-        RunFailed: No rollout is measured, or less than the share ``coverage``, 0..1; see ``count_required``.
+    Raises: RunFailed: No rollout is measured, or less than the share ``coverage``, 0..1; see
+        ``count_required``.
     """
     missing = [r for r in rollouts if r.score is None]
     measured = len(rollouts) - len(missing)
@@ -127,12 +130,14 @@ async def _return_reason(job: RolloutJob, error: Exception, reason: str) -> str:
 
 @dataclass(kw_only=True)
 class RolloutRunner:
-    """Rolls items out; stored rollouts and logged unmeasured ones are not run again, equal keys run once.
+    """Rolls items out; stored rollouts and logged unmeasured ones are not run again, equal keys run
+    once.
 
-    ``feedback``: rollouts carry the environment's feedback for the analysts. ``limit`` is the maximum of
-    rollouts in flight, or a semaphore that several runners share. Rollouts are reused within a ``phase`` only, or
-    among all phases that are None. ``on_rollout`` is called with each rollout when it first finishes, in any order,
-    and whether it was found in the store, and ``on_exception`` with each exception of the environment's or the target's own code.
+    ``feedback``: rollouts carry the environment's feedback for the analysts. ``limit`` is the
+    maximum of rollouts in flight, or a semaphore that several runners share. Rollouts are reused
+    within a ``phase`` only, or among all phases that are None. ``on_rollout`` is called with each
+    rollout when it first finishes, in any order, and whether it was found in the store, and
+    ``on_exception`` with each exception of the environment's or the target's own code.
     """
 
     target: Target | TargetAdapter
@@ -159,10 +164,10 @@ class RolloutRunner:
     ) -> tuple[Rollout, ...]:
         """Return one rollout for each item, in the order of the items.
 
-        A rollout has no score if the provider or the environment failed. It is logged under the step before
-        it is returned, so that a resumed run decides on the same evidence. ``coverage`` is the share of items
-        that must be measured, 0..1, and at least one; None: any number, and the caller logs the unmeasured
-        ones.
+        A rollout has no score if the provider or the environment failed. It is logged under the
+        step before it is returned, so that a resumed run decides on the same evidence. ``coverage``
+        is the share of items that must be measured, 0..1, and at least one; None: any number, and
+        the caller logs the unmeasured ones.
 
         Raises:
             RunFailed: Less than ``coverage`` of the items could be measured; nothing is logged.
@@ -175,11 +180,13 @@ class RolloutRunner:
             await log_unmeasured(rollouts, decision_log=self.decision_log, step=self.step)
         return rollouts
 
-    async def roll_out_pass(self, items: Sequence[Item], skill: Skill, *, trial: int) -> tuple[Rollout, ...]:
+    async def roll_out_pass(
+        self, items: Sequence[Item], skill: Skill, *, trial: int
+    ) -> tuple[Rollout, ...]:
         """Return one trial of the items, in their order; the caller logs unmeasured rollouts.
 
-        An unmeasured rollout is retried once after all others have finished, unless it is refused. Raises as
-        ``roll_out``.
+        An unmeasured rollout is retried once after all others have finished, unless it is refused.
+        Raises as ``roll_out``.
         """
         jobs = [self.make_job(item, skill, trial) for item in items]
         (first,) = await self._run_groups([jobs])
@@ -193,8 +200,12 @@ class RolloutRunner:
         retried = {r.key: r for r in await fan_out(self.retry, lost, limit=self.limit)}
         return tuple(retried.get(rollout.key, rollout) for rollout in first)
 
-    async def read_stored(self, items: Sequence[Item], skill: Skill, *, trial: int) -> tuple[Rollout, ...]:
-        """Return the stored rollouts of a trial, in the order of the items; one that is missing is left out."""
+    async def read_stored(
+        self, items: Sequence[Item], skill: Skill, *, trial: int
+    ) -> tuple[Rollout, ...]:
+        """Return the stored rollouts of a trial, in the order of the items; one that is missing is
+        left out.
+        """
         jobs = [self.make_job(item, skill, trial) for item in items]
         await self.find_stored(jobs)
         return tuple(self._known[job.key] for job in jobs if job.key in self._known)
@@ -215,10 +226,17 @@ class RolloutRunner:
         )
         return RolloutJob(item, skill, trial, key)
 
-    def make_batch_jobs(self, batches: Sequence[Sequence[Item]], skill: Skill) -> list[list[RolloutJob]]:
-        """Return the jobs of a step's batches; an item that occurs in several has a trial for each."""
+    def make_batch_jobs(
+        self, batches: Sequence[Sequence[Item]], skill: Skill
+    ) -> list[list[RolloutJob]]:
+        """Return the jobs of a step's batches; an item that occurs in several has a trial
+        for each.
+        """
         trials: defaultdict[str, Iterator[int]] = defaultdict(count)
-        return [[self.make_job(item, skill, next(trials[item.id])) for item in batch] for batch in batches]
+        return [
+            [self.make_job(item, skill, next(trials[item.id])) for item in batch]
+            for batch in batches
+        ]
 
     async def roll_out_batches(
         self, batches: Sequence[Sequence[Item]], skills: Sequence[Skill]
@@ -231,7 +249,8 @@ class RolloutRunner:
             RunFailed: No rollout of a skill could be measured.
         """
         groups = [
-            [job for batch in self.make_batch_jobs(batches, skill) for job in batch] for skill in skills
+            [job for batch in self.make_batch_jobs(batches, skill) for job in batch]
+            for skill in skills
         ]
         rollouts = await self._run_groups(groups)
         for part in rollouts:
@@ -241,10 +260,16 @@ class RolloutRunner:
     async def roll_out_trials(
         self, items: Sequence[Item], skill: Skill, trials: Sequence[int]
     ) -> tuple[tuple[Rollout, ...], ...]:
-        """Return the rollouts of several trials, which run together; the caller logs unmeasured ones."""
-        return await self._run_groups([[self.make_job(item, skill, t) for item in items] for t in trials])
+        """Return the rollouts of several trials, which run together; the caller logs unmeasured
+        ones.
+        """
+        return await self._run_groups(
+            [[self.make_job(item, skill, t) for item in items] for t in trials]
+        )
 
-    async def _run_groups(self, groups: Sequence[Sequence[RolloutJob]]) -> tuple[tuple[Rollout, ...], ...]:
+    async def _run_groups(
+        self, groups: Sequence[Sequence[RolloutJob]]
+    ) -> tuple[tuple[Rollout, ...], ...]:
         """Return the rollouts of the jobs in each group; all of them run together."""
         jobs = [job for group in groups for job in group]
         await self.find_stored(jobs)
@@ -283,7 +308,9 @@ class RolloutRunner:
         return finished
 
     async def _run_new(self, job: RolloutJob, tries: int = MAX_TRIES) -> Rollout:
-        blank = Rollout(key=job.key, item_id=job.item.id, skill_hash=job.skill.hash, trial=job.trial)
+        blank = Rollout(
+            key=job.key, item_id=job.item.id, skill_hash=job.skill.hash, trial=job.trial
+        )
         logged = self._logged.get(label_unmeasured(job.key))
         if logged is not None:
             return blank.model_copy(update={"error": str(logged), "refused": True})
@@ -320,7 +347,9 @@ class RolloutRunner:
     async def _describe_lost(
         self, job: RolloutJob, blank: Rollout, error: Exception, session: Session | None
     ) -> Rollout:
-        """Return a rollout without a score, with the reason; an exception of the caller's code is kept."""
+        """Return a rollout without a score, with the reason; an exception of the caller's code is
+        kept.
+        """
         reason = read_text(error)
         if not isinstance(error, ReflactError) or isinstance(error, EnvironmentFailure):
             reason = describe_exception(job.item, error, self._target, session)
@@ -335,7 +364,9 @@ class RolloutRunner:
 
 
 def copy_item(item: Item) -> Item:
-    """Return an item for one rollout, whose code may change lists and mappings in it without effect on others."""
+    """Return an item for one rollout, whose code may change lists and mappings in it without effect
+    on others.
+    """
     parts = (item.input, item.reference, item.metadata)
     is_changeable = any(isinstance(part, list | dict) and part for part in parts)
     return item.model_copy(deep=True) if is_changeable else item

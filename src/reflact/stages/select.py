@@ -35,9 +35,16 @@ def step_size_reply_type(*, offered: int) -> type[ReasonedStepSizeReply]:
 
 
 async def choose_step_size(
-    merged: AggregateResult, skill: Skill, *, context: StageContext, notes: str, figures: str, default: int
+    merged: AggregateResult,
+    skill: Skill,
+    *,
+    context: StageContext,
+    notes: str,
+    figures: str,
+    default: int,
 ) -> StepSize | Fallback:
-    """Let the optimizer decide how many of the pooled edits a step applies; without a valid reply ``default``.
+    """Let the optimizer decide how many of the pooled edits a step applies; without a valid reply
+    ``default``.
 
     The pool must not be empty. ``notes`` are the epoch's earlier steps and the optimizer's memory,
     ``figures`` those of the step's rollouts (``show_figures``).
@@ -49,7 +56,9 @@ async def choose_step_size(
         step_size_reply_type(offered=len(pool)),
     )
     if isinstance(reply, NoReply):
-        return Fallback(label="step_size", reason=reply.reason, replacement=f"at most {default} edits")
+        return Fallback(
+            label="step_size", reason=reply.reason, replacement=f"at most {default} edits"
+        )
     return StepSize(**reply.model_dump())
 
 
@@ -62,7 +71,8 @@ async def select(
     attempts: str = "",
     notes: str = "",
 ) -> SelectResult:
-    """Select at most ``budget`` edits; None takes all, and a pool within the budget passes unchanged.
+    """Select at most ``budget`` edits; None takes all, and a pool within the budget passes
+    unchanged.
 
     ``attempts`` are the epoch's earlier steps with their verdicts, ``notes`` the optimizer's
     memory.
@@ -109,7 +119,9 @@ def sort_by_support(edits: Sequence[Edit]) -> tuple[Edit, ...]:
 SchedulerName = Literal["constant", "linear", "cosine"]
 
 
-def edit_budget(step: int, total_steps: int, *, scheduler: SchedulerName, max_edits: int, floor: int) -> int:
+def edit_budget(
+    step: int, total_steps: int, *, scheduler: SchedulerName, max_edits: int, floor: int
+) -> int:
     """Return how many edits a step may apply.
 
     The first step gets ``max_edits``. The last one gets ``floor``, unless the schedule is
@@ -128,5 +140,6 @@ def edit_budget(step: int, total_steps: int, *, scheduler: SchedulerName, max_ed
         return max_edits
     done = (step - 1) / (total_steps - 1)
     share = 1 - done if scheduler == "linear" else (1 + math.cos(math.pi * done)) / 2
-    # Nine decimals are finer than any half that can occur, and coarser than the cosine's rounding error.
+    # Nine decimals are finer than any half that can occur, and coarser than the cosine's rounding
+    # error.
     return floor + math.floor(round((max_edits - floor) * share, 9) + 0.5)

@@ -1,4 +1,6 @@
-"""The slow update at the end of an epoch: compares two epochs' skills and writes guidance from that."""
+"""The slow update at the end of an epoch: compares two epochs' skills and writes guidance from
+that.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class GuidanceReply(ReplyModel):
     """What the comparison says about the earlier guidance, and the guidance from now on."""
 
     version: ClassVar[int] = 1
-    reasoning: str = Field(description="What got better, what got worse and what keeps failing, and why.")
+    reasoning: str = Field(
+        description="What got better, what got worse and what keeps failing, and why."
+    )
     helped: Literal["helped", "hurt", "unclear", "none"] = Field(
         description="Whether the earlier guidance helped; none if there was none."
     )
@@ -37,7 +41,13 @@ class GuidanceReply(ReplyModel):
 
 
 async def slow_update(
-    earlier: Skill, current: Skill, *, context: StageContext, epoch: int, comparison: str, guidance: str
+    earlier: Skill,
+    current: Skill,
+    *,
+    context: StageContext,
+    epoch: int,
+    comparison: str,
+    guidance: str,
 ) -> GuidanceReply | NoReply:
     """Return new guidance from the comparison of the skills at the last steps of two epochs.
 
@@ -64,7 +74,8 @@ class MemoryReply(ReplyModel):
     reasoning: str = Field(description="Which changes helped, which hurt, and why.")
     memory: str = Field(
         min_length=1,
-        description="Advice for future edits: which kinds help here, which do not, what to try next.",
+        description="Advice for future edits: which kinds help here, which do not, what to try "
+        "next.",
     )
 
 
@@ -90,7 +101,9 @@ async def update_meta_skill(
         "memory": show_meta(memory),
         "comparison": comparison,
     }
-    return await context.ask_or_fallback("meta_skill", variables, MemoryReply, part=f"epoch-{epoch}")
+    return await context.ask_or_fallback(
+        "meta_skill", variables, MemoryReply, part=f"epoch-{epoch}"
+    )
 
 
 CHANGED_CATEGORIES: frozenset[ComparisonCategory] = frozenset({"improved", "regressed"})
@@ -124,7 +137,10 @@ class ComparedItem(FrozenModel):
         assert self.before.score is not None
         assert self.after.score is not None
         return ItemComparison(
-            item_id=self.item.id, category=self.category, before=self.before.score, after=self.after.score
+            item_id=self.item.id,
+            category=self.category,
+            before=self.before.score,
+            after=self.after.score,
         )
 
 
@@ -146,7 +162,8 @@ async def compare_skills(
     seed: int,
     epoch: int,
 ) -> Comparison:
-    """Compare two skills on train items: up to ``config.samples`` items on which both were measured.
+    """Compare two skills on train items: up to ``config.samples`` items on which both were
+    measured.
 
     The items are shuffled with ``seed + 2000 * epoch``. ``mixed`` takes the first ones. ``changed``
     and ``unchanged`` select items whose outcome differs, or does not. They roll out as many further
@@ -171,7 +188,9 @@ async def compare_skills(
         measured += pairs
         if not measured:
             lost = next(r for r in (*before, *after) if r.score is None)
-            raise RunFailed(f"no train item could be measured under both skills; one failure: {lost.error}")
+            raise RunFailed(
+                f"no train item could be measured under both skills; one failure: {lost.error}"
+            )
         selected += [
             p
             for p in pairs
@@ -180,13 +199,20 @@ async def compare_skills(
         if policy == "mixed" or len(selected) >= samples:
             break
     chosen = tuple(selected[:samples])
-    return Comparison(chosen=chosen, left_out=tuple(pair for pair in measured if pair not in chosen))
+    return Comparison(
+        chosen=chosen, left_out=tuple(pair for pair in measured if pair not in chosen)
+    )
 
 
 def categorize_items(
-    items: Sequence[Item], before: Sequence[Rollout], after: Sequence[Rollout], threshold: float | None
+    items: Sequence[Item],
+    before: Sequence[Rollout],
+    after: Sequence[Rollout],
+    threshold: float | None,
 ) -> tuple[ComparedItem, ...]:
-    """Return the items with their categories; an item that is unmeasured on either side is left out."""
+    """Return the items with their categories; an item that is unmeasured on either side is left
+    out.
+    """
     return tuple(
         ComparedItem(
             item=item,
@@ -207,7 +233,9 @@ def show_comparison(pairs: Sequence[ComparedItem], *, tokens: int) -> str:
     first = sorted(pairs, key=lambda p: p.category not in CHANGED_CATEGORIES)
     share = max(1, tokens // len(first))
     found = Counter(p.category for p in pairs)
-    counts = ", ".join(f"{found[name]} {words}" for name, words in CATEGORY_WORDS.items() if found[name])
+    counts = ", ".join(
+        f"{found[name]} {words}" for name, words in CATEGORY_WORDS.items() if found[name]
+    )
     cases = [fence(f"case_{n}", _show_item(p, share)) for n, p in enumerate(first, 1)]
     return "\n\n".join([f"{len(pairs)} tasks: {counts}.", *cases])
 

@@ -27,7 +27,8 @@ class RewriteReply(ReplyModel):
 async def update(
     skill: Skill, chosen: SelectResult, *, context: StageContext, attempts: str = ""
 ) -> Candidate:
-    """Return the candidate: edits and whole drafts are applied; one call rewrites the text by suggestions.
+    """Return the candidate: edits and whole drafts are applied; one call rewrites the text by
+    suggestions.
 
     That call sees ``attempts``, the epoch's earlier steps with their verdicts.
 
@@ -41,11 +42,17 @@ async def update(
         "rewrite",
         {"document": show_skill(skill), "attempts": attempts, "proposals": show_edits(edits)},
         RewriteReply,
-        check=lambda reply: check_whole_document(skill, reply.document, [edit.content for edit in edits]),
+        check=lambda reply: check_whole_document(
+            skill, reply.document, [edit.content for edit in edits]
+        ),
     )
     if isinstance(reply, NoReply):
-        fallback = Fallback(label="rewrite", reason=reply.reason, replacement="the document stays as it is")
+        fallback = Fallback(
+            label="rewrite", reason=reply.reason, replacement="the document stays as it is"
+        )
         return Candidate(skill=skill, fallbacks=(fallback,))
     written = apply_edits(skill, [Edit(op="rewrite", content=reply.document)])
     applied = tuple(EditResult(edit=edit, status="applied") for edit in edits)
-    return written.model_copy(update={"results": applied + written.results, "summary": reply.summary})
+    return written.model_copy(
+        update={"results": applied + written.results, "summary": reply.summary}
+    )

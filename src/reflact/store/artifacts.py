@@ -35,7 +35,9 @@ def export_summary(folder: Path, summary: RunSummary) -> Path:
 
 
 def remove_versions(folder: Path, *, beyond: Collection[int]) -> None:
-    """Remove exported versions of another run in the same folder; StoreError if one cannot be removed."""
+    """Remove exported versions of another run in the same folder; StoreError if one cannot be
+    removed.
+    """
     for path in sorted(resolve_inside(folder, "skills").glob("v*.md")):
         if path.stem[1:].isdecimal() and int(path.stem[1:]) not in beyond:
             try:
@@ -45,7 +47,9 @@ def remove_versions(folder: Path, *, beyond: Collection[int]) -> None:
 
 
 def find_exports(out_dir: Path, run_id: str) -> Path:
-    """Return the folder of a run's exported files: its own below ``out_dir`` if it has one, otherwise ``out_dir``."""
+    """Return the folder of a run's exported files: its own below ``out_dir`` if it has one,
+    otherwise ``out_dir``.
+    """
     own = out_dir / run_id
     return own if own.is_dir() else out_dir
 
@@ -62,17 +66,21 @@ def choose_exports(out_dir: Path, run_id: str, others: Collection[str]) -> Path:
 
 
 def resolve_inside(folder: Path, name: str) -> Path:
-    """Return a path in a run's folder; StoreError if it is a link, which may lead out of the folder."""
+    """Return a path in a run's folder; StoreError if it is a link, which may lead out of the
+    folder.
+    """
     path = folder / name
     if path.is_symlink():
         raise StoreError(
-            f"{path} is a link, but a run writes only inside its folder; remove the link or choose another out_dir"
+            f"{path} is a link, but a run writes only inside its folder; remove the link or choose "
+            "another out_dir"
         )
     return path
 
 
 def write_atomically(path: Path, text: str) -> Path:
-    """Replace a file's content in one step, so that readers see the old or the new text; StoreError if it fails.
+    """Replace a file's content in one step, so that readers see the old or the new text; StoreError
+    if it fails.
 
     A file with the same text stays unchanged; a link is replaced by the file. The next call removes
     a partial file that a crash left. Only one process may write; the run's lock ensures that.
@@ -92,14 +100,15 @@ def write_atomically(path: Path, text: str) -> Path:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise StoreError(
-            f"cannot write {path}: {error.strerror or error}; its content is safe in the database. Remove the cause "
-            "and start again"
+            f"cannot write {path}: {error.strerror or error}; its content is safe in the database. "
+            "Remove the cause and start again"
         ) from None
     return path
 
 
 def write_package(package: SkillPackage, parent: Path) -> Path:
-    """Write a skill package as a new folder below ``parent``, all of it or nothing, and return the folder.
+    """Write a skill package as a new folder below ``parent``, all of it or nothing, and return the
+    folder.
 
     Raises:
         UsageError: There is already something under the package's name.
@@ -108,8 +117,8 @@ def write_package(package: SkillPackage, parent: Path) -> Path:
     folder = parent / package.name
     if os.path.lexists(folder):
         raise UsageError(
-            f"{folder} exists already, and nothing is overwritten; choose another folder with --out or another name "
-            "with --name"
+            f"{folder} exists already, and nothing is overwritten; choose another folder with "
+            "--out or another name with --name"
         )
     part = None
     try:

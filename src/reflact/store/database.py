@@ -1,4 +1,5 @@
-"""An asynchronous SQLite database: one thread that writes and commits in groups, and one that reads.
+"""An asynchronous SQLite database: one thread that writes and commits in groups, and one that
+reads.
 
 Concurrent writes share a transaction and so one wait for the disk. Other modules pass work on the
 tables as plain functions. The threads take it from queues and wake the event loop once for all
@@ -116,7 +117,10 @@ class Database:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._is_open = False
         await self._close(kind)
@@ -126,7 +130,9 @@ class Database:
         ((found, *_), *_) = await self.fetch_rows("PRAGMA integrity_check(1)")
         if found != "ok":
             shown = " ".join(str(found).split())
-            raise StoreError(f"database {self.path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} ({shown})")
+            raise StoreError(
+                f"database {self.path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} ({shown})"
+            )
 
     async def write(self, work: Callable[[Tables], T]) -> T:
         """Run a function in a write transaction and return its result once that is on disk.
@@ -135,7 +141,9 @@ class Database:
         cancelled caller returns at once; its function still runs and is committed.
         """
         if self._read_only:
-            raise StoreError(f"database {self.path}: it was opened read-only; open it without read_only")
+            raise StoreError(
+                f"database {self.path}: it was opened read-only; open it without read_only"
+            )
         return await self._submit(self._writes, work)
 
     async def read(self, work: Callable[[Tables], T]) -> T:
@@ -153,7 +161,9 @@ class Database:
 
     async def fetch_rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Execute a query, which is a snapshot without a transaction, and return all rows."""
-        return await self._submit(self._reads, lambda tables: tables.execute(sql, parameters).fetchall())
+        return await self._submit(
+            self._reads, lambda tables: tables.execute(sql, parameters).fetchall()
+        )
 
     async def checkpoint(self) -> bool:
         """Move committed data from the log into the file; return whether the log is empty.
@@ -174,14 +184,16 @@ class Database:
             raise StoreError(f"database {self.path}: it is not open; use it inside `async with`")
         if os.getpid() != self._pid:
             raise StoreError(
-                f"database {self.path}: process {self._pid} opened it, and this process is a fork of that one; "
-                "open it anew in this process"
+                f"database {self.path}: process {self._pid} opened it, and this process is a fork "
+                "of that one; open it anew in this process"
             )
 
     async def _close(self, error_type: type[BaseException] | None) -> None:
         """End the threads after their jobs; if cancelled, wait no longer than the grace."""
         self._writes.put(None)
-        is_cancelled = error_type is not None and issubclass(error_type, anyio.get_cancelled_exc_class())
+        is_cancelled = error_type is not None and issubclass(
+            error_type, anyio.get_cancelled_exc_class()
+        )
         try:
             if not is_cancelled:
                 await asyncio.wrap_future(self._closed)
@@ -199,9 +211,15 @@ class Database:
     def _run(self) -> None:
         """Open the file, serve the jobs until the end, and close the file."""
         try:
-            with closing(self._open_file()) as tables, closing(self._connect(is_reader=True)) as reading:
+            with (
+                closing(self._open_file()) as tables,
+                closing(self._connect(is_reader=True)) as reading,
+            ):
                 reader = threading.Thread(
-                    target=self._serve_reads, args=(reading,), name="reflact-store-reader", daemon=True
+                    target=self._serve_reads,
+                    args=(reading,),
+                    name="reflact-store-reader",
+                    daemon=True,
                 )
                 reader.start()
                 self._opened.set_result(None)
@@ -219,12 +237,16 @@ class Database:
     def _open_file(self) -> Tables:
         """Return the connection that writes; if nothing is written, one that checks the schema."""
         if self.path.exists() and not self.path.is_file():
-            raise StoreError(f"database {self.path}: it cannot be opened, since it is no regular file")
+            raise StoreError(
+                f"database {self.path}: it cannot be opened, since it is no regular file"
+            )
         if self._read_only:
             tables = self._connect(is_reader=True)
             if self._has_pending_migrations(tables):
                 tables.close()
-                raise StoreError(f"database {self.path}: reflact has stored nothing in it; name another file")
+                raise StoreError(
+                    f"database {self.path}: reflact has stored nothing in it; name another file"
+                )
             return tables
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -278,7 +300,9 @@ class Database:
         unknown = [done.name for done in self._schema.applied(tables) if done.name not in known]
         if unknown:
             written = f"it was written by another version of reflact (schema step {unknown[-1]})"
-            raise StoreError(f"database {self.path}: {written}; use that version, or name another file")
+            raise StoreError(
+                f"database {self.path}: {written}; use that version, or name another file"
+            )
         return bool(self._schema.pending(tables))
 
     def _serve_writes(self, tables: Tables) -> None:
@@ -299,7 +323,9 @@ class Database:
                 self.fence(tables)
             outcomes = []
             for job in batch:
-                tables.execute("SAVEPOINT job")  # one name, so that the driver keeps the prepared statement
+                tables.execute(
+                    "SAVEPOINT job"
+                )  # one name, so that the driver keeps the prepared statement
                 outcome = _attempt(job, tables, self.path)
                 if outcome.error is not None:
                     if not tables.conn.in_transaction:  # SQLite undid all of it, as on a full disk
@@ -323,7 +349,11 @@ class Database:
             except sqlite3.OperationalError as error:
                 code = getattr(error, "sqlite_errorcode", 0)  # a text that is no UTF-8 has none
                 is_locked = code & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-                if not is_locked or time.monotonic() >= end or self._is_closing.wait(LOCK_POLL_SECONDS / 10):
+                if (
+                    not is_locked
+                    or time.monotonic() >= end
+                    or self._is_closing.wait(LOCK_POLL_SECONDS / 10)
+                ):
                     raise
             else:
                 return
@@ -370,7 +400,9 @@ def _deliver(outcomes: Sequence[_Outcome]) -> None:
     """Wake the event loop of the callers once for all their outcomes."""
     for loop in {outcome.future.get_loop() for outcome in outcomes}:
         with suppress(RuntimeError):  # the loop of cancelled callers may be closed
-            loop.call_soon_threadsafe(_settle, [one for one in outcomes if one.future.get_loop() is loop])
+            loop.call_soon_threadsafe(
+                _settle, [one for one in outcomes if one.future.get_loop() is loop]
+            )
 
 
 def _settle(outcomes: Sequence[_Outcome]) -> None:

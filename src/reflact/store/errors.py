@@ -1,4 +1,6 @@
-"""Errors of the store with what to do: those of SQLite and its driver, and runs of another identity."""
+"""Errors of the store with what to do: those of SQLite and its driver, and runs of another
+identity.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,13 @@ from reflact.types import canonical_json
 SQLITE_REASONS: Mapping[int, str] = {
     sqlite3.SQLITE_BUSY: "another process kept it locked; end that process or try again",
     sqlite3.SQLITE_LOCKED: "another process kept it locked; end that process or try again",
-    sqlite3.SQLITE_READONLY: "it or its folder is read-only; make them writable or name another place",
+    sqlite3.SQLITE_READONLY: "it or its folder is read-only; make them writable or name another "
+    "place",
     sqlite3.SQLITE_PERM: "it may not be opened; check the permissions of the file and its folder",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that its folder exists and is writable",
     sqlite3.SQLITE_FULL: "the disk is full; free some space and start again; stored data is kept",
-    sqlite3.SQLITE_IOERR: "the disk failed to read or write, or a limit on the size of files was reached; "
-    "fix that and start again; stored data is kept",
+    sqlite3.SQLITE_IOERR: "the disk failed to read or write, or a limit on the size of files was "
+    "reached; fix that and start again; stored data is kept",
     sqlite3.SQLITE_CORRUPT: "the file is damaged; put back a copy of it or name another place",
     sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; name another, or a new one",
     sqlite3.SQLITE_CONSTRAINT: "a value contradicts what is stored",
@@ -40,7 +43,9 @@ RESTORE_ADVICE = {
     "proposer": "pass the same proposer",
 }
 
-PROMPT_ADVICE = "use the same prompts (a new version of reflact, preset or prompts.folder has changed them)"
+PROMPT_ADVICE = (
+    "use the same prompts (a new version of reflact, preset or prompts.folder has changed them)"
+)
 
 # Values in a conflict: their number, their length, and how much stands before the first difference
 # of long ones.
@@ -53,25 +58,33 @@ UNSTORABLE_ERRORS = (UnicodeEncodeError, OverflowError)
 
 
 def translate_error(error: BaseException, path: Path) -> BaseException:
-    """Return reflact's error for an error of SQLite or its driver; others that a future can hold are unchanged."""
+    """Return reflact's error for an error of SQLite or its driver; others that a future can hold
+    are unchanged.
+    """
     if isinstance(error, UnicodeEncodeError):
         return DataError(
             f"{error.object!a} holds half of a surrogate pair, which cannot be stored; remove it"
         )
     if isinstance(error, OverflowError):
-        return DataError("a whole number has more than 64 bits and cannot be stored; give a smaller one")
+        return DataError(
+            "a whole number has more than 64 bits and cannot be stored; give a smaller one"
+        )
     # These errors quote what is damaged.
     if isinstance(error, UnicodeDecodeError) or (
         isinstance(error, sqlite3.Error) and str(error).startswith("Could not decode")
     ):
-        return StoreError(f"database {path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} (a text is not UTF-8)")
+        return StoreError(
+            f"database {path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} (a text is not UTF-8)"
+        )
     if isinstance(error, ValidationError | json.JSONDecodeError):
         problem = describe_problems(error) if isinstance(error, ValidationError) else error
         return StoreError(f"database {path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} ({problem})")
     if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", None)
         reason = SQLITE_REASONS.get(code & 0xFF) if code is not None else None
-        found: Exception = StoreError(f"database {path}: {f'{reason} ({error})' if reason else error}")
+        found: Exception = StoreError(
+            f"database {path}: {f'{reason} ({error})' if reason else error}"
+        )
     elif isinstance(error, StopIteration):
         found = RuntimeError("work on the tables raised StopIteration")
     else:
@@ -92,14 +105,19 @@ def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunCo
     shown = [*differences[:MAX_SHOWN_DIFFERENCES], *([f"and {rest} more"] if rest > 0 else [])]
     return RunConflict(
         f"run {run_id} in {path} differs from this one: {'; '.join(shown)}; to resume it, "
-        f"{' and '.join(advice)}; to start another run, choose another out_dir, or set fork: true (--fork)"
+        f"{' and '.join(advice)}; to start another run, choose another out_dir, or set fork: true "
+        "(--fork)"
     )
 
 
 def describe_changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> list[str]:
-    """Return a phrase for each difference of two identities; a setting says more than the identity of its object."""
+    """Return a phrase for each difference of two identities; a setting says more than the identity
+    of its object.
+    """
     texts = {
-        key: tuple(canonical_json(each[key]) if key in each else "absent" for each in (before, after))
+        key: tuple(
+            canonical_json(each[key]) if key in each else "absent" for each in (before, after)
+        )
         for key in sorted({*before, *after}, key=lambda key: (key in RESTORE_ADVICE, key))
     }
     changed = {key: pair for key, pair in texts.items() if pair[0] != pair[1]}
@@ -108,17 +126,25 @@ def describe_changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonVa
     for key, pair in changed.items():
         fields = list_field_differences([before.get(key), after.get(key)])
         if key not in explained or not (fields or key == "data"):
-            details = {f"{key} ({name})": tuple(map(canonical_json, each)) for name, each in fields.items()}
-            phrases += [_describe_change(name, *each) for name, each in (details or {key: pair}).items()]
+            details = {
+                f"{key} ({name})": tuple(map(canonical_json, each)) for name, each in fields.items()
+            }
+            phrases += [
+                _describe_change(name, *each) for name, each in (details or {key: pair}).items()
+            ]
     return phrases
 
 
 def _describe_change(name: str, *texts: str) -> str:
-    """Return what was and what is now; of long texts what is near the first difference, and hashes not at all."""
+    """Return what was and what is now; of long texts what is near the first difference, and hashes
+    not at all.
+    """
     if all(re.fullmatch('"[0-9a-f]{64}"', text) for text in texts):
         return f"{name} has changed"
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
     end = (begin := max(0, common - SHOWN_BEFORE_CHANGE)) + MAX_SHOWN_CHARS
     cuts = (f"{'...' * (begin > 0)}{text[begin:end]}{'...' * (end < len(text))}" for text in texts)
-    was, now = (text if len(text) <= MAX_SHOWN_CHARS else cut for text, cut in zip(texts, cuts, strict=True))
+    was, now = (
+        text if len(text) <= MAX_SHOWN_CHARS else cut for text, cut in zip(texts, cuts, strict=True)
+    )
     return f"{name} was {was} and is now {now}"

@@ -44,8 +44,8 @@ class Ownership:
                 is_same = _identify(path) == identity
             if not is_same:
                 raise StoreError(
-                    f"{path} was removed, moved or replaced during the run, so others would not find what it "
-                    "writes; put back what was moved, and start again to resume"
+                    f"{path} was removed, moved or replaced during the run, so others would not "
+                    "find what it writes; put back what was moved, and start again to resume"
                 )
 
     def including(self, path: Path) -> Ownership:
@@ -126,14 +126,16 @@ def _hold(path: Path, owner: str, subject: str, key: str) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():
-            raise StoreError(f"cannot lock {path}: it is no regular file; remove it or choose another {key}")
+            raise StoreError(
+                f"cannot lock {path}: it is no regular file; remove it or choose another {key}"
+            )
         lock.acquire()
     except Timeout:
         raise RunConflict(_describe_holder(path, subject, key)) from None
     except OSError as error:
         raise StoreError(
-            f"cannot create the lock file {path}: {error.strerror or error}; free some space, make the folder "
-            f"writable, or choose another {key}, on a disk with file locks"
+            f"cannot create the lock file {path}: {error.strerror or error}; free some space, make "
+            f"the folder writable, or choose another {key}, on a disk with file locks"
         ) from error
     try:
         yield

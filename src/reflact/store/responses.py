@@ -47,11 +47,13 @@ USAGE_COLUMNS = ("calls", "input_tokens", "cached_tokens", "output_tokens", "usd
 CALL_FIELDS = tuple(name for name in CallReservation.model_fields if name != "worst_case")
 WORST_FIELDS = ("calls", "input_tokens", "output_tokens", "usd")
 CALL_COLUMNS = (*CALL_FIELDS, *(f"worst_{name}" for name in WORST_FIELDS))
-CALL_VALUES = f"INTO calls ({', '.join(CALL_COLUMNS)}) VALUES ({', '.join('?' * len(CALL_COLUMNS))})"
-SETTLE_CALL = f"UPDATE calls SET state = 'settled', {', '.join(f'{name} = ?' for name in USAGE_COLUMNS)}"  # noqa: S608
-ROLLOUT_CALLS_QUERY = (
-    f"SELECT call_id, {', '.join(USAGE_COLUMNS)} FROM calls WHERE call_id LIKE '%/rollout=%' ORDER BY id"  # noqa: S608
+CALL_VALUES = (
+    f"INTO calls ({', '.join(CALL_COLUMNS)}) VALUES ({', '.join('?' * len(CALL_COLUMNS))})"
 )
+SETTLE_CALL = (
+    f"UPDATE calls SET state = 'settled', {', '.join(f'{name} = ?' for name in USAGE_COLUMNS)}"  # noqa: S608
+)
+ROLLOUT_CALLS_QUERY = f"SELECT call_id, {', '.join(USAGE_COLUMNS)} FROM calls WHERE call_id LIKE '%/rollout=%' ORDER BY id"  # noqa: S608
 
 # Calls with a price, and those whose worst case may have been charged.
 PAID = "usd IS NOT NULL"
@@ -72,8 +74,8 @@ def parse_checked(validate: Callable[[str], T], text: str, what: str, *, valid: 
     value = parse_stored(validate, text, what)
     if not valid:
         raise StoreError(
-            f"the stored {what} does not match its checksum, so the database is damaged; put back a copy of it, or "
-            "choose another out_dir"
+            f"the stored {what} does not match its checksum, so the database is damaged; put back "
+            "a copy of it, or choose another out_dir"
         )
     return value
 
@@ -96,7 +98,9 @@ class SQLiteResponseStore:
         sql = "SELECT response, checksum FROM responses WHERE key = ?"
         for text, checksum in await self._database.fetch_rows(sql, (key,)):
             self._n_replies_reused += 1
-            return _parse_outcome(StoredResponse.model_validate_json, "response", key, text, checksum)
+            return _parse_outcome(
+                StoredResponse.model_validate_json, "response", key, text, checksum
+            )
         return None
 
     async def reserve(self, reservation: CallReservation) -> None:
@@ -121,7 +125,9 @@ class SQLiteResponseStore:
         def store(tables: Tables) -> None:
             _settle(tables, reservation, response.usage)
             tables.execute(
-                "INSERT OR IGNORE INTO responses (key, run_id, response, checksum) VALUES (?, ?, ?, ?)", row
+                "INSERT OR IGNORE INTO responses (key, run_id, response, checksum) VALUES (?, ?, "
+                "?, ?)",
+                row,
             )
 
         await self._database.write(store)
@@ -157,17 +163,22 @@ class SQLiteResponseStore:
 
     async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
         """Return the stored rollouts among the keys, in their order."""
-        sql = "SELECT key, rollout, checksum FROM rollouts WHERE key IN (SELECT value FROM json_each(?))"
+        sql = (
+            "SELECT key, rollout, checksum FROM rollouts WHERE key IN (SELECT value FROM "
+            "json_each(?))"
+        )
         rows = await self._database.fetch_rows(sql, (json.dumps(list(keys)),))
-        found = {row[0]: _parse_outcome(Rollout.model_validate_json, "rollout", *row) for row in rows}
+        found = {
+            row[0]: _parse_outcome(Rollout.model_validate_json, "rollout", *row) for row in rows
+        }
         self._n_rollouts_reused += len(found)
         return {key: found[key] for key in keys if key in found}
 
     async def list_rollouts(self, skill_hashes: Sequence[str]) -> tuple[Rollout, ...]:
         """Return the stored rollouts of all runs under some documents, in the order of storing."""
         sql = (
-            "SELECT key, rollout, checksum FROM rollouts"
-            " WHERE json_extract(rollout, '$.skill_hash') IN (SELECT value FROM json_each(?)) ORDER BY rowid"
+            "SELECT key, rollout, checksum FROM rollouts WHERE json_extract(rollout, "
+            "'$.skill_hash') IN (SELECT value FROM json_each(?)) ORDER BY rowid"
         )
         rows = await self._database.fetch_rows(sql, (json.dumps(list(skill_hashes)),))
         return tuple(_parse_outcome(Rollout.model_validate_json, "rollout", *row) for row in rows)
@@ -184,14 +195,21 @@ class SQLiteResponseStore:
 
     async def unmeasured(self, run_id: str) -> Mapping[str, str]:
         """Return the error of each rollout of a run that could not be measured, by its key."""
-        sql = "SELECT label, value FROM decision_log WHERE run_id = ? AND label LIKE 'unmeasured/%' ORDER BY rowid"
+        sql = (
+            "SELECT label, value FROM decision_log WHERE run_id = ? AND label LIKE "
+            "'unmeasured/%' ORDER BY rowid"
+        )
         rows = await self._database.fetch_rows(sql, (run_id,))
-        return {label.partition("/")[2]: str(JSON_ADAPTER.validate_json(value)) for label, value in rows}
+        return {
+            label.partition("/")[2]: str(JSON_ADAPTER.validate_json(value)) for label, value in rows
+        }
 
     async def store_rollout(self, rollout: Rollout) -> None:
         """Store a measured rollout, unless its key has one; StoreError if it is unmeasured."""
         if rollout.score is None:
-            raise StoreError(f"rollout {rollout.key} was not measured ({rollout.error}) and cannot be stored")
+            raise StoreError(
+                f"rollout {rollout.key} was not measured ({rollout.error}) and cannot be stored"
+            )
         text = rollout.model_dump_json()
         await self._database.execute(
             "INSERT OR IGNORE INTO rollouts (key, rollout, checksum) VALUES (?, ?, ?)",
@@ -242,7 +260,8 @@ class SQLiteDecisionLog(DecisionLog):
         """Store an outcome before its first use; the first one under a label stays."""
         row = (self._run_id, step, label, canonical_json(value))
         await self._database.execute(
-            "INSERT OR IGNORE INTO decision_log (run_id, step, label, value, checksum) VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR IGNORE INTO decision_log (run_id, step, label, value, checksum) VALUES (?, "
+            "?, ?, ?, ?)",
             (*row, compute_checksum(*row)),
         )
 
@@ -252,11 +271,17 @@ class SQLiteDecisionLog(DecisionLog):
 
 def mark_unsettled(tables: Tables, run_id: str) -> None:
     """Mark the open calls of a run as unsettled; only the process that owns the run may do so."""
-    tables.execute("UPDATE calls SET state = 'unsettled' WHERE run_id = ? AND state = 'open'", (run_id,))
+    tables.execute(
+        "UPDATE calls SET state = 'unsettled' WHERE run_id = ? AND state = 'open'", (run_id,)
+    )
 
 
-def _parse_outcome(validate: Callable[[str], T], what: str, key: str, text: str, checksum: str) -> T:
-    return parse_checked(validate, text, f"{what} {key}", valid=checksum == compute_checksum(key, text))
+def _parse_outcome(
+    validate: Callable[[str], T], what: str, key: str, text: str, checksum: str
+) -> T:
+    return parse_checked(
+        validate, text, f"{what} {key}", valid=checksum == compute_checksum(key, text)
+    )
 
 
 def _insert_call(tables: Tables, reservation: CallReservation) -> int:
@@ -285,7 +310,9 @@ def _sum_spend(tables: Tables, run_id: str) -> tuple[Spend, ...]:
     return tuple(entry for _, entry in _sum_groups(tables, run_id, SPEND_COLUMNS))
 
 
-def _sum_groups(tables: Tables, run_id: str, columns: str) -> Iterator[tuple[tuple[Any, ...], Spend]]:
+def _sum_groups(
+    tables: Tables, run_id: str, columns: str
+) -> Iterator[tuple[tuple[Any, ...], Spend]]:
     """Yield the spend of each group of calls; its last two columns are role and purpose."""
     usd = _sum_prices(tables, run_id, columns, "usd", PAID)
     worst_usd = _sum_prices(tables, run_id, columns, "worst_usd", UNSETTLED)
@@ -298,7 +325,10 @@ def _sum_groups(tables: Tables, run_id: str, columns: str) -> Iterator[tuple[tup
         usage = Usage(**dict(zip(names, sums[:5], strict=True)), usd=usd.get(group))
         worst = Usage(**dict(zip(worst_names, sums[5:], strict=True)), usd=worst_usd.get(group))
         role, purpose = group[-2:]
-        yield group, Spend(role=role, purpose=purpose, usage=usage, unsettled=unsettled, worst_case=worst)
+        yield (
+            group,
+            Spend(role=role, purpose=purpose, usage=usage, unsettled=unsettled, worst_case=worst),
+        )
 
 
 def _sum_prices(

@@ -107,7 +107,12 @@ class SQLiteRunStore(SQLiteResponseStore):
         await self._database.check_integrity()
 
     async def open_run(
-        self, run_id: str, identity: Mapping[str, JsonValue], config: JsonValue, *, resume: bool = True
+        self,
+        run_id: str,
+        identity: Mapping[str, JsonValue],
+        config: JsonValue,
+        *,
+        resume: bool = True,
     ) -> RunState | None:
         """Start or resume a run, and own it; RunConflict names each key of another identity."""
 
@@ -123,14 +128,19 @@ class SQLiteRunStore(SQLiteResponseStore):
             try:
                 stored = runs.get(run_id)
             except NotFoundError:
-                texts = {"identity": canonical_json(dict(identity)), "config": canonical_json(config)}
+                texts = {
+                    "identity": canonical_json(dict(identity)),
+                    "config": canonical_json(config),
+                }
                 runs.insert({"run_id": run_id, **texts})
                 return None
             before = parse_identity(run_id, stored["identity"])
             if differences := describe_changes(before, identity):
                 raise build_conflict(run_id, self._database.path, differences)
             if resume:
-                runs.update(run_id, {"config": canonical_json(config), "status": None, "reason": None})
+                runs.update(
+                    run_id, {"config": canonical_json(config), "status": None, "reason": None}
+                )
                 mark_unsettled(tables, run_id)
             return read_state(tables, run_id)
 
@@ -150,8 +160,8 @@ class SQLiteRunStore(SQLiteResponseStore):
         row = tables.execute(sql, (run_id,)).fetchone() or (0, "another process")
         if row[0] != owners:
             raise StoreError(
-                f"database {self._database.path}: run {run_id} was continued by {row[1]}, so this process stops; "
-                "only one of them may own a run"
+                f"database {self._database.path}: run {run_id} was continued by {row[1]}, so this "
+                "process stops; only one of them may own a run"
             )
 
     async def identity(self, run_id: str) -> Mapping[str, JsonValue]:
@@ -173,13 +183,19 @@ class SQLiteRunStore(SQLiteResponseStore):
         return tuple(parse_stored(SkillScore.model_validate_json, text, what) for (text,) in rows)
 
     async def refuse_other_runs(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
-        """Raise the ``RunConflict`` with another run; without one, delete runs that left no work."""
+        """Raise the ``RunConflict`` with another run; without one, delete runs that left
+        no work.
+        """
         if (conflict := await self.find_conflict(run_id, identity)) is not None:
             raise conflict
         await self._database.write(partial(delete_idle_runs, run_id=run_id))
 
-    async def find_conflict(self, run_id: str, identity: Mapping[str, JsonValue]) -> RunConflict | None:
-        """Return the differences from the latest run, if the store has only other runs with work."""
+    async def find_conflict(
+        self, run_id: str, identity: Mapping[str, JsonValue]
+    ) -> RunConflict | None:
+        """Return the differences from the latest run, if the store has only other runs
+        with work.
+        """
         shown = f"run_id = ? OR run_id NOT IN ({IDLE_RUNS})"
         sql = f"SELECT run_id, identity FROM runs WHERE {shown} ORDER BY rowid"  # noqa: S608 - own words
         rows = await self._database.fetch_rows(sql, (run_id,))
@@ -201,7 +217,9 @@ class SQLiteRunStore(SQLiteResponseStore):
         StoreError if it differs from the stored one, or if a file of the run went away.
         """
         self._check_files()
-        await self._database.write(lambda tables: write_commit(tables, run_id, record, state, skills))
+        await self._database.write(
+            lambda tables: write_commit(tables, run_id, record, state, skills)
+        )
 
     async def records(self, run_id: str) -> tuple[StepRecord, ...]:
         """Return the records of all committed steps, in order."""
@@ -220,28 +238,34 @@ class SQLiteRunStore(SQLiteResponseStore):
     ) -> Mapping[str, tuple[StepRecord, ...]]:
         """Return the steps of other runs of an environment by run, the oldest run first."""
         rows = await self._database.fetch_rows(
-            "SELECT run_id FROM runs WHERE run_id <> ? AND json_extract(identity, '$.environment') = ?"
-            " ORDER BY rowid",
+            "SELECT run_id FROM runs WHERE run_id <> ? AND json_extract(identity, '$.environment') "
+            "= ? ORDER BY rowid",
             (exclude, environment),
         )
         return {run_id: await self.records(run_id) for (run_id,) in rows}
 
     async def _read_commits(self, run_id: str, record_type: type[Record]) -> tuple[Record, ...]:
         kind = find_kind(record_type)
-        rows = await self._database.fetch_rows(f"{COMMITS} AND kind = ? ORDER BY number", (run_id, kind))
+        rows = await self._database.fetch_rows(
+            f"{COMMITS} AND kind = ? ORDER BY number", (run_id, kind)
+        )
         commits = (parse_commit(run_id, row) for row in rows)
         return tuple(commit for commit in commits if isinstance(commit, record_type))
 
     async def skill(self, skill_hash: str) -> Skill:
         """Return a stored document; StoreError if there is none."""
-        rows = await self._database.fetch_rows("SELECT text FROM skills WHERE hash = ?", (skill_hash,))
+        rows = await self._database.fetch_rows(
+            "SELECT text FROM skills WHERE hash = ?", (skill_hash,)
+        )
         if not rows:
-            raise StoreError(f"database {self._database.path}: it has no skill with the hash {skill_hash}")
+            raise StoreError(
+                f"database {self._database.path}: it has no skill with the hash {skill_hash}"
+            )
         skill = Skill(text=rows[0][0])
         if skill.hash != skill_hash:
             raise StoreError(
-                f"database {self._database.path}: the skill {skill_hash} does not match its hash, so the database "
-                "is damaged; put back a copy of it, or choose another out_dir"
+                f"database {self._database.path}: the skill {skill_hash} does not match its hash, "
+                "so the database is damaged; put back a copy of it, or choose another out_dir"
             )
         return skill
 
@@ -256,7 +280,9 @@ class SQLiteRunStore(SQLiteResponseStore):
         sql = "SELECT id, event, at FROM events WHERE run_id = ? ORDER BY sequence"
         events = []
         for event_id, text, at in await self._database.fetch_rows(sql, (run_id,)):
-            event = parse_stored(EVENT_ADAPTER.validate_json, text, f"event {event_id} of run {run_id}")
+            event = parse_stored(
+                EVENT_ADAPTER.validate_json, text, f"event {event_id} of run {run_id}"
+            )
             events.append(event.model_copy(update={"at": datetime.fromisoformat(at)}))
         return tuple(events)
 
@@ -266,11 +292,14 @@ class SQLiteRunStore(SQLiteResponseStore):
         """Add active seconds, total and by step and stage, and return the run's total."""
 
         def add(tables: Tables) -> float:
-            tables.execute("UPDATE runs SET seconds = seconds + ? WHERE run_id = ?", (seconds, run_id))
+            tables.execute(
+                "UPDATE runs SET seconds = seconds + ? WHERE run_id = ?", (seconds, run_id)
+            )
             for (step, stage), spent in (stages or {}).items():
                 tables.execute(
-                    "INSERT INTO stage_times (run_id, step, stage, seconds) VALUES (?, ?, ?, ?)"
-                    " ON CONFLICT (run_id, step, stage) DO UPDATE SET seconds = seconds + excluded.seconds",
+                    "INSERT INTO stage_times (run_id, step, stage, seconds) VALUES (?, ?, ?, ?) ON "
+                    "CONFLICT (run_id, step, stage) DO UPDATE SET seconds = seconds + "
+                    "excluded.seconds",
                     (run_id, step, stage, spent),
                 )
             total: float = read_run(tables, run_id)["seconds"]
@@ -290,8 +319,12 @@ class SQLiteRunStore(SQLiteResponseStore):
         """Return what each stage of each step took: steps in order, stages as they ended first."""
 
         def read(tables: Tables) -> tuple[StageCost, ...]:
-            sql = "SELECT step, stage, seconds FROM stage_times WHERE run_id = ? ORDER BY step, rowid"
-            seconds = {(step, stage): spent for step, stage, spent in tables.execute(sql, (run_id,))}
+            sql = (
+                "SELECT step, stage, seconds FROM stage_times WHERE run_id = ? ORDER BY step, rowid"
+            )
+            seconds = {
+                (step, stage): spent for step, stage, spent in tables.execute(sql, (run_id,))
+            }
             spend = sum_spend_by_stage(tables, run_id)
             keys = sorted({**seconds, **spend}, key=lambda key: key[0])
             return tuple(
@@ -315,7 +348,12 @@ class SQLiteRunStore(SQLiteResponseStore):
             if table.count_where("data = ?", (fingerprint,)):
                 return
             table.insert_all(
-                {"data": fingerprint, "split": split.value, "number": number, "item": item.model_dump_json()}
+                {
+                    "data": fingerprint,
+                    "split": split.value,
+                    "number": number,
+                    "item": item.model_dump_json(),
+                }
                 for split in Split
                 for number, item in enumerate(data.items(split))
             )
@@ -329,13 +367,17 @@ class SQLiteRunStore(SQLiteResponseStore):
         texts = {split: [text for name, text in rows if name == split.value] for split in Split}
         try:
             data = DataSet.model_validate(
-                {split.value: tuple(map(Item.model_validate_json, found)) for split, found in texts.items()}
+                {
+                    split.value: tuple(map(Item.model_validate_json, found))
+                    for split, found in texts.items()
+                }
             )
         except ValidationError:
             data = None
         if data is None or data.fingerprint != fingerprint:
             raise StoreError(
-                f"database {self._database.path}: the items of a run are missing or damaged; put back a copy of the database"
+                f"database {self._database.path}: the items of a run are missing or damaged; put "
+                "back a copy of the database"
             )
         return data
 
@@ -357,12 +399,16 @@ class SQLiteRunStore(SQLiteResponseStore):
         )
         return tuple(CodeFailure(step=s, item_id=i, reason=r, traceback=t) for s, i, r, t in rows)
 
-    async def finish(self, run_id: str, status: RunStatus, reason: str | None, summary: str) -> None:
+    async def finish(
+        self, run_id: str, status: RunStatus, reason: str | None, summary: str
+    ) -> None:
         """Store status, reason and summary (JSON text) of this start's end."""
 
         def end(tables: Tables) -> None:
             read_run(tables, run_id)
-            tables.table("runs").update(run_id, {"status": status, "reason": reason, "summary": summary})
+            tables.table("runs").update(
+                run_id, {"status": status, "reason": reason, "summary": summary}
+            )
 
         self._check_files()
         await self._database.write(end)
@@ -389,8 +435,8 @@ class SQLiteRunStore(SQLiteResponseStore):
     async def versions(self, run_id: str) -> tuple[SkillVersion, ...]:
         """Return the run's skill versions by number, each with its latest score."""
         rows = await self._database.fetch_rows(
-            "SELECT json_extract(coalesce(record, state), '$.current'), json_extract(record, '$.created_versions')"
-            " FROM commits WHERE run_id = ? ORDER BY number",
+            "SELECT json_extract(coalesce(record, state), '$.current'), json_extract(record, "
+            "'$.created_versions') FROM commits WHERE run_id = ? ORDER BY number",
             (run_id,),
         )
         lists = [text for current, created in rows for text in (created or "[]", f"[{current}]")]
@@ -425,12 +471,24 @@ def delete_idle_runs(tables: Tables, *, run_id: str) -> None:
     if tables.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone():
         return
     for (idle,) in tables.execute(IDLE_RUNS).fetchall():
-        for name in ("calls", "faults", "stage_times", "events", "decision_log", "failures", "runs"):
+        for name in (
+            "calls",
+            "faults",
+            "stage_times",
+            "events",
+            "decision_log",
+            "failures",
+            "runs",
+        ):
             tables.table(name).delete_where("run_id = ?", [idle])
 
 
 def write_commit(
-    tables: Tables, run_id: str, record: CommitRecord | None, state: RunState, skills: Sequence[Skill]
+    tables: Tables,
+    run_id: str,
+    record: CommitRecord | None,
+    state: RunState,
+    skills: Sequence[Skill],
 ) -> None:
     """Write a commit; see ``SQLiteRunStore.commit``."""
     read_run(tables, run_id)
@@ -448,12 +506,14 @@ def write_commit(
         return
     if stored is not None:
         raise StoreError(
-            f"run {run_id}: commit {state.commits} (step {state.step}) exists and differs from the new one; "
-            "the stored commit stays, start again to resume from it"
+            f"run {run_id}: commit {state.commits} (step {state.step}) exists and differs from the "
+            "new one; the stored commit stays, start again to resume from it"
         )
 
     documents = tables.table("skills")
-    documents.insert_all(({"hash": skill.hash, "text": skill.text} for skill in skills), ignore=True)
+    documents.insert_all(
+        ({"hash": skill.hash, "text": skill.text} for skill in skills), ignore=True
+    )
     for skill_hash in (state.current.skill_hash, state.best.skill_hash):
         if not documents.count_where("hash = ?", [skill_hash]):
             raise StoreError(

@@ -214,7 +214,9 @@ SCHEMA = Migrations("reflact")
 
 
 def execute_script(tables: Database, script: str) -> None:
-    """Execute statements that end with their lines; ``executescript`` tests each character, which takes 20 ms."""
+    """Execute statements that end with their lines; ``executescript`` tests each character, which
+    takes 20 ms.
+    """
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
@@ -225,7 +227,9 @@ def execute_script(tables: Database, script: str) -> None:
 
 @SCHEMA(name="0001_schema")
 def create_tables(tables: Database) -> None:
-    """Create all tables; from the first release on, each change is a migration of its own with the next number."""
+    """Create all tables; from the first release on, each change is a migration of its own with the
+    next number.
+    """
     execute_script(tables, RUN_TABLES)
     execute_script(tables, MEMORY_TABLES)
     tables.table("memory_pairs").enable_fts(["words"], tokenize="trigram", create_triggers=True)

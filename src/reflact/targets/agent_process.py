@@ -61,7 +61,8 @@ class CommandLimits(FrozenModel):
 
 
 class ProcessEnd(NamedTuple):
-    """How a command ended: its exit code, or the limit that it reached, with its output and its error output.
+    """How a command ended: its exit code, or the limit that it reached, with its output and its
+    error output.
 
     ``problem`` is the reason why it could not be started.
     """

@@ -1,7 +1,9 @@
-"""The Messages API of an agent's requests, translated to the chat completions that a run forwards, and back.
+"""The Messages API of an agent's requests, translated to the chat completions that a run forwards,
+and back.
 
-Thinking and its settings are dropped, since a chat completion takes none; so is the mark of a tool's result as an
-error, whose text says so. A tool of the provider, a document and a container are refused.
+Thinking and its settings are dropped, since a chat completion takes none; so is the mark of a
+tool's result as an error, whose text says so. A tool of the provider, a document and a container
+are refused.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
     """
     for name in REFUSED_FIELDS:
         if body.get(name):
-            raise ConfigError(f"the gateway cannot pass on {name}, which only the provider itself serves")
+            raise ConfigError(
+                f"the gateway cannot pass on {name}, which only the provider itself serves"
+            )
     messages: list[dict[str, Any]] = []
     if system := _join(body.get("system") or ()):
         messages.append({"role": "system", "content": system})
@@ -112,7 +116,12 @@ def write_message(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dic
 
 def split_message(message: Mapping[str, Any]) -> Iterator[dict[str, JsonValue]]:
     """Yield a whole message as the events of a stream."""
-    begun = {**message, "content": [], "stop_reason": None, "usage": {**message["usage"], "output_tokens": 0}}
+    begun = {
+        **message,
+        "content": [],
+        "stop_reason": None,
+        "usage": {**message["usage"], "output_tokens": 0},
+    }
     yield {"type": "message_start", "message": begun}
     for index, block in enumerate(message["content"]):
         empty, delta = _split_block(block)
@@ -148,7 +157,10 @@ def _read_message(role: str, content: Any) -> list[dict[str, Any]]:
         {
             "id": block["id"],
             "type": "function",
-            "function": {"name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False)},
+            "function": {
+                "name": block["name"],
+                "arguments": json.dumps(block["input"], ensure_ascii=False),
+            },
         }
         for block in blocks
         if block["type"] == "tool_use"
@@ -157,7 +169,10 @@ def _read_message(role: str, content: Any) -> list[dict[str, Any]]:
     rest = _read_parts([block for block in blocks if block["type"] not in dropped])
     if not (rest or calls):
         return results
-    return [*results, {"role": role, "content": rest or None, **({"tool_calls": calls} if calls else {})}]
+    return [
+        *results,
+        {"role": role, "content": rest or None, **({"tool_calls": calls} if calls else {})},
+    ]
 
 
 def _list_blocks(content: Any) -> Sequence[Mapping[str, Any]]:
@@ -182,7 +197,9 @@ def _read_block(block: Mapping[str, Any]) -> dict[str, Any]:
         source = block["source"]
         url = source.get("url") or f"data:{source['media_type']};base64,{source['data']}"
         return {"type": "image_url", "image_url": {"url": url}}
-    raise ConfigError(f"the gateway cannot translate a block of type {block['type']} to a chat completion")
+    raise ConfigError(
+        f"the gateway cannot translate a block of type {block['type']} to a chat completion"
+    )
 
 
 def _join(content: Any) -> str:
@@ -193,11 +210,14 @@ def _join(content: Any) -> str:
 def _read_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type", "custom") != "custom":
         raise ConfigError(
-            f"the tool {tool.get('name')} of type {tool['type']} runs at its provider, and the gateway cannot offer it: "
-            "turn it off in the agent"
+            f"the tool {tool.get('name')} of type {tool['type']} runs at its provider, and the "
+            "gateway cannot offer it: turn it off in the agent"
         )
     function = {"name": tool["name"], "parameters": tool["input_schema"]}
-    return {"type": "function", "function": {**function, "description": tool.get("description", "")}}
+    return {
+        "type": "function",
+        "function": {**function, "description": tool.get("description", "")},
+    }
 
 
 def _read_arguments(text: str) -> dict[str, JsonValue]:

@@ -26,8 +26,12 @@ class ChatTarget:
 
     @property
     def identity(self) -> str:
-        """The model's identity, the texts around the skill and ``CHAT_TARGET_VERSION``, as canonical JSON."""
-        return identify_chat_target(self._llm.identity, preamble=self._preamble, postamble=self._postamble)
+        """The model's identity, the texts around the skill and ``CHAT_TARGET_VERSION``, as
+        canonical JSON.
+        """
+        return identify_chat_target(
+            self._llm.identity, preamble=self._preamble, postamble=self._postamble
+        )
 
     def session(self, skill: Skill, *, rollout: str) -> ChatSession:
         """Start a conversation under a skill; ``rollout`` is the rollout's key."""
@@ -57,10 +61,15 @@ class ChatSession:
         """
         messages = (*self._messages, Message(role="user", content=message))
         reply = await self._llm.ask(
-            RenderedPrompt(name="target", version=CHAT_TARGET_VERSION, messages=(*self._system, *messages)),
+            RenderedPrompt(
+                name="target", version=CHAT_TARGET_VERSION, messages=(*self._system, *messages)
+            ),
             Text,
             call_id=CallId(
-                role="target", purpose="rollout", rollout=self._rollout, number=len(self._messages) // 2
+                role="target",
+                purpose="rollout",
+                rollout=self._rollout,
+                number=len(self._messages) // 2,
             ),
         )
         self._messages = (*messages, Message(role="assistant", content=reply.value.text))

@@ -1,4 +1,5 @@
-"""The target that is a command: an agent in a process of its own, which asks its model through a gateway.
+"""The target that is a command: an agent in a process of its own, which asks its model through a
+gateway.
 
 target = CommandTarget(["my-agent", "--task", "{task}"], skill_file="SKILL.md")
 target = CommandTarget(profile="codex", workspace="my_project")
@@ -40,7 +41,10 @@ from reflact.types import Item, Skill, canonical_json, digest_json
 COMMAND_TARGET_VERSION = 2
 
 PLACEHOLDER = re.compile(r"\{(task|folder|base_url|root_url|token|model)\}")
-DEFAULT_VARIABLES: Mapping[str, str] = {"OPENAI_BASE_URL": "{base_url}", "OPENAI_API_KEY": "{token}"}
+DEFAULT_VARIABLES: Mapping[str, str] = {
+    "OPENAI_BASE_URL": "{base_url}",
+    "OPENAI_API_KEY": "{token}",
+}
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
 
 # The most characters of a command's error output that a message quotes.
@@ -50,39 +54,44 @@ WORDS_OF_ERROR = 500
 class CommandTarget:
     """An agent that is run as a command, once for each rollout, in a folder and a HOME of its own.
 
-    Its requests to a model go to a gateway on 127.0.0.1, which speaks Chat Completions, Responses and Messages and
-    forwards them to ``models.target``, where the name of the rollout's folder is always ``/reflact-rollout``. The process
-    gets the gateway's address and a token, and no key. All processes of the command are ended at a limit, at its end, and
-    if reflact is killed. Unless ``confine`` is set, it can write what its user can.
+    Its requests to a model go to a gateway on 127.0.0.1, which speaks Chat Completions, Responses
+    and Messages and forwards them to ``models.target``, where the name of the rollout's folder is
+    always ``/reflact-rollout``. The process gets the gateway's address and a token, and no key. All
+    processes of the command are ended at a limit, at its end, and if reflact is killed. Unless
+    ``confine`` is set, it can write what its user can.
 
-    Args:
-        profile: A command-line agent by name: ``codex``, ``opencode`` or ``claude-code``. It brings the command,
-            the variables, and the places of skill and answer; arguments that you give replace those.
-        command: The program and its arguments; ``{task}``, ``{folder}``, ``{base_url}``, ``{root_url}`` (without
-            ``/v1``), ``{token}`` and ``{model}`` are replaced. Without ``{task}`` the task goes to standard input.
+    Args: profile: A command-line agent by name: ``codex``, ``opencode`` or ``claude-code``. It
+        brings the command, the variables, and the places of skill and answer; arguments that you
+        give replace those.
+        command: The program and its arguments; ``{task}``, ``{folder}``, ``{base_url}``,
+            ``{root_url}`` (without ``/v1``), ``{token}`` and ``{model}`` are replaced. Without
+            ``{task}`` the task goes to standard input.
         arguments: Further arguments, after those of the profile.
-        skill_file: Where the skill is written, below the folder, in place of a file of the workspace; None if ``seed``
-            is given.
-        skill_name: Writes the skill as a ``SKILL.md`` of this name, which the agent loads if it seems useful.
+        skill_file: Where the skill is written, below the folder, in place of a file of the
+            workspace; None if ``seed`` is given.
+        skill_name: Writes the skill as a ``SKILL.md`` of this name, which the agent loads if it
+        seems useful.
         skill_description: Says when to use it, in the front matter of this ``SKILL.md``.
-        seed: The instructions in the agent's requests that the skill replaces. A request must have them exactly once,
-            or else the rollout is unmeasured.
-        workspace: A folder that is copied for each rollout; a relative path begins at the current folder.
-        side_call: A text in the first message of requests that are no part of the task, such as that for a title. They
-            need no seed, and are booked under the purpose ``side_call``.
+        seed: The instructions in the agent's requests that the skill replaces. A request must have
+            them exactly once, or else the rollout is unmeasured.
+        workspace: A folder that is copied for each rollout; a relative path begins at the current
+        folder.
+        side_call: A text in the first message of requests that are no part of the task, such as
+            that for a title. They need no seed, and are booked under the purpose ``side_call``.
         answer_file: The file, below the folder, with the answer; None for standard output.
-        variables: Environment variables beside PATH, HOME and TMPDIR; placeholders as in ``command``. Those of a
-            profile stay.
+        variables: Environment variables beside PATH, HOME and TMPDIR; placeholders as in
+            ``command``. Those of a profile stay.
         limits: The limits of a rollout, or some of them by name, such as ``{"seconds": 60}``.
-        confine: Whether it can write to no file outside the rollout's folder, and signal no other process. Modes and
-            times of files stay open to it. Needs Linux 6.2 with Landlock; signals need Linux 6.12.
-        preflight: Whether a training begins with a test that the agent's requests have the skill. Switch it off for an
-            agent that reads the file later, with a tool.
+        confine: Whether it can write to no file outside the rollout's folder, and signal no other
+            process. Modes and times of files stay open to it. Needs Linux 6.2 with Landlock;
+            signals need Linux 6.12.
+        preflight: Whether a training begins with a test that the agent's requests have the skill.
+            Switch it off for an agent that reads the file later, with a tool.
         version: Part of the target's identity; change it with the command's program.
 
-    Raises:
-        ConfigError: The command or ``seed`` is empty, neither or both of ``skill_file`` and ``seed`` are given, a path
-            leaves the folder, ``workspace`` is no folder, or the profile, a limit or the skill's name is wrong.
+    Raises: ConfigError: The command or ``seed`` is empty, neither or both of ``skill_file`` and
+        ``seed`` are given, a path leaves the folder, ``workspace`` is no folder, or the profile, a
+        limit or the skill's name is wrong.
     """
 
     def __init__(
@@ -111,17 +120,24 @@ class CommandTarget:
             side_call = side_call or known.side_call
             if seed is None and skill_file is None:
                 folder = known.skills_folder
-                skill_file = known.skill_file if skill_name is None else f"{folder}/{skill_name}/{MAIN_FILE}"
+                skill_file = (
+                    known.skill_file if skill_name is None else f"{folder}/{skill_name}/{MAIN_FILE}"
+                )
         if isinstance(command, str) or not command:
-            raise ConfigError('command is a list of the program and its arguments: ["my-agent", "{task}"]')
+            raise ConfigError(
+                'command is a list of the program and its arguments: ["my-agent", "{task}"]'
+            )
         if workspace is not None and not Path(workspace).is_dir():
             raise ConfigError(f"workspace: there is no folder {Path(workspace).resolve()}")
         if (skill_file is None) == (seed is None):
             raise ConfigError(
-                "a command needs either skill_file, where it reads the skill, or seed, which it replaces"
+                "a command needs either skill_file, where it reads the skill, or seed, which it "
+                "replaces"
             )
         if seed is not None and not seed.strip():
-            raise ConfigError("seed is empty; give the agent's instructions, word for word, or skill_file")
+            raise ConfigError(
+                "seed is empty; give the agent's instructions, word for word, or skill_file"
+            )
         if skill_name is not None and (seed is not None or skill_description is None):
             raise ConfigError(
                 "skill_name needs skill_description, which says when to use the skill, and no seed"
@@ -136,7 +152,10 @@ class CommandTarget:
         self.seed = seed
         self.workspace = workspace
         self.answer_file = answer_file
-        self.variables = {**(DEFAULT_VARIABLES if known is None else known.variables), **(variables or {})}
+        self.variables = {
+            **(DEFAULT_VARIABLES if known is None else known.variables),
+            **(variables or {}),
+        }
         self.side_call = side_call
         try:
             self.limits = CommandLimits.model_validate(limits)
@@ -146,8 +165,8 @@ class CommandTarget:
         self.preflight = preflight
         if confine and not can_confine_writes():
             raise ConfigError(
-                "this system cannot confine a command, because confine needs Linux 6.2 with Landlock; leave confine out, and "
-                "run reflact in a container"
+                "this system cannot confine a command, because confine needs Linux 6.2 with "
+                "Landlock; leave confine out, and run reflact in a container"
             )
         self.write_skill(Skill(text=""))
         self._version = version
@@ -157,7 +176,8 @@ class CommandTarget:
 
     @property
     def identity(self) -> str:
-        """The command, its files, variables, limits, version and, in a run, its model, as canonical JSON.
+        """The command, its files, variables, limits, version and, in a run, its model, as canonical
+        JSON.
 
         A run reads the workspace once.
         """
@@ -184,7 +204,9 @@ class CommandTarget:
 
     @property
     def instructions(self) -> str:
-        """``seed``, or the file of the workspace that the skill replaces: a training begins with it."""
+        """``seed``, or the file of the workspace that the skill replaces: a training begins with
+        it.
+        """
         if self.seed is not None or self.workspace is None or self.skill_name is not None:
             return self.seed or ""
         file = Path(self.workspace, self.skill_file or "")
@@ -205,9 +227,13 @@ class CommandTarget:
         return package.files[0].content.decode("utf-8")
 
     def describe_model(self, config: ModelConfig) -> ModelConfig:
-        """Return the settings of ``models.target``, which must name the model behind the gateway."""
+        """Return the settings of ``models.target``, which must name the model behind the
+        gateway.
+        """
         if not config.model:
-            raise ConfigError("models.target.model is required: name the model that the command's agent asks")
+            raise ConfigError(
+                "models.target.model is required: name the model that the command's agent asks"
+            )
         return config
 
     def connect(self, sender: RequestSender, config: ModelConfig) -> CommandTarget:
@@ -242,7 +268,8 @@ class CommandTarget:
         """
         if self._sender is None:
             raise ConfigError(
-                "a CommandTarget works only in a run, which has the model behind its gateway: pass it to a Trainer"
+                "a CommandTarget works only in a run, which has the model behind its gateway: pass "
+                "it to a Trainer"
             )
         return CommandSession(self, self._sender, self._model, skill, rollout)
 
@@ -260,19 +287,22 @@ class CommandSession(GatewaySession):
     async def reply(self, message: str) -> str:
         """Run the command on a task and return its answer.
 
-        Raises:
-            ReplyError: It failed, or reached a limit; its rollout scores 0.
-            ModelError, BudgetSpent: Its model gave no answer.
-            EnvironmentFailure: It cannot be started, its seed was not replaced, or it got a second message.
+        Raises: ReplyError: It failed, or reached a limit; its rollout scores 0. ModelError,
+            BudgetSpent: Its model gave no answer. EnvironmentFailure: It cannot be started, its
+            seed was not replaced, or it got a second message.
         """
         if self._task is not None:
-            raise EnvironmentFailure("a command answers one message; use an environment with one turn")
+            raise EnvironmentFailure(
+                "a command answers one message; use an environment with one turn"
+            )
         self._task = replace_surrogates(message)
         async with open_rollout_folder() as own:
             folder = own / "work"
             self._folder = json.dumps(str(own), ensure_ascii=False)[1:-1]
             await anyio.to_thread.run_sync(self._write_folder, folder)
-            async with open_gateway(self._answer, model=self._model, on_refusal=self._refuse) as address:
+            async with open_gateway(
+                self._answer, model=self._model, on_refusal=self._refuse
+            ) as address:
                 with anyio.CancelScope() as scope:
                     self._stop = scope.cancel
                     end = await self._run(own, address)
@@ -282,10 +312,13 @@ class CommandSession(GatewaySession):
                 self._raise_failure(end, folder)
             if self._target.seed is not None and not self._last:
                 raise EnvironmentFailure(
-                    "the command sent no request to the gateway, so the skill had no effect: let it call its model at "
-                    "OPENAI_BASE_URL, or at the address that `variables` gives it"
+                    "the command sent no request to the gateway, so the skill had no effect: let "
+                    "it call its model at OPENAI_BASE_URL, or at the address that `variables` "
+                    "gives it"
                 )
-            return await anyio.to_thread.run_sync(self._read_answer, folder, self._hide_folder(end.output))
+            return await anyio.to_thread.run_sync(
+                self._read_answer, folder, self._hide_folder(end.output)
+            )
 
     def _write_folder(self, folder: Path) -> None:
         target = self._target
@@ -297,7 +330,8 @@ class CommandSession(GatewaySession):
             path = folder / target.skill_file
             if not _is_inside(path, folder):
                 raise EnvironmentFailure(
-                    f"a link in the workspace leads skill_file {target.skill_file} out of the rollout's folder: remove it"
+                    f"a link in the workspace leads skill_file {target.skill_file} out of the "
+                    "rollout's folder: remove it"
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(target.write_skill(self.skill), encoding="utf-8")
@@ -309,8 +343,8 @@ class CommandSession(GatewaySession):
         for part in self._target.command:
             if Path(part).is_file() and not (folder / part).exists():
                 raise EnvironmentFailure(
-                    f"the command failed, and {part} is not in the folder in which it runs: give the full path, or put the "
-                    "file into the folder that `workspace` names"
+                    f"the command failed, and {part} is not in the folder in which it runs: give "
+                    "the full path, or put the file into the folder that `workspace` names"
                 )
         words = " ".join(end.errors[-WORDS_OF_ERROR:].split())
         how = end.how if isinstance(end.how, str) else f"ended with {end.how}"
@@ -339,7 +373,9 @@ class CommandSession(GatewaySession):
             confine=target.confine,
         )
 
-    def _fill_command(self, folder: Path, address: GatewayAddress) -> tuple[list[str], dict[str, str]]:
+    def _fill_command(
+        self, folder: Path, address: GatewayAddress
+    ) -> tuple[list[str], dict[str, str]]:
         """Return the command and the environment variables of this rollout."""
         values = {
             "task": self._task or "",

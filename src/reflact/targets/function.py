@@ -1,4 +1,5 @@
-"""The target that is a function: runs an agent of any framework, which asks its model through a gateway.
+"""The target that is a function: runs an agent of any framework, which asks its model through a
+gateway.
 
 Example::
 
@@ -35,12 +36,10 @@ FUNCTION_TARGET_VERSION = 2
 class AgentRollout(FrozenModel):
     """What a function gets to run its agent once.
 
-    Attributes:
-        skill: The agent's instructions.
-        task: The task.
-        base_url: Where the agent asks its model, by Chat Completions, the Responses API or the Messages API.
-        token: The key for this address; it is valid during the rollout.
-        model: The model's name, which a framework asks for.
+    Attributes: skill: The agent's instructions. task: The task. base_url: Where the agent asks its
+        model, by Chat Completions, the Responses API or the Messages API. token: The key for this
+        address; it is valid during the rollout. model: The model's name, which a framework asks
+        for.
     """
 
     skill: str
@@ -57,16 +56,17 @@ RunAgent = Callable[[AgentRollout], str | Awaitable[str]]
 class FunctionTarget:
     """An agent of any Python framework, run by a function once for each rollout.
 
-    The function gives the agent ``rollout.skill`` as its instructions, and ``rollout.base_url`` with ``rollout.token``
-    as the address and the key of its model. There, a gateway on 127.0.0.1 forwards requests to ``models.target``.
+    The function gives the agent ``rollout.skill`` as its instructions, and ``rollout.base_url``
+    with ``rollout.token`` as the address and the key of its model. There, a gateway on 127.0.0.1
+    forwards requests to ``models.target``.
 
-    Args:
-        run_agent: The function. Concurrent rollouts call it at the same time.
-        version: Part of the target's identity. Change it if the function or its agent changes what the agent does, so
-            that stored rollouts of the old agent are not reused.
+    Args: run_agent: The function. Concurrent rollouts call it at the same time. version: Part of
+        the target's identity. Change it if the function or its agent changes what the agent does,
+        so that stored rollouts of the old agent are not reused.
         seconds: The most time of a rollout.
-        preflight: Whether a training begins with a test that the agent's requests have the skill. Switch it off if only
-            later requests have it, for example those of an agent to which another one hands over.
+        preflight: Whether a training begins with a test that the agent's requests have the skill.
+            Switch it off if only later requests have it, for example those of an agent to which
+            another one hands over.
         description: What the optimizer should know of the agent, for example its tools.
     """
 
@@ -89,7 +89,9 @@ class FunctionTarget:
 
     @property
     def identity(self) -> str:
-        """The function's module and name, its version and limit and, in a run, its model, as canonical JSON."""
+        """The function's module and name, its version and limit and, in a run, its model, as
+        canonical JSON.
+        """
         return canonical_json(
             {
                 "target": "function",
@@ -101,7 +103,9 @@ class FunctionTarget:
         )
 
     def describe_model(self, config: ModelConfig) -> ModelConfig:
-        """Return the settings of ``models.target``, which must name the model behind the gateway."""
+        """Return the settings of ``models.target``, which must name the model behind the
+        gateway.
+        """
         if not config.model:
             raise ConfigError("models.target.model is required: name the model that the agent asks")
         return config
@@ -130,7 +134,8 @@ class FunctionTarget:
         """
         if self._sender is None:
             raise ConfigError(
-                "a FunctionTarget works only in a run, which has the model behind its gateway: pass it to a Trainer"
+                "a FunctionTarget works only in a run, which has the model behind its gateway: "
+                "pass it to a Trainer"
             )
         return FunctionSession(self, self._sender, self._model, skill, rollout)
 
@@ -149,19 +154,21 @@ class FunctionSession(GatewaySession):
     async def reply(self, message: str) -> str:
         """Run the agent on a task and return its answer.
 
-        Raises:
-            ReplyError: It reached its limit of time; its rollout scores 0.
-            ModelError, BudgetSpent: Its model gave no answer.
-            EnvironmentFailure: The function raised an error, no request of the agent had the skill, or it got a second
-                message.
+        Raises: ReplyError: It reached its limit of time; its rollout scores 0. ModelError,
+            BudgetSpent: Its model gave no answer. EnvironmentFailure: The function raised an error,
+            no request of the agent had the skill, or it got a second message.
         """
         if self._task is not None:
-            raise EnvironmentFailure("a FunctionTarget answers one message; use an environment with one turn")
+            raise EnvironmentFailure(
+                "a FunctionTarget answers one message; use an environment with one turn"
+            )
         self._task = message
         answer: object = None
         with anyio.move_on_after(self._target.seconds) as scope:
             self._stop = scope.cancel
-            async with open_gateway(self._answer, model=self._model, on_refusal=self._refuse) as address:
+            async with open_gateway(
+                self._answer, model=self._model, on_refusal=self._refuse
+            ) as address:
                 rollout = AgentRollout(
                     skill=self.skill.text, task=message, model=self._model, **address._asdict()
                 )
@@ -177,12 +184,14 @@ class FunctionSession(GatewaySession):
             raise self._failure
         if scope.cancelled_caught:
             raise ReplyError(
-                f"the agent was ended after {self._target.seconds:g} seconds (`seconds`)", reasons=()
+                f"the agent was ended after {self._target.seconds:g} seconds (`seconds`)",
+                reasons=(),
             )
         self._require_skill()
         if not isinstance(answer, str):
             raise EnvironmentFailure(
-                f"the function of the target returned {type(answer).__name__}; it must return the answer as text"
+                f"the function of the target returned {type(answer).__name__}; it must return the "
+                "answer as text"
             )
         return answer
 
@@ -194,13 +203,13 @@ class FunctionSession(GatewaySession):
     def _require_skill(self) -> None:
         if not self._asked:
             raise EnvironmentFailure(
-                "the agent sent no request to the gateway, so the skill had no effect: give the agent's model the "
-                "rollout's base_url and token"
+                "the agent sent no request to the gateway, so the skill had no effect: give the "
+                "agent's model the rollout's base_url and token"
             )
         if not self._has_skill:
             raise EnvironmentFailure(
-                "no request of the agent had the skill, word for word, so the skill had no effect: give the agent "
-                "the rollout's skill as its instructions"
+                "no request of the agent had the skill, word for word, so the skill had no effect: "
+                "give the agent the rollout's skill as its instructions"
             )
 
 
@@ -213,5 +222,7 @@ async def _call(run_agent: RunAgent, rollout: AgentRollout) -> object:
     if inspect.iscoroutinefunction(run_agent):
         return await run_agent(rollout)
     own = anyio.CapacityLimiter(1)
-    answer = await anyio.to_thread.run_sync(partial(run_agent, rollout), abandon_on_cancel=True, limiter=own)
+    answer = await anyio.to_thread.run_sync(
+        partial(run_agent, rollout), abandon_on_cancel=True, limiter=own
+    )
     return await answer if inspect.isawaitable(answer) else answer

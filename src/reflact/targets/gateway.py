@@ -1,8 +1,8 @@
 """A gateway on this machine between an agent in a process of its own and the run's model.
 
-Each rollout has its own address and token. The agent's requests go through the run: stored, limited, charged, recorded
-and replayed. Those of the Responses API and the Messages API are translated to chat completions. The agent never sees
-the provider's key.
+Each rollout has its own address and token. The agent's requests go through the run: stored,
+limited, charged, recorded and replayed. Those of the Responses API and the Messages API are
+translated to chat completions. The agent never sees the provider's key.
 """
 
 from __future__ import annotations
@@ -66,12 +66,10 @@ class GatewayAddress(NamedTuple):
 class Dialect(NamedTuple):
     """One way in which agents ask their models, translated to that of chat completions and back.
 
-    Attributes:
-        name: What a request is called.
-        read: Returns a request as that of a chat completion; its ``ConfigError`` says what it cannot be.
-        write: Returns a chat completion as the answer to a request.
-        split: Yields an answer as the events of a stream.
-        end: Follows the events.
+    Attributes: name: What a request is called. read: Returns a request as that of a chat
+        completion; its ``ConfigError`` says what it cannot be. write: Returns a chat completion as
+        the answer to a request. split: Yields an answer as the events of a stream. end: Follows the
+        events.
     """
 
     name: str
@@ -119,7 +117,9 @@ async def open_gateway(
 
 @dataclass
 class _Gateway:
-    """What the connections of a gateway share; ``n_bytes`` are those of the requests that it has."""
+    """What the connections of a gateway share; ``n_bytes`` are those of the requests that
+    it has.
+    """
 
     answer: Answer
     token: str
@@ -173,13 +173,17 @@ class _Connection:
         return event
 
     async def _read_request(self) -> tuple[h11.Request, bytes] | None:
-        """Return a request with its body; None if the agent is gone, or if it is refused before its body is read."""
+        """Return a request with its body; None if the agent is gone, or if it is refused before its
+        body is read.
+        """
         request = await self._read_event()
         if not isinstance(request, h11.Request):
             return None
         headers = dict(request.headers)
         self._wants_body = request.method != b"HEAD"
-        sent = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        sent = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(
+            b"Bearer "
+        )
         if not hmac.compare_digest(sent, self._gateway.token.encode("ascii")):
             await self._refuse(401, "the token of this rollout is missing")
             return None
@@ -216,14 +220,21 @@ class _Connection:
         if not self._wants_body:
             await self._send_body(200, b"text/plain", b"")
         elif path == "/v1/models" and request.method == b"GET":
-            listed = {"id": self._gateway.model, "object": "model", "created": 0, "owned_by": "reflact"}
+            listed = {
+                "id": self._gateway.model,
+                "object": "model",
+                "created": 0,
+                "owned_by": "reflact",
+            }
             await self._send_json(200, {"object": "list", "data": [listed]})
         elif path in DIALECTS and request.method == b"POST":
             await self._ask(DIALECTS[path], headers.get(b"content-encoding", b"identity"), content)
         elif path == "/v1/messages/count_tokens" and request.method == b"POST":
             await self._count_tokens(content)
         else:
-            reason = f"the gateway has no {path}; it speaks chat completions, responses and messages"
+            reason = (
+                f"the gateway has no {path}; it speaks chat completions, responses and messages"
+            )
             if path.startswith("/v1/") and request.method == b"POST":
                 self._gateway.on_refusal(reason)
             await self._send_error(404, reason)
@@ -233,7 +244,8 @@ class _Connection:
         try:
             if encoding != b"identity":
                 raise ConfigError(
-                    "the body is compressed, which the gateway does not read: turn it off in the agent"
+                    "the body is compressed, which the gateway does not read: turn it off in the "
+                    "agent"
                 )
             body, request = await _read(dialect, content)
         except ConfigError as error:
@@ -305,8 +317,8 @@ def _parse(dialect: Dialect, content: bytes) -> tuple[Mapping[str, Any], dict[st
         depth += LEVELS.get(content[part.start()], 0)
         if number == MAX_PARTS or depth > MAX_DEPTH:
             raise ConfigError(
-                f"the body is no request of {dialect.name}: it has more than {MAX_PARTS:,} texts, commas and brackets, or "
-                f"more than {MAX_DEPTH} levels"
+                f"the body is no request of {dialect.name}: it has more than {MAX_PARTS:,} texts, "
+                f"commas and brackets, or more than {MAX_DEPTH} levels"
             )
     try:
         body = parse_foreign(content)
@@ -318,12 +330,20 @@ def _parse(dialect: Dialect, content: bytes) -> tuple[Mapping[str, Any], dict[st
 
 
 def _check_messages(messages: list[Any]) -> None:
-    """Check what the run itself reads of messages; the provider checks the rest. TypeError if it is of a wrong type."""
+    """Check what the run itself reads of messages; the provider checks the rest. TypeError if it is
+    of a wrong type.
+    """
     for message in messages:
         content = message.get("content")
         calls = message.get("tool_calls") or []
-        is_sound = isinstance(message.get("role", ""), str) and isinstance(content, str | list | None)
-        if not (is_sound and isinstance(calls, list) and all(isinstance(c["function"], dict) for c in calls)):
+        is_sound = isinstance(message.get("role", ""), str) and isinstance(
+            content, str | list | None
+        )
+        if not (
+            is_sound
+            and isinstance(calls, list)
+            and all(isinstance(c["function"], dict) for c in calls)
+        ):
             raise TypeError
 
 
@@ -365,7 +385,10 @@ def _split_completion(completion: Mapping[str, Any]) -> Iterator[dict[str, Any]]
         "model": completion["model"],
     }
     yield {**frame, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
-    yield {**frame, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]}
+    yield {
+        **frame,
+        "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}],
+    }
     if "usage" in completion:
         yield {**frame, "choices": [], "usage": completion["usage"]}
 
@@ -373,10 +396,17 @@ def _split_completion(completion: Mapping[str, Any]) -> Iterator[dict[str, Any]]
 # The dialects of agents by the paths of their requests.
 DIALECTS = {
     "/v1/chat/completions": Dialect(
-        "a chat completion", _read_completion, _write_completion, _split_completion, end="data: [DONE]\n\n"
+        "a chat completion",
+        _read_completion,
+        _write_completion,
+        _split_completion,
+        end="data: [DONE]\n\n",
     ),
     "/v1/responses": Dialect(
-        "the Responses API", responses.read_request, responses.write_response, responses.split_response
+        "the Responses API",
+        responses.read_request,
+        responses.write_response,
+        responses.split_response,
     ),
     "/v1/messages": Dialect(
         "the Messages API",

@@ -1,4 +1,6 @@
-"""A rollout of an agent that asks its model through a gateway, and the test that its requests have the skill."""
+"""A rollout of an agent that asks its model through a gateway, and the test that its requests have
+the skill.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,10 @@ SHOWN_FOLDER = "/reflact-rollout"
 class GatewaySession:
     """One rollout of an agent that asks its model through a gateway; subclasses run the agent.
 
-    Args:
-        sender: The run, which answers the agent's requests.
-        skill: The instructions.
-        rollout: The rollout's key.
-        seed: The text in the agent's requests that the skill replaces; None if the agent gets the skill itself.
-        side_call: A text in the first message of requests that are no part of the task. They have no seed, and are
-            booked under a purpose of their own.
+    Args: sender: The run, which answers the agent's requests. skill: The instructions. rollout: The
+        rollout's key. seed: The text in the agent's requests that the skill replaces; None if the
+        agent gets the skill itself. side_call: A text in the first message of requests that are no
+        part of the task. They have no seed, and are booked under a purpose of their own.
     """
 
     def __init__(
@@ -80,9 +79,15 @@ class GatewaySession:
         begin = next((n for n, turn in enumerate(spoken, 1) if turn.content == self._task), 0)
         return (*task, *spoken[begin:])
 
-    async def forward(self, request: Mapping[str, Any], *, purpose: str, number: int, part: str) -> str:
-        """Pass on a request of this session's copy in another process, which keeps its own conversation."""
-        call_id = CallId(role="target", purpose=purpose, rollout=self.rollout, number=number, part=part)
+    async def forward(
+        self, request: Mapping[str, Any], *, purpose: str, number: int, part: str
+    ) -> str:
+        """Pass on a request of this session's copy in another process, which keeps its own
+        conversation.
+        """
+        call_id = CallId(
+            role="target", purpose=purpose, rollout=self.rollout, number=number, part=part
+        )
         return await self._sender.forward(request, call_id=call_id)
 
     def adopt(self, turns: tuple[Turn, ...]) -> None:
@@ -128,7 +133,9 @@ class GatewaySession:
         return request, is_side, digest_json(request)
 
     def _hide_folder(self, text: str) -> str:
-        """Return a text with the name that all rollouts' folders have in place of that of this one."""
+        """Return a text with the name that all rollouts' folders have in place of that of
+        this one.
+        """
         text = text.replace(self._folder, SHOWN_FOLDER)
         return text.replace(_flatten(self._folder), _flatten(SHOWN_FOLDER))
 
@@ -150,8 +157,9 @@ class GatewaySession:
         replaced = [replace_in(message) for message in messages]
         if count != 1:
             raise EnvironmentFailure(
-                f"a request of the command has the seed {count} times instead of once, so the skill cannot replace it; give a "
-                "longer or shorter part of the agent's instructions as seed"
+                f"a request of the command has the seed {count} times instead of once, so the "
+                "skill cannot replace it; give a longer or shorter part of the agent's "
+                "instructions as seed"
             )
         return replaced
 
@@ -173,7 +181,10 @@ def _read_turns(message: Mapping[str, Any]) -> list[Turn]:
     for call in message.get("tool_calls") or ():
         function = call["function"]
         turns.append(
-            Turn(role="assistant", content=f"calls {function.get('name')}({function.get('arguments')})")
+            Turn(
+                role="assistant",
+                content=f"calls {function.get('name')}({function.get('arguments')})",
+            )
         )
     return turns
 
@@ -205,15 +216,12 @@ async def test_skill(
 ) -> str | None:
     """Run an agent without its model; see ``adapters.TargetAdapter.test_skill``.
 
-    Args:
-        target: The agent, not connected.
-        environment: Gives it its task, as in a rollout.
-        items: Its tasks; another one is tried if the agent asks nothing.
-        skill: The initial skill; a line is added to it.
-        config: The settings of ``models.target``.
-        place: Where the agent gets the skill, and what to change if it does not, in words.
-        name: The name of a skill that the agent loads if it seems useful, so that a request has this name alone.
-        seconds: The agent's limit of time; no further item is tried after it, so an agent that hangs costs it once.
+    Args: target: The agent, not connected. environment: Gives it its task, as in a rollout. items:
+        Its tasks; another one is tried if the agent asks nothing. skill: The initial skill; a line
+        is added to it. config: The settings of ``models.target``. place: Where the agent gets the
+        skill, and what to change if it does not, in words. name: The name of a skill that the agent
+        loads if it seems useful, so that a request has this name alone. seconds: The agent's limit
+        of time; no further item is tried after it, so an agent that hangs costs it once.
     """
     begin = anyio.current_time()
     probed = Skill(text=f"{skill.text}\n\n{PROBE}\n".lstrip())
@@ -232,32 +240,44 @@ async def test_skill(
     error = session.error
     if probe.count:
         is_sound = probe.count == 1 or name is not None
-        return None if is_sound else f"a request of the agent has the skill {probe.count} times: {place}"
+        return (
+            None
+            if is_sound
+            else f"a request of the agent has the skill {probe.count} times: {place}"
+        )
     if not session.is_asked:
-        return f"it was not tested whether the agent gets the skill, because of the environment: {reason}"
+        return (
+            "it was not tested whether the agent gets the skill, because of the environment: "
+            f"{reason}"
+        )
     if error is not None and not isinstance(error, ReplyError | _ProbeEnded):
         raise error
     if probe.requests:
         what = "the skill" if name is None else f"the name of the skill, {name}"
         if isinstance(error, ReplyError):
-            raise EnvironmentFailure(f"{error}; before, no request of the agent had {what}: {place}")
+            raise EnvironmentFailure(
+                f"{error}; before, no request of the agent had {what}: {place}"
+            )
         end = "" if error is None else f"; {error}"
         raise EnvironmentFailure(
             f"no request of the agent has {what}, so the skill has no effect: {place}{end}"
         )
     if error is not None:
         raise EnvironmentFailure(
-            f"{error}; the agent sent no request to the gateway before, so the skill could not be tested: solve this "
-            "problem, or switch `preflight` off if the agent works on other tasks"
+            f"{error}; the agent sent no request to the gateway before, so the skill could not be "
+            "tested: solve this problem, or switch `preflight` off if the agent works on other "
+            "tasks"
         )
     raise EnvironmentFailure(
-        "the agent sent no request to the gateway, so it has neither its model nor the skill: let it call its model at "
-        "the address and with the token that it gets"
+        "the agent sent no request to the gateway, so it has neither its model nor the skill: let "
+        "it call its model at the address and with the token that it gets"
     )
 
 
 class _ProbeSession:
-    """Lets an agent answer the first message of an environment, and ends the environment before it grades."""
+    """Lets an agent answer the first message of an environment, and ends the environment before it
+    grades.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -287,7 +307,9 @@ class _ProbeEnded(EnvironmentFailure):
 
 
 class _ProbeSender:
-    """Plays the model in a test, counts a text in the agent's requests, and ends the agent when it was seen."""
+    """Plays the model in a test, counts a text in the agent's requests, and ends the agent when it
+    was seen.
+    """
 
     identity = "probe"
 
@@ -316,7 +338,11 @@ class _ProbeSender:
         )
 
     async def send(
-        self, body: Mapping[str, Any], *, call_id: CallId, answer: Callable[[], Awaitable[AgentAnswer]]
+        self,
+        body: Mapping[str, Any],
+        *,
+        call_id: CallId,
+        answer: Callable[[], Awaitable[AgentAnswer]],
     ) -> str:
         """Refuse; agents behind a gateway do not ask so."""
         raise NotImplementedError

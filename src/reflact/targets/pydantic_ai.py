@@ -1,10 +1,12 @@
-"""The target that is a pydantic-ai agent, as it is: the skill takes the place of its literal instructions.
+"""The target that is a pydantic-ai agent, as it is: the skill takes the place of its literal
+instructions.
 
     target = PydanticAITarget(agent, deps=lambda item: Shop(customer=item.metadata["customer"]))
     summary = await Trainer("run.yaml", target=target).train()
 
-Tools, dependencies, instruction functions, system prompts, toolsets and output types stay. In a run, each request of
-the agent to its model is stored, limited, charged, recorded and replayed like reflact's own calls.
+Tools, dependencies, instruction functions, system prompts, toolsets and output types stay. In a
+run, each request of the agent to its model is stored, limited, charged, recorded and replayed like
+reflact's own calls.
 """
 
 from __future__ import annotations
@@ -87,24 +89,25 @@ TOOL_SECTION = re.compile(
 )
 
 TOOLS_ARE_TRAINED = (
-    "The document may describe tools too: a section under the heading '## Tool: NAME' replaces the description of that "
-    "tool, and is no part of the instructions. It ends at the next heading of level 1 or 2, so put other rules above "
-    "the first such section, or under a heading of their own. A tool without a section keeps the description above."
+    "The document may describe tools too: a section under the heading '## Tool: NAME' replaces the "
+    "description of that tool, and is no part of the instructions. It ends at the next heading of "
+    "level 1 or 2, so put other rules above the first such section, or under a heading of their "
+    "own. A tool without a section keeps the description above."
 )
 
 
 class PydanticAITarget(Generic[D, Out]):
     """A pydantic-ai agent under training.
 
-    Args:
-        agent: The agent. It is not changed; concurrent rollouts under different skills do not mix.
-        deps: A function of the item, async or not, that returns the dependencies of its rollout. It must not use the
-            item's reference.
+    Args: agent: The agent. It is not changed; concurrent rollouts under different skills do not
+        mix. deps: A function of the item, async or not, that returns the dependencies of its
+        rollout. It must not use the item's reference.
         usage_limits: Limits of one rollout. A rollout that reaches one scores 0.
-        version: Part of the target's identity. Change it if the code of a tool or of an instruction function changes
-            what the agent does, so that stored rollouts of the old agent are not reused.
-        train_tools: Train the descriptions of tools too: a section ``## Tool: NAME`` of the skill replaces the
-            description of that tool.
+        version: Part of the target's identity. Change it if the code of a tool or of an instruction
+            function changes what the agent does, so that stored rollouts of the old agent are not
+            reused.
+        train_tools: Train the descriptions of tools too: a section ``## Tool: NAME`` of the skill
+            replaces the description of that tool.
     """
 
     def __init__(
@@ -129,7 +132,8 @@ class PydanticAITarget(Generic[D, Out]):
 
     @property
     def identity(self) -> str:
-        """The agent's model and settings, tools, system prompts, output, limits and version, as canonical JSON.
+        """The agent's model and settings, tools, system prompts, output, limits and version, as
+        canonical JSON.
 
         In a run, the settings are those in force under ``models.target``.
         """
@@ -154,19 +158,25 @@ class PydanticAITarget(Generic[D, Out]):
 
     @property
     def instructions(self) -> str:
-        """The literal instructions of the agent, with which a training begins unless ``skill`` names a document."""
+        """The literal instructions of the agent, with which a training begins unless ``skill``
+        names a document.
+        """
         own = getattr(getattr(self._agent, "wrapped", self._agent), "_instructions", ())
         return "\n\n".join(each.instruction for each in own if isinstance(each.instruction, str))
 
     @property
     def _own_settings(self) -> Mapping[str, Any]:
-        """The settings of the agent and its model, without those that a function of the agent makes."""
+        """The settings of the agent and its model, without those that a function of the agent
+        makes.
+        """
         chosen = getattr(self._agent, "model_settings", None)
         return {**(self._model.settings or {}), **(chosen if isinstance(chosen, Mapping) else {})}
 
     @property
     def description(self) -> str:
-        """The agent's tools and their parameters, for the optimizer, and how the document may describe them."""
+        """The agent's tools and their parameters, for the optimizer, and how the document may
+        describe them.
+        """
         tools = [tool for toolset in _list_toolsets(self._agent) for tool in _list_tools(toolset)]
         listed = ["The agent has these tools:", *map(_describe_tool, tools)] if tools else []
         return "\n".join([*listed, TOOLS_ARE_TRAINED] if self._train_tools else listed)
@@ -179,11 +189,15 @@ class PydanticAITarget(Generic[D, Out]):
         """
         if config.model:
             raise ConfigError(
-                "models.target.model has no effect on a pydantic-ai agent, which has its own model: remove the key, and set the "
-                "model in the agent"
+                "models.target.model has no effect on a pydantic-ai agent, which has its own "
+                "model: remove the key, and set the model in the agent"
             )
         host = re.match(r"https?://[^/?#@\s]+", self._model.base_url or "")
-        url = host[0] if host else f"https://{re.sub('[^a-z0-9-]', '-', self._model.system.lower())}.invalid"
+        url = (
+            host[0]
+            if host
+            else f"https://{re.sub('[^a-z0-9-]', '-', self._model.system.lower())}.invalid"
+        )
         return config.model_copy(
             update={
                 "model": self._name,
@@ -197,11 +211,15 @@ class PydanticAITarget(Generic[D, Out]):
         )
 
     def connect(self, sender: RequestSender, config: ModelConfig) -> PydanticAITarget[D, Out]:
-        """Return the same target with its requests going through a run, under the settings of ``models.target``."""
+        """Return the same target with its requests going through a run, under the settings of
+        ``models.target``.
+        """
         connected = copy.copy(self)
         connected._sender = sender
         chosen = {name: getattr(config, name) for name in ("temperature", "max_tokens")}
-        connected._settings = cast("ModelSettings", {k: v for k, v in chosen.items() if v is not None})
+        connected._settings = cast(
+            "ModelSettings", {k: v for k, v in chosen.items() if v is not None}
+        )
         connected._identity = connected._describe()
         return connected
 
@@ -239,12 +257,12 @@ class AgentSession(Generic[D, Out]):
         return tuple(_list_turns(self._capability.messages))
 
     async def reply(self, message: str) -> str:
-        """Run the agent on a message after all earlier ones and return its output, as text or else as JSON.
+        """Run the agent on a message after all earlier ones and return its output, as text or else
+        as JSON.
 
-        Raises:
-            ReplyError: The agent gave no valid output, or reached one of its limits; its rollout scores 0.
-            ModelError: Its model gave no answer.
-            EnvironmentFailure: A tool, an instruction function or ``deps`` raised an error.
+        Raises: ReplyError: The agent gave no valid output, or reached one of its limits; its
+            rollout scores 0. ModelError: Its model gave no answer. EnvironmentFailure: A tool, an
+            instruction function or ``deps`` raised an error.
         """
         target = self._target
         capability = self._capability
@@ -274,13 +292,19 @@ class AgentSession(Generic[D, Out]):
 
 
 class _RolloutCapability(AbstractCapability[D]):
-    """Puts the skill in place of the agent's literal instructions, and its requests through the run.
+    """Puts the skill in place of the agent's literal instructions, and its requests through the
+    run.
 
     ``tools`` has the new descriptions of tools by their names.
     """
 
     def __init__(
-        self, skill: str, tools: Mapping[str, str], rollout: str, model: str, sender: RequestSender | None
+        self,
+        skill: str,
+        tools: Mapping[str, str],
+        rollout: str,
+        model: str,
+        sender: RequestSender | None,
     ) -> None:
         self._skill = skill
         self._tools = tools
@@ -293,12 +317,17 @@ class _RolloutCapability(AbstractCapability[D]):
         self, ctx: RunContext[D], tool_defs: list[ToolDefinition]
     ) -> list[ToolDefinition]:
         """Replace the descriptions of tools that the skill describes."""
-        return [replace(tool, description=self._tools.get(tool.name, tool.description)) for tool in tool_defs]
+        return [
+            replace(tool, description=self._tools.get(tool.name, tool.description))
+            for tool in tool_defs
+        ]
 
     async def before_model_request(
         self, ctx: RunContext[D], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        """Replace the literal instructions of the agent; those of functions, toolsets and capabilities stay."""
+        """Replace the literal instructions of the agent; those of functions, toolsets and
+        capabilities stay.
+        """
         self.messages = list(request_context.messages)
         parameters = request_context.model_request_parameters
         others = [part for part in parameters.instruction_parts or () if not _is_literal(part)]
@@ -319,8 +348,12 @@ class _RolloutCapability(AbstractCapability[D]):
         if self._sender is None:
             response = await handler(request_context)
         else:
-            answered = sum(isinstance(message, ModelResponse) for message in request_context.messages)
-            call_id = CallId(role="target", purpose="rollout", rollout=self._rollout, number=answered)
+            answered = sum(
+                isinstance(message, ModelResponse) for message in request_context.messages
+            )
+            call_id = CallId(
+                role="target", purpose="rollout", rollout=self._rollout, number=answered
+            )
 
             async def ask() -> AgentAnswer:
                 return await _ask_model(handler, request_context)
@@ -334,7 +367,9 @@ class _RolloutCapability(AbstractCapability[D]):
         return response
 
 
-async def _ask_model(handler: WrapModelRequestHandler, request_context: ModelRequestContext) -> AgentAnswer:
+async def _ask_model(
+    handler: WrapModelRequestHandler, request_context: ModelRequestContext
+) -> AgentAnswer:
     """Ask an agent's model once.
 
     Raises:
@@ -348,7 +383,9 @@ async def _ask_model(handler: WrapModelRequestHandler, request_context: ModelReq
         raise ConnectionError(str(error)) from error
     text = ModelMessagesTypeAdapter.dump_json([response]).decode("utf-8")
     counts = response.usage
-    return AgentAnswer.from_counts(text, counts.input_tokens, counts.output_tokens, counts.cache_read_tokens)
+    return AgentAnswer.from_counts(
+        text, counts.input_tokens, counts.output_tokens, counts.cache_read_tokens
+    )
 
 
 def _write_request(request_context: ModelRequestContext) -> dict[str, JsonValue]:
@@ -404,7 +441,9 @@ def _dump_tool(tool: ToolDefinition) -> JsonValue:
 
 def _dump_settings(settings: Mapping[str, Any] | None) -> JsonValue:
     return {
-        name: _dump(value) for name, value in sorted((settings or {}).items()) if name not in PRIVATE_SETTINGS
+        name: _dump(value)
+        for name, value in sorted((settings or {}).items())
+        if name not in PRIVATE_SETTINGS
     }
 
 
@@ -420,11 +459,17 @@ def _write_json(value: Any) -> str:
 
 def _is_literal(part: InstructionPart) -> bool:
     """Whether an instruction is one of the texts that the agent was made with."""
-    return part.id is not None and isinstance(part.id.source, AgentInstructionSource) and not part.dynamic
+    return (
+        part.id is not None
+        and isinstance(part.id.source, AgentInstructionSource)
+        and not part.dynamic
+    )
 
 
 def _split_tools(text: str) -> tuple[str, Mapping[str, str]]:
-    """Return a skill without its sections on tools, and the description of each tool that a section describes."""
+    """Return a skill without its sections on tools, and the description of each tool that a section
+    describes.
+    """
     found: dict[str, str] = {}
     for section in TOOL_SECTION.finditer(text):
         parts = (found.get(section[1], ""), section[2].strip())
@@ -459,7 +504,9 @@ def _describe_tool(tool: ToolDefinition) -> str:
 
 
 def _list_turns(messages: Sequence[ModelMessage]) -> Iterator[Turn]:
-    """Yield a run's messages as turns; a tool call is a turn of the assistant, its result one of the tool."""
+    """Yield a run's messages as turns; a tool call is a turn of the assistant, its result one of
+    the tool.
+    """
     for message in messages:
         for part in message.parts:
             match part:
@@ -470,11 +517,19 @@ def _list_turns(messages: Sequence[ModelMessage]) -> Iterator[Turn]:
                 case TextPart(content=text) if text:
                     yield Turn(role="assistant", content=text)
                 case ToolCallPart():
-                    yield Turn(role="assistant", content=f"calls {part.tool_name}({part.args_as_json_str()})")
+                    yield Turn(
+                        role="assistant",
+                        content=f"calls {part.tool_name}({part.args_as_json_str()})",
+                    )
                 case ToolReturnPart():
-                    yield Turn(role="tool", content=f"{part.tool_name}: {part.model_response_str()}")
+                    yield Turn(
+                        role="tool", content=f"{part.tool_name}: {part.model_response_str()}"
+                    )
                 case RetryPromptPart():
-                    yield Turn(role="tool", content=f"{part.tool_name or 'output'}: {part.model_response()}")
+                    yield Turn(
+                        role="tool",
+                        content=f"{part.tool_name or 'output'}: {part.model_response()}",
+                    )
 
 
 def _resolve_model(model: Model | str | None) -> Model:

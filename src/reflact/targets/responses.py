@@ -1,8 +1,9 @@
-"""The Responses API of an agent's requests, translated to the chat completions that a run forwards, and back.
+"""The Responses API of an agent's requests, translated to the chat completions that a run forwards,
+and back.
 
-Reasoning items are dropped, since a chat completion takes none. A freeform tool becomes a function of one text, and a
-tool of a namespace one with a longer name. Tools that run at the provider are refused, and so is what only a server with
-memory can answer.
+Reasoning items are dropped, since a chat completion takes none. A freeform tool becomes a function
+of one text, and a tool of a namespace one with a longer name. Tools that run at the provider are
+refused, and so is what only a server with memory can answer.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ TEXT_PARAMETERS = {
 # What Codex writes into texts and what differs between equal rollouts: the date, and ids and times
 # of commands.
 VOLATILE = re.compile(
-    r"[ \t]*<current_date>[^<]*</current_date>\n?|^Chunk ID: \w+\nWall time: [\d.]+ seconds\n", re.MULTILINE
+    r"[ \t]*<current_date>[^<]*</current_date>\n?|^Chunk ID: \w+\nWall time: [\d.]+ seconds\n",
+    re.MULTILINE,
 )
 
 
@@ -60,7 +62,9 @@ def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
         raise ConfigError("input is neither a text nor a list of items")
     request: dict[str, Any] = {"messages": _read_items(items)}
     if body.get("instructions"):
-        request["messages"].insert(0, {"role": "system", "content": _clean(str(body["instructions"]))})
+        request["messages"].insert(
+            0, {"role": "system", "content": _clean(str(body["instructions"]))}
+        )
     request |= {name: body[name] for name in KEPT_FIELDS if body.get(name) is not None}
     if body.get("max_output_tokens") is not None:
         request["max_tokens"] = body["max_output_tokens"]
@@ -68,7 +72,9 @@ def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
         request["reasoning_effort"] = effort
     if shape := _read_format((body.get("text") or {}).get("format") or {}):
         request["response_format"] = shape
-    tools = [_nest({**tool, "name": name}) for name, tool in _list_tools(body.get("tools") or ()).items()]
+    tools = [
+        _nest({**tool, "name": name}) for name, tool in _list_tools(body.get("tools") or ()).items()
+    ]
     if tools:
         request["tools"] = tools
         request["tool_choice"] = _read_choice(body.get("tool_choice", "auto"))
@@ -91,7 +97,9 @@ def write_response(completion: Mapping[str, Any], body: Mapping[str, Any]) -> di
     if parts:
         output.append({"type": "message", "id": "msg_0", "role": "assistant", "content": parts})
     for number, call in enumerate(message.get("tool_calls") or ()):
-        output.append({"id": f"fc_{number}", "call_id": call["id"], **_write_call(call["function"], tools)})
+        output.append(
+            {"id": f"fc_{number}", "call_id": call["id"], **_write_call(call["function"], tools)}
+        )
     cut = choice.get("finish_reason") == "length"
     status = "incomplete" if cut else "completed"
     return {
@@ -115,8 +123,16 @@ def write_response(completion: Mapping[str, Any], body: Mapping[str, Any]) -> di
 def split_response(response: Mapping[str, Any]) -> Iterator[dict[str, JsonValue]]:
     """Yield a whole response as the events of a stream."""
     events: list[dict[str, Any]] = []
-    begun = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-    events += [{"type": kind, "response": begun} for kind in ("response.created", "response.in_progress")]
+    begun = {
+        **response,
+        "status": "in_progress",
+        "output": [],
+        "usage": None,
+        "incomplete_details": None,
+    }
+    events += [
+        {"type": kind, "response": begun} for kind in ("response.created", "response.in_progress")
+    ]
     for index, item in enumerate(response["output"]):
         place = {"output_index": index, "item_id": item["id"]}
         field, kind = CALL_FIELDS.get(item["type"], ("content", ""))
@@ -163,7 +179,9 @@ def _read_items(items: Sequence[Any]) -> list[dict[str, Any]]:
             name = _join_name(item.get("namespace"), item["name"])
             free = kind == "custom_tool_call"
             arguments = (
-                json.dumps({"input": item["input"]}, ensure_ascii=False) if free else item["arguments"]
+                json.dumps({"input": item["input"]}, ensure_ascii=False)
+                if free
+                else item["arguments"]
             )
             function = {"name": name, "arguments": arguments}
             call = {"id": item["call_id"], "type": "function", "function": function}
@@ -174,7 +192,9 @@ def _read_items(items: Sequence[Any]) -> list[dict[str, Any]]:
             content = _read_content(item["output"])
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
         elif kind != "reasoning":
-            raise ConfigError(f"the gateway cannot translate an item of type {kind} to a chat completion")
+            raise ConfigError(
+                f"the gateway cannot translate an item of type {kind} to a chat completion"
+            )
     return messages
 
 
@@ -203,14 +223,18 @@ def _read_format(given: Mapping[str, Any]) -> dict[str, Any] | None:
         return None if kind == "text" else {"type": kind}
     return {
         "type": kind,
-        "json_schema": {name: value for name, value in given.items() if name != "type" and value is not None},
+        "json_schema": {
+            name: value for name, value in given.items() if name != "type" and value is not None
+        },
     }
 
 
 def _list_tools(
     tools: Sequence[Mapping[str, Any]], namespace: str | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return the tools by their names in a chat completion, each with its namespace if it has one."""
+    """Return the tools by their names in a chat completion, each with its namespace if it
+    has one.
+    """
     listed: dict[str, dict[str, Any]] = {}
     for tool in tools:
         if tool["type"] == "namespace" and namespace is None:
@@ -219,8 +243,8 @@ def _list_tools(
             listed[_join_name(namespace, tool["name"])] = {**tool, "namespace": namespace}
         else:
             raise ConfigError(
-                f"a tool of type {tool['type']} runs at its provider, and the gateway cannot offer it: turn it off in "
-                "the agent"
+                f"a tool of type {tool['type']} runs at its provider, and the gateway cannot offer "
+                "it: turn it off in the agent"
             )
     return listed
 
@@ -235,7 +259,10 @@ def _nest(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool["type"] == "custom":
         grammar = (tool.get("format") or {}).get("definition")
         rule = f"\n\nThe input follows this grammar:\n{grammar}" if grammar else ""
-        function |= {"description": f"{tool.get('description', '')}{rule}", "parameters": TEXT_PARAMETERS}
+        function |= {
+            "description": f"{tool.get('description', '')}{rule}",
+            "parameters": TEXT_PARAMETERS,
+        }
     return {"type": "function", "function": function}
 
 
@@ -244,20 +271,30 @@ def _read_choice(choice: Any) -> Any:
         return choice
     if choice["type"] not in {"function", "custom"}:
         raise ConfigError(f"the gateway cannot translate a tool_choice of type {choice['type']}")
-    return {"type": "function", "function": {"name": _join_name(choice.get("namespace"), choice["name"])}}
+    return {
+        "type": "function",
+        "function": {"name": _join_name(choice.get("namespace"), choice["name"])},
+    }
 
 
-def _write_call(function: Mapping[str, Any], tools: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _write_call(
+    function: Mapping[str, Any], tools: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """Return a call of a function as that of the tool it stands for."""
     tool = tools.get(function["name"], {"type": "function", "name": function["name"]})
-    named = {"name": tool["name"], **({"namespace": tool["namespace"]} if tool.get("namespace") else {})}
+    named = {
+        "name": tool["name"],
+        **({"namespace": tool["namespace"]} if tool.get("namespace") else {}),
+    }
     if tool["type"] == "function":
         return {"type": "function_call", **named, "arguments": function["arguments"]}
     return {"type": "custom_tool_call", **named, "input": _read_input(function["arguments"])}
 
 
 def _read_input(arguments: str) -> str:
-    """Return the text for a freeform tool; a model that forgets its field has written the text itself."""
+    """Return the text for a freeform tool; a model that forgets its field has written the text
+    itself.
+    """
     try:
         value = json.loads(arguments)
     except ValueError:

@@ -1,10 +1,12 @@
-"""The process around an agent's command, started as a script: it holds the command to its limits and ends all of it.
+"""The process around an agent's command, started as a script: it holds the command to its limits
+and ends all of it.
 
-On Linux it adopts the processes that the command leaves behind, so that it finds each descendant, in any group or
-session. It ends them all when the command ends, when a limit is reached, when it is told to, and when its own parent
-ends. Elsewhere it ends only the command's process group, and memory and processes have no limit. If the kernel allows
-it, the command can neither signal this process nor read the variables of another one, and the signals of this process
-reach its descendants alone. So one signal ends them all, however fast they multiply.
+On Linux it adopts the processes that the command leaves behind, so that it finds each descendant,
+in any group or session. It ends them all when the command ends, when a limit is reached, when it is
+told to, and when its own parent ends. Elsewhere it ends only the command's process group, and
+memory and processes have no limit. If the kernel allows it, the command can neither signal this
+process nor read the variables of another one, and the signals of this process reach its descendants
+alone. So one signal ends them all, however fast they multiply.
 """
 
 from __future__ import annotations
@@ -49,11 +51,13 @@ START_ADVICE = {
 
 
 class SupervisorRequest(NamedTuple):
-    """What a supervisor is to do, as JSON in an open file, since an argument has a limit of 128 KiB on Linux.
+    """What a supervisor is to do, as JSON in an open file, since an argument has a limit of 128 KiB
+    on Linux.
 
-    ``parent`` is the process with which it ends. It writes its report to the open file ``report``. ``memory`` is of all
-    processes together and ``file_size`` of each file, in bytes; ``processes`` is their number. The command is isolated by
-    a function of the file ``sandbox``, if it is given. With ``folder``, it can write nothing outside this folder.
+    ``parent`` is the process with which it ends. It writes its report to the open file ``report``.
+    ``memory`` is of all processes together and ``file_size`` of each file, in bytes; ``processes``
+    is their number. The command is isolated by a function of the file ``sandbox``, if it is given.
+    With ``folder``, it can write nothing outside this folder.
     """
 
     command: list[str]
@@ -69,7 +73,8 @@ class SupervisorRequest(NamedTuple):
 class SupervisorReport(NamedTuple):
     """How a command ended, as JSON.
 
-    ``limit`` is the limit that it reached, if any; ``problem`` is the reason why it could not be started.
+    ``limit`` is the limit that it reached, if any; ``problem`` is the reason why it could not be
+    started.
     """
 
     code: int | None = None
@@ -95,10 +100,14 @@ def main(request: SupervisorRequest) -> None:
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     libc = ctypes.CDLL(None)
-    isolate = None if request.sandbox is None else runpy.run_path(request.sandbox)["isolate_command"]
+    isolate = (
+        None if request.sandbox is None else runpy.run_path(request.sandbox)["isolate_command"]
+    )
 
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    file_size = request.file_size if most == resource.RLIM_INFINITY else min(request.file_size, most)
+    file_size = (
+        request.file_size if most == resource.RLIM_INFINITY else min(request.file_size, most)
+    )
 
     def prepare() -> None:
         if IS_LINUX:
@@ -159,7 +168,9 @@ def _watch(
             return SupervisorReport(code=process.wait(INTERVAL))
         is_many = _count_processes() - before > request.processes
         found = _find_descendants() if IS_LINUX and (is_many or look % LOOKS == 0) else {}
-        memory, threads = (sum(sizes) for sizes in zip(*found.values(), strict=True)) if found else (0, 0)
+        memory, threads = (
+            (sum(sizes) for sizes in zip(*found.values(), strict=True)) if found else (0, 0)
+        )
         for pid in found:
             _reap(pid, process)
         if len(found) > request.processes:
@@ -168,12 +179,13 @@ def _watch(
             )
         if threads > THREADS_OF_PROCESS * request.processes:
             return SupervisorReport(
-                limit=f"was ended with {threads:,} threads, more than {THREADS_OF_PROCESS} for each of "
-                f"{request.processes:,} processes (`processes`)"
+                limit=f"was ended with {threads:,} threads, more than {THREADS_OF_PROCESS} for "
+                f"each of {request.processes:,} processes (`processes`)"
             )
         if memory > request.memory:
             return SupervisorReport(
-                limit=f"was ended with more than {request.memory // 2**20:,} MiB of memory (`memory_mib`)"
+                limit=f"was ended with more than {request.memory // 2**20:,} MiB of memory "
+                "(`memory_mib`)"
             )
     return SupervisorReport(limit="was ended by reflact, or with it")
 
@@ -184,7 +196,9 @@ def _count_processes() -> int:
 
 
 def _find_descendants() -> dict[int, tuple[int, int]]:
-    """Return the ids of all processes below this one, each with its resident memory in bytes and its threads."""
+    """Return the ids of all processes below this one, each with its resident memory in bytes and
+    its threads.
+    """
     parents = {}
     sizes = {}
     page = os.sysconf("SC_PAGE_SIZE")

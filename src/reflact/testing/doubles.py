@@ -40,10 +40,8 @@ The server works only for requests whose answer is truncated or late (``httpx.Re
 class FaultyTransport(httpx.AsyncBaseTransport):
     """Passes requests on to another transport and injects faults into some.
 
-    Args:
-        inner: Serves the requests.
-        faults: Called with each request and its number (0 for the first that arrives); returns the fault
-            to inject, or None.
+    Args: inner: Serves the requests. faults: Called with each request and its number (0 for the
+        first that arrives); returns the fault to inject, or None.
     """
 
     def __init__(
@@ -67,7 +65,9 @@ class FaultyTransport(httpx.AsyncBaseTransport):
             raise fault
         if isinstance(fault, Truncation):
             headers = [
-                (name, value) for name, value in response.headers.raw if name.lower() != b"content-length"
+                (name, value)
+                for name, value in response.headers.raw
+                if name.lower() != b"content-length"
             ]
             stream = _TruncatedStream(response, fault)
             return httpx.Response(response.status_code, headers=headers, stream=stream)

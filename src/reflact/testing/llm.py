@@ -37,10 +37,11 @@ class ScriptedCall(NamedTuple):
 class ScriptedLLM:
     """Implements ``protocols.LLM`` with a function instead of a model.
 
-    The function returns the answer of the model. A string is the reply's text: plain for ``Text``, else JSON.
-    A value of the reply type, or another JSON value, is validated as that type. An exception that the function
-    *returns* is raised, like a provider's error. If an answer is invalid or fails ``check``, the function is
-    called again with ``call_id.attempt`` increased by one and the same prompt.
+    The function returns the answer of the model. A string is the reply's text: plain for ``Text``,
+    else JSON. A value of the reply type, or another JSON value, is validated as that type. An
+    exception that the function *returns* is raised, like a provider's error. If an answer is
+    invalid or fails ``check``, the function is called again with ``call_id.attempt`` increased by
+    one and the same prompt.
 
     Args:
         script: Called with the prompt, the reply type and the call's identity.
@@ -90,11 +91,14 @@ class ScriptedLLM:
                 if check is not None:
                     check(value)
             except ValueError as error:
-                reasons.append(describe_problems(error) if isinstance(error, ValidationError) else str(error))
+                reasons.append(
+                    describe_problems(error) if isinstance(error, ValidationError) else str(error)
+                )
             else:
                 return Reply(value=value, attempts=attempt + 1, usage=Usage(calls=attempt + 1))
         failure = ReplyError(
-            f"{call_id.label} {NO_VALID_REPLY} {len(reasons)} attempts; the last reason: {reasons[-1]}",
+            f"{call_id.label} {NO_VALID_REPLY} {len(reasons)} attempts; the last reason: "
+            f"{reasons[-1]}",
             reasons=tuple(reasons),
         )
         failure.usage = Usage(calls=len(reasons))
@@ -122,11 +126,15 @@ def append_reply(reply_type: type[ReplyModel], *contents: str) -> dict[str, Json
     edits: list[JsonValue] = [append_edit(reply_type, content) for content in contents[:most]]
     reply: dict[str, JsonValue] = {"edits": edits}
     if "patterns" in reply_type.model_fields:
-        reply["patterns"] = [describe_pattern(reply_type, "missing rule", 1, "The document lacks a rule.")]
+        reply["patterns"] = [
+            describe_pattern(reply_type, "missing rule", 1, "The document lacks a rule.")
+        ]
     return add_reasoning(reply_type, reply)
 
 
-def add_reasoning(reply_type: type[ReplyModel], reply: dict[str, JsonValue]) -> dict[str, JsonValue]:
+def add_reasoning(
+    reply_type: type[ReplyModel], reply: dict[str, JsonValue]
+) -> dict[str, JsonValue]:
     """Return a reply with reasoning before the rest, if its type has any."""
     return {"reasoning": "As seen.", **reply} if "reasoning" in reply_type.model_fields else reply
 
@@ -134,7 +142,9 @@ def add_reasoning(reply_type: type[ReplyModel], reply: dict[str, JsonValue]) -> 
 def describe_pattern(
     reply_type: type[ReplyModel], name: str, count: int, description: str
 ) -> dict[str, JsonValue]:
-    """Return a failure pattern of the first ``count`` cases, in the shape of the reply type's patterns."""
+    """Return a failure pattern of the first ``count`` cases, in the shape of the reply type's
+    patterns.
+    """
     (kind,) = get_args(reply_type.model_fields["patterns"].annotation)
     share: dict[str, JsonValue] = {"count": count}
     if "cases" in kind.model_fields:

@@ -1,8 +1,8 @@
 """A small learnable world with known outcomes that needs no model.
 
 An item asks for a rule by name and for a number to apply it to, such as ``double 7``. ``ToyTarget``
-answers rightly if and only if the skill holds the line of that rule, or a worked example of it. The environment's
-feedback names the missing rule, and ``toy_optimizer`` proposes its line.
+answers rightly if and only if the skill holds the line of that rule, or a worked example of it. The
+environment's feedback names the missing rule, and ``toy_optimizer`` proposes its line.
 """
 
 from __future__ import annotations
@@ -55,10 +55,18 @@ TOY_RULES: Mapping[str, ToyRule] = MappingProxyType(
     {
         "double": ToyRule("- double: answer with twice the number.", lambda n: str(2 * n)),
         "square": ToyRule("- square: answer with the number times itself.", lambda n: str(n * n)),
-        "negate": ToyRule("- negate: answer with the number after a minus sign.", lambda n: str(-n)),
-        "parity": ToyRule("- parity: answer with even or odd.", lambda n: "odd" if n % 2 else "even"),
-        "reverse": ToyRule("- reverse: answer with the digits from last to first.", lambda n: str(n)[::-1]),
-        "length": ToyRule("- length: answer with the number of digits.", lambda n: str(len(str(n)))),
+        "negate": ToyRule(
+            "- negate: answer with the number after a minus sign.", lambda n: str(-n)
+        ),
+        "parity": ToyRule(
+            "- parity: answer with even or odd.", lambda n: "odd" if n % 2 else "even"
+        ),
+        "reverse": ToyRule(
+            "- reverse: answer with the digits from last to first.", lambda n: str(n)[::-1]
+        ),
+        "length": ToyRule(
+            "- length: answer with the number of digits.", lambda n: str(len(str(n)))
+        ),
     }
 )
 """All rules by name, in the order in which worlds use them."""
@@ -80,7 +88,9 @@ class ToyEnvironment(DatasetEnvironment):
         names = list(TOY_RULES)[:rules]
 
         def items(split: str, size: int, first: int) -> tuple[Item, ...]:
-            return tuple(item(f"{split}-{n:03}", names[n % len(names)], first + n) for n in range(size))
+            return tuple(
+                item(f"{split}-{n:03}", names[n % len(names)], first + n) for n in range(size)
+            )
 
         def item(item_id: str, name: str, number: int) -> Item:
             answer = TOY_RULES[name].answer(number)
@@ -98,16 +108,19 @@ def grade_toy(item: Item, answer: str) -> Grade:
     """Compare with the reference; the feedback on a wrong answer names the rule."""
     right = answer == item.reference
     return Grade(
-        score=Score.of(right), answer=answer, feedback=None if right else f"missing rule: {item.task_type}"
+        score=Score.of(right),
+        answer=answer,
+        feedback=None if right else f"missing rule: {item.task_type}",
     )
 
 
 class ToyTarget:
-    """Implements ``protocols.Target``: answers by the rules in the skill, and ``unknown`` otherwise.
+    """Implements ``protocols.Target``: answers by the rules in the skill, and ``unknown``
+    otherwise.
 
-    Args:
-        noise: Share of rollouts, 0..1, in which it does the opposite: knows what the skill does not say,
-            or not what it says. Drawn from the seed and the rollout's key, so trials of an item differ.
+    Args: noise: Share of rollouts, 0..1, in which it does the opposite: knows what the skill does
+        not say, or not what it says. Drawn from the seed and the rollout's key, so trials of an
+        item differ.
         seed: Root of the noise.
     """
 
@@ -146,7 +159,10 @@ class ToySession:
         name, _, number = message.partition(" ")
         rule = TOY_RULES.get(name)
         answer = UNKNOWN_ANSWER
-        if rule is not None and (rule.line in self._lines or name in self._shown) is not self._slips:
+        if (
+            rule is not None
+            and (rule.line in self._lines or name in self._shown) is not self._slips
+        ):
             answer = rule.answer(int(number))
         self._turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))
         return answer
@@ -155,10 +171,10 @@ class ToySession:
 def toy_optimizer(*, edits: int = 1) -> Script:
     """Return a script for ``ScriptedLLM`` that does every part of an optimizer in the toy world.
 
-    The failure analyst proposes the missing rules that its cases name, most frequent first, and rules that
-    stand in the document last. The success analyst has nothing to add. Merges join equal proposals, rankings
-    take the first ones, and all offered edits are applied. Rewrites hold the lines of the document
-    and of the missing rules; guidance holds the lines of missing rules.
+    The failure analyst proposes the missing rules that its cases name, most frequent first, and
+    rules that stand in the document last. The success analyst has nothing to add. Merges join equal
+    proposals, rankings take the first ones, and all offered edits are applied. Rewrites hold the
+    lines of the document and of the missing rules; guidance holds the lines of missing rules.
 
     Args:
         edits: Rules that an analyst proposes at most.
@@ -172,19 +188,27 @@ def toy_optimizer(*, edits: int = 1) -> Script:
         proposed = [append_edit(reply_type, line) for line in lines[:edits][:most]]
         return {"patterns": _reply_patterns(reply_type, shown), "edits": [*proposed]}
 
-    parts: tuple[tuple[type[ReplyModel], Callable[[type[ReplyModel], str], dict[str, JsonValue]]], ...] = (
+    parts: tuple[
+        tuple[type[ReplyModel], Callable[[type[ReplyModel], str], dict[str, JsonValue]]], ...
+    ] = (
         (ReasonedSuccessReply, lambda kind, _: append_reply(kind)),
         (Text, lambda _, shown: {"text": f"```markdown\n{_reply_document(shown)}\n```"}),
         (AnalystReply, analyse),
         (MergeReply, lambda kind, shown: {"edits": _reply_merge(kind, shown)}),
         (ReasonedRankReply, _reply_ranking),
         (ReasonedStepSizeReply, _reply_step_size),
-        (RewriteReply, lambda _, shown: {"summary": "Rules added.", "document": _reply_document(shown)}),
+        (
+            RewriteReply,
+            lambda _, shown: {"summary": "Rules added.", "document": _reply_document(shown)},
+        ),
         (LapseReply, lambda _, shown: {"lapses": _reply_lapses(shown)}),
         (ReminderReply, lambda *_: {"reminders": []}),
         (CompactReply, _reply_notes),
         (GuidanceReply, _reply_guidance),
-        (MemoryReply, lambda *_: {"reasoning": "Lines helped.", "memory": "Add the lines of rules."}),
+        (
+            MemoryReply,
+            lambda *_: {"reasoning": "Lines helped.", "memory": "Add the lines of rules."},
+        ),
     )
 
     def answer(
@@ -228,7 +252,9 @@ def _reply_merge(reply_type: type[ReplyModel], shown: str) -> list[JsonValue]:
     for _, number, text in _PROPOSAL.findall(shown):
         for line in _list_rules(text):
             sources.setdefault(line, []).append(int(number))
-    return [{**append_edit(reply_type, line), "sources": numbers} for line, numbers in sources.items()]
+    return [
+        {**append_edit(reply_type, line), "sources": numbers} for line, numbers in sources.items()
+    ]
 
 
 def _reply_ranking(reply_type: type[ReplyModel], _: str) -> dict[str, JsonValue]:

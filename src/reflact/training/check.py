@@ -1,4 +1,6 @@
-"""Checks a configuration: the target answers one train item, and each other role gives one small reply."""
+"""Checks a configuration: the target answers one train item, and each other role gives one small
+reply.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,9 @@ class ReadyReply(ReplyModel):
 class RoleCheck(FrozenModel):
     """The answers of one role.
 
-    ``title`` is the model and where it is asked. ``seconds`` is the mean time of a call, with its retries. ``usage.usd`` is None if no price is known. ``mode`` is
-    the format of typed replies; None if the role gave none.
+    ``title`` is the model and where it is asked. ``seconds`` is the mean time of a call, with its
+    retries. ``usage.usd`` is None if no price is known. ``mode`` is the format of typed replies;
+    None if the role gave none.
     """
 
     role: str
@@ -64,9 +67,9 @@ class RoleCheck(FrozenModel):
 class SetupCheck(FrozenModel):
     """What a check of a configuration found; ``grade`` is that of the target's answer to ``item``.
 
-    ``skill`` says in words if the skill reaches an agent behind a gateway; None if that was not tested.
-    ``target_calls`` is the likely number of the target's calls in a run. ``warnings`` say if a prompt or an answer was
-    cut, or an answer was empty.
+    ``skill`` says in words if the skill reaches an agent behind a gateway; None if that was not
+    tested. ``target_calls`` is the likely number of the target's calls in a run. ``warnings`` say
+    if a prompt or an answer was cut, or an answer was empty.
     """
 
     n_train: int
@@ -83,7 +86,8 @@ class SetupCheck(FrozenModel):
 async def check_setup(config: TrainerConfig, overrides: Overrides | None = None) -> SetupCheck:
     """Let the target answer one train item, and make one small call to each other role.
 
-    The calls have a temporary store: nothing is written to the run's folder. Recordings are ignored.
+    The calls have a temporary store: nothing is written to the run's folder. Recordings are
+    ignored.
 
     Raises:
         UsageError: The configuration, the data, a prompt or a key is wrong.
@@ -115,7 +119,8 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         if plan.overrides.optimizer is None:
             await _ask_optimizer(run)
         roles = [
-            await _describe_role(role, finished, run) for role in dict.fromkeys(e.role for e in finished)
+            await _describe_role(role, finished, run)
+            for role in dict.fromkeys(e.role for e in finished)
         ]
         warnings = await list_answer_faults(store, plan.run_id, plan.config)
     return SetupCheck(
@@ -126,7 +131,9 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         item=item,
         grade=grade,
         skill=skill,
-        target_calls=math.fsum(row.calls for row in estimate_run(plan).rows if row.role == "target"),
+        target_calls=math.fsum(
+            row.calls for row in estimate_run(plan).rows if row.role == "target"
+        ),
         warnings=warnings,
     )
 
@@ -137,7 +144,9 @@ async def _test_skill(run: Run) -> str | None:
     if plan.target is None or not plan.target.preflight:
         return None
     settings = plan.config.models.target
-    warning = await plan.target.test_skill(plan.environment, plan.data.train, plan.initial_skill, settings)
+    warning = await plan.target.test_skill(
+        plan.environment, plan.data.train, plan.initial_skill, settings
+    )
     return warning or "the agent's request has it, so it is in force"
 
 
@@ -151,11 +160,13 @@ async def _ask_optimizer(run: Run) -> None:
 
 
 def _explain_mute_optimizer(error: ReplyError, settings: ModelConfig) -> ReplyError:
-    """Return the error of a check whose optimizer gave no valid reply, in words of the configuration."""
+    """Return the error of a check whose optimizer gave no valid reply, in words of the
+    configuration.
+    """
     return ReplyError(
-        f"models.optimizer: {settings.title} was asked for a reply in JSON of a given form, and none of its "
-        f"{len(error.reasons)} replies had it ({error.reasons[-1]}); name another model with models.optimizer.model, or "
-        "another way to ask with models.optimizer.mode",
+        f"models.optimizer: {settings.title} was asked for a reply in JSON of a given form, and "
+        f"none of its {len(error.reasons)} replies had it ({error.reasons[-1]}); name another "
+        "model with models.optimizer.model, or another way to ask with models.optimizer.mode",
         reasons=error.reasons,
     )
 
@@ -185,7 +196,9 @@ async def _grade_item(item: Item, run: Run) -> Grade:
     return grade
 
 
-async def _describe_role(role: str, finished: list[events.ModelCallFinished], run: Run) -> RoleCheck:
+async def _describe_role(
+    role: str, finished: list[events.ModelCallFinished], run: Run
+) -> RoleCheck:
     settings: ModelConfig = getattr(run.config.models, role)
     calls = [event for event in finished if event.role == role]
     usage = sum((event.usage for event in calls), Usage())

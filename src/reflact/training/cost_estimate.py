@@ -1,7 +1,7 @@
 """Estimates the calls and tokens of a run before any call.
 
-The plan determines the counts of rollouts and calls. The rest are stated assumptions, until the mean consumption
-of earlier calls of the same purpose is known.
+The plan determines the counts of rollouts and calls. The rest are stated assumptions, until the
+mean consumption of earlier calls of the same purpose is known.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def estimate_run(
             given = usage.input_tokens / usage.calls
             written = usage.output_tokens / usage.calls
         else:
-            given = _estimate_bytes(plan, role, purpose, document) / BYTES_PER_TOKEN + MESSAGE_TOKENS
+            given = (
+                _estimate_bytes(plan, role, purpose, document) / BYTES_PER_TOKEN + MESSAGE_TOKENS
+            )
             written = (model.max_tokens or UNCAPPED_REPLY_TOKENS) / 4
         row = EstimateRow(
             role=role,
@@ -83,7 +85,9 @@ def estimate_run(
         )
         rows.append(row.with_price(partial(usd_of, config=model)))
     known = sorted(purpose for _, purpose in means)
-    return RunCostEstimate(steps=steps, rows=tuple(rows), assumptions=_list_assumptions(plan, known))
+    return RunCostEstimate(
+        steps=steps, rows=tuple(rows), assumptions=_list_assumptions(plan, known)
+    )
 
 
 def count_calls(plan: RunPlan, steps: int) -> dict[tuple[str, str], float]:
@@ -162,11 +166,14 @@ def _count_step_calls(config: TrainerConfig, batch: int) -> Counter[str]:
 
 def _list_assumptions(plan: RunPlan, known: Sequence[str]) -> tuple[str, ...]:
     config = plan.config
-    consumption = f"a token is {BYTES_PER_TOKEN:g} bytes of text, and a reply takes a quarter of its limit"
+    consumption = (
+        f"a token is {BYTES_PER_TOKEN:g} bytes of text, and a reply takes a quarter of its limit"
+    )
     if known:
         consumption = f"mean consumption of earlier calls: {', '.join(known)}"
     assumptions = [
-        "all planned steps are taken; a document that solves all validation items ends a run earlier",
+        "all planned steps are taken; a document that solves all validation items ends a run "
+        "earlier",
         "half of the rollouts fail, every step gives a candidate, no reply is re-asked",
         "a rollout is one call; in an environment with several turns it is one call per turn",
         consumption,
@@ -182,7 +189,9 @@ def _list_assumptions(plan: RunPlan, known: Sequence[str]) -> tuple[str, ...]:
 
 def _estimate_bytes(plan: RunPlan, role: str, purpose: str, document: int) -> float:
     """Return the estimated bytes of a call's prompt."""
-    sizes = {name: len(prompt.system + prompt.user) for name, prompt in plan.prompts.prompts.items()}
+    sizes = {
+        name: len(prompt.system + prompt.user) for name, prompt in plan.prompts.prompts.items()
+    }
     item = fmean(_measure_item(item) for split in Split for item in plan.data.items(split))
     if role == "target":
         return document + item

@@ -70,7 +70,8 @@ async def pin_critic(
 async def measure_critic(
     critic: Critic, config: TrainerConfig, decision_log: DecisionLog
 ) -> CriticDescription:
-    """Return a run's critic with its accuracy on the memory's anchors, which are scored once in a run.
+    """Return a run's critic with its accuracy on the memory's anchors, which are scored once in a
+    run.
 
     Raises:
         ProviderError, BudgetSpent: Its endpoint or the run's budget failed.
@@ -96,7 +97,9 @@ async def measure_critic(
 def grade_with_critic(
     environment: EnvironmentAdapter, critic: Critic, config: TrainerConfig
 ) -> tuple[EnvironmentAdapter, CriticAnnotator | None]:
-    """Return the environment, graded by the run's critic if the configuration says so, and an annotator if it asks."""
+    """Return the environment, graded by the run's critic if the configuration says so, and an
+    annotator if it asks.
+    """
     if config.environment.grader == "critic" and isinstance(environment.own, DatasetEnvironment):
         grader = CriticGrader(critic, pass_threshold=config.critic.pass_threshold)
         environment = EnvironmentAdapter(environment.own.with_grader(grader))

@@ -37,10 +37,11 @@ class Guidance(FrozenModel):
 
 
 def is_epoch_end_due(run: Run, state: RunState) -> bool:
-    """Whether the run has come to the end of an epoch that has any work; the first one has none if no other follows.
+    """Whether the run has come to the end of an epoch that has any work; the first one has none if
+    no other follows.
 
-    The comparison belongs to the source of edits: beside other sources, an epoch in which no edit was accepted has nothing
-    to compare.
+    The comparison belongs to the source of edits: beside other sources, an epoch in which no edit
+    was accepted has nothing to compare.
     """
     config = run.config
     epoch, rest = divmod(state.step, run.plan.steps_per_epoch)
@@ -55,9 +56,10 @@ def is_epoch_end_due(run: Run, state: RunState) -> bool:
 async def finish_epoch(run: Run, state: RunState) -> EpochRecord:
     """Return the record of the end of an epoch.
 
-    The first epoch has no predecessor, so it only reserves the region of ungated guidance. Gated guidance brings its
-    region along: an empty region before would leave a current skill without a measurement. Later epochs compare the
-    skills after the last steps of this and the previous epoch, before any slow update.
+    The first epoch has no predecessor, so it only reserves the region of ungated guidance. Gated
+    guidance brings its region along: an empty region before would leave a current skill without a
+    measurement. Later epochs compare the skills after the last steps of this and the previous
+    epoch, before any slow update.
 
     Raises:
         RunFailed: No train item could be measured under both skills.
@@ -90,8 +92,12 @@ def reserve_guidance(run: Run, current: Skill, state: RunState) -> Guidance:
 async def compare_epochs(
     run: Run, earlier: Skill, current: Skill, state: RunState, record: EpochRecord
 ) -> tuple[EpochRecord, Guidance]:
-    """Compare the skills of two epochs; return the record with the optimizer's memory, and its guidance."""
-    compared, rollouts = await _compare_skills(run, earlier, current, epoch=record.epoch, step=state.step)
+    """Compare the skills of two epochs; return the record with the optimizer's memory, and its
+    guidance.
+    """
+    compared, rollouts = await _compare_skills(
+        run, earlier, current, epoch=record.epoch, step=state.step
+    )
     guidance = Guidance(current=state.current, best=state.best)
     if run.config.slow_update.enabled:
         guidance = guidance.model_copy(update={"slow_update": SlowUpdate(action="unchanged")})
@@ -128,8 +134,8 @@ async def _compare_skills(
 ) -> tuple[Comparison, Sequence[Rollout]]:
     """Return the comparison and its rollouts.
 
-    The caller logs unmeasured rollouts only after a model has answered about the items. If one outage
-    affects both, a restart then retries both.
+    The caller logs unmeasured rollouts only after a model has answered about the items. If one
+    outage affects both, a restart then retries both.
     """
     sides: dict[str, list[Rollout]] = {earlier.hash: [], current.hash: []}
 
@@ -198,7 +204,9 @@ async def _ask_optimizer(
 async def judge_guidance(
     run: Run, reply: GuidanceReply, current: Skill, state: RunState, *, epoch: int
 ) -> Guidance:
-    """Return what becomes of new guidance: the gate decides about it, unless it is written without one."""
+    """Return what becomes of new guidance: the gate decides about it, unless it is written without
+    one.
+    """
     gated = run.config.slow_update.gated
     skill = replace_guidance(current, reply.guidance)
     slow = SlowUpdate(
@@ -211,13 +219,17 @@ async def judge_guidance(
     if skill.hash == current.hash or (gated and skill.hash in state.seen_hashes):
         return Guidance(slow_update=slow, current=state.current, best=state.best)
     if not gated:
-        return _create_version(run, slow.model_copy(update={"action": "forced"}), skill, state, epoch=epoch)
+        return _create_version(
+            run, slow.model_copy(update={"action": "forced"}), skill, state, epoch=epoch
+        )
 
     subject = f"the slow update of epoch {epoch}"
     verdict = await judge(run, skill, state, step=state.step, part="slow update", subject=subject)
     slow = slow.model_copy(update={"verdict": verdict})
     if verdict.accepted:
-        return _create_version(run, slow.model_copy(update={"action": "accepted"}), skill, state, epoch=epoch)
+        return _create_version(
+            run, slow.model_copy(update={"action": "accepted"}), skill, state, epoch=epoch
+        )
     run.add_document(skill)
     return await _keep_notes(run, slow, find_current(state, verdict), current, state, epoch=epoch)
 
@@ -225,21 +237,29 @@ async def judge_guidance(
 async def _keep_notes(
     run: Run, slow: SlowUpdate, version: SkillVersion, before: Skill, state: RunState, *, epoch: int
 ) -> Guidance:
-    """Return the version that is current after refused guidance; an earlier one that lacks notes gets them."""
+    """Return the version that is current after refused guidance; an earlier one that lacks notes
+    gets them.
+    """
     created: tuple[SkillVersion, ...] = ()
     if version.skill_hash != before.hash:
         skill = await run.find_skill(version.skill_hash)
         noted = carry_notes(skill, before)
         if noted.hash != skill.hash:
             origin = f"slow update {epoch} notes"
-            version = inherit_version(version, number=state.latest_version + 1, skill=noted, origin=origin)
+            version = inherit_version(
+                version, number=state.latest_version + 1, skill=noted, origin=origin
+            )
             created = (version,)
             run.add_document(noted)
     return Guidance(slow_update=slow, created_versions=created, current=version, best=state.best)
 
 
-def _create_version(run: Run, slow: SlowUpdate, skill: Skill, state: RunState, *, epoch: int) -> Guidance:
-    """Return the outcome of guidance that is written: a new version, unless the text stays as it is."""
+def _create_version(
+    run: Run, slow: SlowUpdate, skill: Skill, state: RunState, *, epoch: int
+) -> Guidance:
+    """Return the outcome of guidance that is written: a new version, unless the text stays as it
+    is.
+    """
     if skill.hash == state.current.skill_hash:
         return Guidance(slow_update=slow, current=state.current, best=state.best)
     number = state.latest_version + 1

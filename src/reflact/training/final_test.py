@@ -1,4 +1,6 @@
-"""The end of a run: comparison of the last skill with the best one, final measurements, and their controls."""
+"""The end of a run: comparison of the last skill with the best one, final measurements, and their
+controls.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ Trials = tuple[tuple[Rollout, ...], ...]
 def find_promotion_rival(state: RunState) -> SkillVersion | None:
     """Return the version with which the last skill is compared; None if they are the same document.
 
-    It is the best one. If beliefs choose that, only a last skill without a pass is compared, with the one it was made from.
+    It is the best one. If beliefs choose that, only a last skill without a pass is compared, with
+    the one it was made from.
     """
     rival = state.best
     if state.ranking is not None and not state.deterministic:
@@ -68,7 +71,9 @@ async def judge_promotion(run: Run, state: RunState) -> PromotionRecord:
     subject = "the last skill could not be compared with the best"
     async with run.timer.stage("evaluate", step=state.step, name="promotion"):
         verdict = await judge(run, last, before, step=state.step, part="promotion", subject=subject)
-    current = state.current.model_copy(update={"score": verdict.candidate_score, "inherited": False})
+    current = state.current.model_copy(
+        update={"score": verdict.candidate_score, "inherited": False}
+    )
     if verdict.ranked is not None and not verdict.accepted:
         current = find_current(before, verdict)
     best = current if replaces_best(verdict, state.best) else state.best
@@ -77,10 +82,11 @@ async def judge_promotion(run: Run, state: RunState) -> PromotionRecord:
 
 
 async def final_test(run: Run, state: RunState) -> None:
-    """Measure baseline, best and last skill on the validation and the test split, then controls on the last one.
+    """Measure baseline, best and last skill on the validation and the test split, then controls on
+    the last one.
 
-    A failed measurement is named in ``missing`` and does not affect the others. Documents are rolled out together, or one
-    after another if a budget may end between them.
+    A failed measurement is named in ``missing`` and does not affect the others. Documents are
+    rolled out together, or one after another if a budget may end between them.
     """
     async with run.timer.stage("final_test", step=state.step, name="final test"):
         documents, controls = await _choose_documents(run, state)
@@ -214,7 +220,9 @@ async def _add_score(run: Run, score: SkillScore, state: RunState) -> None:
 
 
 def _list_trials(run: Run, split: Split, state: RunState) -> tuple[int, ...]:
-    """Return the trials of a reported score: fresh ones for a noisy target that has no test split."""
+    """Return the trials of a reported score: fresh ones for a noisy target that has no
+    test split.
+    """
     if split is Split.val and run.config.reports_fresh_trials and not state.deterministic:
         return tuple(range(FIRST_REPORT_TRIAL, FIRST_REPORT_TRIAL + REPORT_TRIALS))
     return (0,)

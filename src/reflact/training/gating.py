@@ -13,7 +13,14 @@ from reflact.gate.greater_mean import GateSettings
 from reflact.gate.intervals import describe_claim
 from reflact.gate.ranked_decision import MAX_PASSES, start_ranking
 from reflact.records import CandidateReview, DecisionPoint, RunState
-from reflact.search.race import Contender, RaceResult, RaceSettings, order_items, plan_slices, run_race
+from reflact.search.race import (
+    Contender,
+    RaceResult,
+    RaceSettings,
+    order_items,
+    plan_slices,
+    run_race,
+)
 from reflact.skills.document import diff_texts
 from reflact.stages.evaluate import EvaluationResult, evaluate, force_accept
 from reflact.stages.ranked_evaluation import RankedEvaluator, RankSettings
@@ -45,12 +52,19 @@ def rank_baseline(plan: RunPlan, passes: Sequence[Sequence[Rollout]]) -> Ranking
 
 
 async def race(
-    run: Run, contenders: Sequence[Contender], current: Skill, state: RunState, *, step: int, passes: float
+    run: Run,
+    contenders: Sequence[Contender],
+    current: Skill,
+    state: RunState,
+    *,
+    step: int,
+    passes: float,
 ) -> RaceResult:
-    """Race a step's candidates; ``passes`` is how many passes the rest of the run's rollouts pays for.
+    """Race a step's candidates; ``passes`` is how many passes the rest of the run's rollouts pays
+    for.
 
-    The current document is measured on all items first: the order of the race may not depend on which rollouts an
-    interrupted start happened to leave in the store.
+    The current document is measured on all items first: the order of the race may not depend on
+    which rollouts an interrupted start happened to leave in the store.
     """
     all_items = run.plan.gate_order
     metric = run.plan.metric
@@ -66,7 +80,9 @@ async def race(
     async def measure(skill: Skill, item_ids: Sequence[str]) -> Sequence[Rollout]:
         return await run_pass(skill, 0, item_ids)
 
-    result = await run_race(contenders, current, settings, measure=measure, score=metric.score_rollout)
+    result = await run_race(
+        contenders, current, settings, measure=measure, score=metric.score_rollout
+    )
     judged = set[str]()  # the gate measures these again, so it logs what stays unmeasured
     if result.winner is not None:
         judged = {current.hash, contenders[result.winner].candidate.skill.hash}
@@ -75,8 +91,12 @@ async def race(
     return result
 
 
-async def _order_race(run: Run, current: Skill, known: Sequence[Rollout], *, step: int) -> tuple[str, ...]:
-    """Return the order of a race's items; if some are unmeasured now and tried again later, it is logged."""
+async def _order_race(
+    run: Run, current: Skill, known: Sequence[Rollout], *, step: int
+) -> tuple[str, ...]:
+    """Return the order of a race's items; if some are unmeasured now and tried again later, it is
+    logged.
+    """
     label = f"race_order/{current.hash}"
     logged = await run.decision_log.get(step, label)
     if isinstance(logged, list):
@@ -93,9 +113,8 @@ async def judge(
 ) -> Verdict:
     """Return the gate's verdict on a candidate, which the approver may veto.
 
-    Raises:
-        Unmeasured: Too little could be measured; ``subject`` begins the message. Nothing is logged, so that a
-            retry can measure everything again.
+    Raises: Unmeasured: Too little could be measured; ``subject`` begins the message. Nothing is
+        logged, so that a retry can measure everything again.
     """
     current = await run.find_skill(state.current.skill_hash)
     evaluated = await _evaluate(run, candidate, current, state, step=step, part=part)
@@ -115,7 +134,9 @@ async def _evaluate(
     settings = _build_settings(run.plan, state)
     run_pass = make_pass_runner(run, step=step, part=part)
     if not gate.enabled:
-        return await force_accept(candidate, current, settings=settings, metric=metric, run_pass=run_pass)
+        return await force_accept(
+            candidate, current, settings=settings, metric=metric, run_pass=run_pass
+        )
     if state.ranking is None or state.deterministic:
         best = await run.find_skill(state.best.skill_hash)
         evaluated = await evaluate(
@@ -133,11 +154,15 @@ async def _evaluate(
         no_regression=gate.no_regression,
     )
     evaluator = RankedEvaluator(ranked, metric, run_pass=run_pass, read_pass=make_pass_reader(run))
-    return await evaluator.evaluate(candidate, current, state.ranking, measures_current=state.deterministic)
+    return await evaluator.evaluate(
+        candidate, current, state.ranking, measures_current=state.deterministic
+    )
 
 
 def find_worth(plan: RunPlan) -> float:
-    """Return the least gain for each rollout of a further pass; a small budget finds more with other candidates."""
+    """Return the least gain for each rollout of a further pass; a small budget finds more with
+    other candidates.
+    """
     worth = plan.config.gate.worth
     planned = plan.config.train.max_rollouts
     return worth if planned is None else max(worth, WORTH_OF_BUDGET / planned)
@@ -184,18 +209,22 @@ async def _ask_approver(
         update={
             "action": "reject",
             "reason": f"{verdict.reason} Vetoed: {veto}",
-            "ranked": None if ranked is None else ranked.model_copy(update={"chosen": current.hash}),
+            "ranked": None
+            if ranked is None
+            else ranked.model_copy(update={"chosen": current.hash}),
             "veto": veto,
         }
     )
 
 
 def describe_few_items(n: int) -> str:
-    """Return a warning about a small validation split, with the standard deviation of a difference of two means."""
+    """Return a warning about a small validation split, with the standard deviation of a difference
+    of two means.
+    """
     points = 100 * math.sqrt(0.5 / n)
     return (
-        f"Only {n} validation item{'s' * (n != 1)}: by chance alone, two equally good skills often differ by {points:.0f} points. "
-        f"Use at least {FEW_ITEMS}, better {USEFUL_SIZE}."
+        f"Only {n} validation item{'s' * (n != 1)}: by chance alone, two equally good skills often "
+        f"differ by {points:.0f} points. Use at least {FEW_ITEMS}, better {USEFUL_SIZE}."
     )
 
 
@@ -209,16 +238,18 @@ def estimate_gate_power(plan: RunPlan) -> GatePowerEstimated:
         words = "The gate is off: every candidate is accepted."
     elif gate.policy == "strict":
         words = (
-            f"The strict gate accepts any gain on {items}, even one by chance: do not rely on it unless the target "
-            "always gives the same answers."
+            f"The strict gate accepts any gain on {items}, even one by chance: do not rely on it "
+            "unless the target always gives the same answers."
         )
     else:
         claim = describe_claim(len(plan.data.test) if plan.config.test.enabled else 0)
         words = (
-            f"The gate measures a candidate on {items}, again if it is close, and goes on with the skill "
-            f"that is most probably best. {claim}"
+            f"The gate measures a candidate on {items}, again if it is close, and goes on with the "
+            f"skill that is most probably best. {claim}"
         )
         trials = MAX_PASSES
     if n < FEW_ITEMS:
         words = f"{describe_few_items(n)} {words}"
-    return GatePowerEstimated(run_id=plan.run_id, description=words, trials=trials, rollouts=2 * n * trials)
+    return GatePowerEstimated(
+        run_id=plan.run_id, description=words, trials=trials, rollouts=2 * n * trials
+    )

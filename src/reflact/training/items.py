@@ -1,4 +1,6 @@
-"""What the target answered to each item under the initial and the best document, read from a run's store."""
+"""What the target answered to each item under the initial and the best document, read from a run's
+store.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,17 @@ if TYPE_CHECKING:
 
 
 async def read_items(
-    store: SQLiteRunStore, run: RunRow, *, split: Split | None = None, version: SkillVersion | None = None
+    store: SQLiteRunStore,
+    run: RunRow,
+    *,
+    split: Split | None = None,
+    version: SkillVersion | None = None,
 ) -> tuple[ItemResult, ...]:
-    """Return the items of a split with their answers; if ``split`` is None, see ``history.read_run``.
+    """Return the items of a split with their answers; if ``split`` is None, see
+    ``history.read_run``.
 
-    ``version`` is the best document; None: that of the latest commit, which may change while a run is under way.
+    ``version`` is the best document; None: that of the latest commit, which may change while a run
+    is under way.
 
     Raises:
         UsageError: Nothing is measured on the split.
@@ -34,10 +42,13 @@ async def read_items(
     last = await store.last_commit(run.run_id)
     if last is None:
         raise UsageError(
-            f"run {run.run_id} has not measured its initial document yet; start or resume it with reflact train"
+            f"run {run.run_id} has not measured its initial document yet; start or resume it with "
+            "reflact train"
         )
     identity = await store.identity(run.run_id)
-    config = parse_stored(TrainerConfig.model_validate, run.config, f"configuration of run {run.run_id}")
+    config = parse_stored(
+        TrainerConfig.model_validate, run.config, f"configuration of run {run.run_id}"
+    )
     baseline = str(identity["skill"])
     best = (version or last.best).skill_hash
     if split is None:
@@ -54,17 +65,24 @@ async def read_items(
 
     def find_result(item: Item, skill_hash: str) -> DocumentResult:
         found = by_item.get((item.id, skill_hash), ())
-        return _choose_rollouts(found, usage, errors, lambda trial: find_key(item, skill_hash, trial))
+        return _choose_rollouts(
+            found, usage, errors, lambda trial: find_key(item, skill_hash, trial)
+        )
 
     results = tuple(
         _compare(
-            item, split, find_result(item, baseline), find_result(item, best), config.train.success_threshold
+            item,
+            split,
+            find_result(item, baseline),
+            find_result(item, best),
+            config.train.success_threshold,
         )
         for item in items
     )
     if not any(result.baseline.rollouts or result.best.rollouts for result in results):
         raise UsageError(
-            f"run {run.run_id} has measured nothing on the {split.value} split; choose another split"
+            f"run {run.run_id} has measured nothing on the {split.value} split; choose another "
+            "split"
         )
     return results
 
@@ -76,7 +94,9 @@ def _ignore_key(item: Item, skill_hash: str, trial: int) -> str | None:
 def _make_key_finder(
     config: TrainerConfig, identity: Mapping[str, JsonValue]
 ) -> Callable[[Item, str, int], str | None]:
-    """Return a function for the key of a rollout of this run; it returns None if a critic grades."""
+    """Return a function for the key of a rollout of this run; it returns None if a critic
+    grades.
+    """
     target = identity.get("target")
     if config.environment.grader == "critic":
         return _ignore_key
@@ -107,7 +127,9 @@ def _choose_rollouts(
     errors: Mapping[str, str],
     find_key: Callable[[int], str | None],
 ) -> DocumentResult:
-    """Return the trials that the reported score covers: fresh ones if there are any, otherwise the first."""
+    """Return the trials that the reported score covers: fresh ones if there are any, otherwise the
+    first.
+    """
     chosen = {r.trial: r for r in rollouts if find_key(r.trial) in {None, r.key}}
     trials = sorted(trial for trial in chosen if trial >= FIRST_REPORT_TRIAL) or [0]
     found = tuple(chosen[trial] for trial in trials if trial in chosen)
@@ -123,7 +145,11 @@ def _choose_rollouts(
 
 
 def _compare(
-    item: Item, split: Split, baseline: DocumentResult, best: DocumentResult, threshold: float | None
+    item: Item,
+    split: Split,
+    baseline: DocumentResult,
+    best: DocumentResult,
+    threshold: float | None,
 ) -> ItemResult:
     before = baseline.hard
     after = best.hard

@@ -72,7 +72,9 @@ LOCK_SECONDS = 0.4
 # of a second.
 FINISH_SECONDS = 3.0
 
-REJECTED_EDITS_ADAPTER: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(tuple[RejectedEdit, ...])
+REJECTED_EDITS_ADAPTER: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(
+    tuple[RejectedEdit, ...]
+)
 
 # All that can end a run whose summary is stored; a KeyboardInterrupt of code arrives in a group.
 ENDS = (Exception, BaseExceptionGroup, asyncio.CancelledError)
@@ -83,7 +85,8 @@ Task = Callable[[Run, RunState], Awaitable[CommitRecord]]
 
 
 async def train(run: Run) -> RunSummary:
-    """Run to the end, or from where an earlier start stopped, and return the summary, also of a run that failed.
+    """Run to the end, or from where an earlier start stopped, and return the summary, also of a run
+    that failed.
 
     Raises:
         StoreError: The database is locked or cannot be written.
@@ -109,7 +112,8 @@ async def start(run: Run, *, resume: bool = True) -> None:
 
 
 async def train_to_end(run: Run) -> None:
-    """Train within the run's time, which is stored as it passes; ``run.results`` has what was measured.
+    """Train within the run's time, which is stored as it passes; ``run.results`` has what was
+    measured.
 
     Raises:
         BudgetSpent: The budget has no room for a call, or its time is over.
@@ -169,7 +173,9 @@ async def choose_next(run: Run, state: RunState) -> Task | None:
 
 
 async def measure_baseline(run: Run) -> RunState:
-    """Measure the initial skill, twice if beliefs decide from the start, and commit the first state."""
+    """Measure the initial skill, twice if beliefs decide from the start, and commit the first
+    state.
+    """
     plan = run.plan
     initial = plan.initial_skill
     trials = range(run.config.baseline_passes)
@@ -180,20 +186,26 @@ async def measure_baseline(run: Run) -> RunState:
     score = plan.metric.score_measurement(measured)
     if score is None:
         raise RunFailed(
-            "the initial skill has no score on the validation split, so nothing can be compared with it; start again "
-            "to measure it anew"
+            "the initial skill has no score on the validation split, so nothing can be compared "
+            "with it; start again to measure it anew"
         )
-    await run.emit(events.BaselineMeasured(run_id=run.id, score=score, n=measured.n, trials=len(trials)))
+    await run.emit(
+        events.BaselineMeasured(run_id=run.id, score=score, n=measured.n, trials=len(trials))
+    )
     run.add_document(initial)
     is_deterministic = run.config.target.deterministic is not False
     ranking = rank_baseline(plan, passes)
     return await commit(
-        run, None, build_first_state(initial, score, deterministic=is_deterministic, ranking=ranking)
+        run,
+        None,
+        build_first_state(initial, score, deterministic=is_deterministic, ranking=ranking),
     )
 
 
 async def retry_once(run: Run, state: RunState, task: Task) -> CommitRecord:
-    """Return the record of a task; do it a second time if too few of its rollouts could be measured."""
+    """Return the record of a task; do it a second time if too few of its rollouts could be
+    measured.
+    """
     try:
         return await task(run, state)
     except Unmeasured as error:
@@ -204,7 +216,9 @@ async def retry_once(run: Run, state: RunState, task: Task) -> CommitRecord:
 
 
 async def commit(run: Run, record: CommitRecord | None, state: RunState) -> RunState:
-    """Store a record, its documents and the state after it in one transaction, emit its events, and return the state."""
+    """Store a record, its documents and the state after it in one transaction, emit its events, and
+    return the state.
+    """
     await finish_if_cancelled(partial(_save, run, record, state))
     for event in build_commit_events(run.id, record, state):
         await run.emit(event)
@@ -227,7 +241,9 @@ async def _save(run: Run, record: CommitRecord | None, state: RunState) -> None:
 
 
 async def restore(run: Run, state: RunState) -> None:
-    """Read the history of earlier starts, export its versions, and emit the events of its last commit again."""
+    """Read the history of earlier starts, export its versions, and emit the events of its last
+    commit again.
+    """
     run.records = list(await run.store.records(run.id))
     epochs = await run.store.epochs(run.id)
     promotions = await run.store.promotions(run.id)
@@ -262,7 +278,8 @@ async def _load_pinned_edits(run: Run) -> tuple[RejectedEdit, ...]:
 
 
 def require_reports(records: Sequence[StepRecord], config: TrainerConfig) -> None:
-    """Check that at least one analyst gave a valid reply, if any was asked and no source gave a candidate.
+    """Check that at least one analyst gave a valid reply, if any was asked and no source gave a
+    candidate.
 
     Raises:
         RunFailed: None did, so the run could not learn anything.
@@ -276,8 +293,8 @@ def require_reports(records: Sequence[StepRecord], config: TrainerConfig) -> Non
     if NO_VALID_REPLY in reason:
         advice = f". To mend it, {advise_on_replies('optimizer', config, reason)}"
     raise RunFailed(
-        f"{NO_REPORTS} in {name_count(len(records), 'step')}, so nothing could be learned; the first reason: "
-        f"{reason}{advice}"
+        f"{NO_REPORTS} in {name_count(len(records), 'step')}, so nothing could be learned; the "
+        f"first reason: {reason}{advice}"
     )
 
 
@@ -294,7 +311,8 @@ async def record_time(run: Run, *, ahead: float = 0.0) -> None:
 
 
 async def finish(run: Run, error: BaseException | None) -> RunSummary:
-    """Store and return how the run ended; raise an error that is no end of a run, once its summary is stored.
+    """Store and return how the run ended; raise an error that is no end of a run, once its summary
+    is stored.
 
     Raises:
         BaseException: ``error``, if it is a cancellation or nothing that a run foresees.

@@ -1,4 +1,6 @@
-"""Opens a run: owns its folder, opens its store, and connects models, environment and budget in one place."""
+"""Opens a run: owns its folder, opens its store, and connects models, environment and budget in one
+place.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ async def open_run(
             await _refuse_gaps(plan, plan.overrides.transport, store)
         if config.store is None and not config.fork:
             await store.refuse_other_runs(plan.run_id, plan.identity)
-        connecting = connect_run(plan, store, on_event, approve=approve, graceful_stop=graceful_stop)
+        connecting = connect_run(
+            plan, store, on_event, approve=approve, graceful_stop=graceful_stop
+        )
         run = await stack.enter_async_context(connecting)
         run.exports = await _choose_exports(plan, store)
         yield run
@@ -105,7 +109,9 @@ async def connect_run(
     stop = graceful_stop or GracefulStop()
 
     async def emit_with_step(event: Event) -> None:
-        """Pass an event on; a live one without a step, such as a call's, gets that of the current stage."""
+        """Pass an event on; a live one without a step, such as a call's, gets that of the current
+        stage.
+        """
         if not (event.step or event.durable):
             event = event.model_copy(update={"step": budget.current_stage.step})
         await on_event(event)
@@ -160,7 +166,9 @@ async def connect_run(
         if config.executor.name != "local":
             from reflact.executors.environment import place_environment
 
-            placing = place_environment(environment, config, target, named=overrides.environment is None)
+            placing = place_environment(
+                environment, config, target, named=overrides.environment is None
+            )
             environment = await stack.enter_async_context(placing)
         surround = partial(_surround_rollout, stop=stop, account=account, tracing=tracing)
 
@@ -186,7 +194,9 @@ async def connect_run(
 async def _surround_rollout(
     item: Item, seed: int, *, stop: GracefulStop, account: Account, tracing: Tracing
 ) -> AsyncIterator[Callable[[Grade], None] | None]:
-    """Surround a rollout: a stopping run does not begin it, a span shows it, and the budget covers it."""
+    """Surround a rollout: a stopping run does not begin it, a span shows it, and the budget covers
+    it.
+    """
     async with stop.begin_unless_stopping():
         with tracing.rollout(item.id) as add_score:
             async with cover_rollout(account):
@@ -216,21 +226,28 @@ async def _open_cassette(plan: RunPlan, stack: AsyncExitStack) -> RunPlan:
     return replace(plan, overrides=replace(plan.overrides, transport=transport))
 
 
-async def _refuse_gaps(plan: RunPlan, transport: httpx.AsyncBaseTransport, store: SQLiteRunStore) -> None:
-    """Refuse to record a run that would use stored replies which the recording lacks, since no replay has them."""
+async def _refuse_gaps(
+    plan: RunPlan, transport: httpx.AsyncBaseTransport, store: SQLiteRunStore
+) -> None:
+    """Refuse to record a run that would use stored replies which the recording lacks, since no
+    replay has them.
+    """
     from reflact.llm.cassettes import RecordTransport
 
     if isinstance(transport, RecordTransport):
         lacking = await store.answered_calls() - transport.call_ids
         if lacking:
             raise ConfigError(
-                f"the store of the run has {len(lacking)} replies that the cassette {plan.config.replay.cassette} "
-                "lacks, so the recording could not be replayed; record into another out_dir, with a store of its own"
+                f"the store of the run has {len(lacking)} replies that the cassette "
+                f"{plan.config.replay.cassette} lacks, so the recording could not be replayed; "
+                "record into another out_dir, with a store of its own"
             )
 
 
 async def _choose_exports(plan: RunPlan, store: SQLiteRunStore) -> Path:
-    """Return the folder for the files of a run, which replace those of no other run in the same ``out_dir``."""
+    """Return the folder for the files of a run, which replace those of no other run in the same
+    ``out_dir``.
+    """
     config = plan.config
     out_dir = config.model_dump(mode="json")["out_dir"]
     others = [
@@ -238,7 +255,10 @@ async def _choose_exports(plan: RunPlan, store: SQLiteRunStore) -> Path:
         for row in await store.runs()
         if row.run_id != plan.run_id
         and (row.steps or row.status)
-        and (config.store is None or (isinstance(row.config, dict) and row.config.get("out_dir") == out_dir))
+        and (
+            config.store is None
+            or (isinstance(row.config, dict) and row.config.get("out_dir") == out_dir)
+        )
     ]
     return choose_exports(config.out_dir.absolute(), plan.run_id, others)
 
@@ -250,7 +270,9 @@ def _build_chat_target(plan: RunPlan, llm: LLM) -> Target:
 
 
 async def _connect_critic(plan: RunPlan, store: SQLiteRunStore, llm: LLM) -> tuple[RunPlan, Critic]:
-    """Return the critic of a run, and a plan in which it does what the configuration asks it for."""
+    """Return the critic of a run, and a plan in which it does what the configuration asks
+    it for.
+    """
     from reflact.training.critic import grade_with_critic, pin_critic
 
     critic = await pin_critic(

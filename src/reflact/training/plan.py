@@ -1,4 +1,6 @@
-"""What is known of a run before anything is opened or sent: its configuration, data, prompts and identity."""
+"""What is known of a run before anything is opened or sent: its configuration, data, prompts and
+identity.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ class Overrides:
     @property
     def objects(self) -> tuple[tuple[ObjectRole, object], ...]:
         """The targets, environments and so on that the caller brings, with their roles."""
-        return tuple((role, value) for role in REQUIRED_PARTS if (value := getattr(self, role)) is not None)
+        return tuple(
+            (role, value) for role in REQUIRED_PARTS if (value := getattr(self, role)) is not None
+        )
 
     @property
     def brought_roles(self) -> frozenset[str]:
@@ -140,21 +144,24 @@ class RunPlan:
 def check_config(config: TrainerConfig, overrides: Overrides) -> None:
     """Refuse a configuration that cannot work with what the caller passes; reads no data.
 
-    Raises:
-        ConfigError: A model, a cap or a package is missing, an object lacks a method, or two settings contradict each
-            other.
+    Raises: ConfigError: A model, a cap or a package is missing, an object lacks a method, or two
+        settings contradict each other.
     """
     for each, value in overrides.objects:
         check_object(each, value)
     named = {"target"} if config.target.kind != "chat" else set()
     for role in ROLES:
         if role not in overrides.brought_roles | named and not getattr(config.models, role).model:
-            raise ConfigError(f"models.{role}.model is required: name the model that plays this role")
+            raise ConfigError(
+                f"models.{role}.model is required: name the model that plays this role"
+            )
     _require_critic(config, overrides)
     if overrides.brought_roles >= named:
         require_caps(_add_agent_model(config, overrides), passed=overrides.unseen_roles)
     if overrides.proposer is not None and config.search.own is not None:
-        raise ConfigError("search.sources names a proposer, and one is passed in Python: choose one of them")
+        raise ConfigError(
+            "search.sources names a proposer, and one is passed in Python: choose one of them"
+        )
     if config.executor.name == "ray" and find_spec("ray") is None:
         raise ConfigError("executor.name: ray needs Ray: pip install 'reflact[ray]'")
 
@@ -180,8 +187,8 @@ def refuse_idle_keys(config: TrainerConfig, overrides: Overrides) -> None:
     for role, value in overrides.objects:
         if wrong := [key for key in keys if key.startswith(idle.get(role, ()))]:
             raise ConfigError(
-                f"{', '.join(sorted(wrong))}: no effect, because the {role} is passed in Python, of type "
-                f"{type(value).__name__}; remove the key, or set it in that object"
+                f"{', '.join(sorted(wrong))}: no effect, because the {role} is passed in Python, "
+                f"of type {type(value).__name__}; remove the key, or set it in that object"
             )
 
 
@@ -214,7 +221,8 @@ def sends_requests(config: TrainerConfig, overrides: Overrides) -> bool:
 def prepare_run(
     config: TrainerConfig, overrides: Overrides, needed: Sequence[Split] = TRAINING_SPLITS
 ) -> RunPlan:
-    """Read and check all that a run on the needed splits takes, without opening or sending anything.
+    """Read and check all that a run on the needed splits takes, without opening or sending
+    anything.
 
     Raises:
         UsageError: Something is missing, malformed or contradictory.
@@ -239,7 +247,9 @@ def prepare_run(
         data = read_dataset(environment)
     check_dataset(data, needed)
     if not data.test:
-        config = config.model_copy(update={"test": config.test.model_copy(update={"enabled": False})})
+        config = config.model_copy(
+            update={"test": config.test.model_copy(update={"enabled": False})}
+        )
     prompts = load_prompts(config.prompts, folder=environment.prompt_folder)
     initial = load_initial_skill(config, target)
     identity: dict[str, JsonValue] = {
@@ -308,11 +318,15 @@ def _require_critic(config: TrainerConfig, overrides: Overrides) -> None:
         return
     reason = "critic.annotate" if config.critic.annotate else "environment.grader: critic"
     if not config.models.critic.model:
-        raise ConfigError(f"models.critic.model is required for {reason}: name the model that scores")
+        raise ConfigError(
+            f"models.critic.model is required for {reason}: name the model that scores"
+        )
     if config.environment.grader == "critic" and overrides.environment is not None:
         raise ConfigError(
-            "environment.grader: critic grades the environment of the configuration, and another one is "
-            "passed in Python: give that one a CriticGrader"
+            "environment.grader: critic grades the environment of the configuration, and another "
+            "one is passed in Python: give that one a CriticGrader"
         )
     if config.critic.annotate and overrides.annotator is not None:
-        raise ConfigError("critic.annotate is on, and an annotator is passed in Python: choose one of them")
+        raise ConfigError(
+            "critic.annotate is on, and an annotator is passed in Python: choose one of them"
+        )

@@ -36,7 +36,8 @@ UNMEASURABLE = (ModelError, EnvironmentFailure, RunFailed)
 
 
 async def check_run(run: Run) -> None:
-    """Find what would waste the baseline: near copies, a lost skill, a task that constants solve, a wrong key.
+    """Find what would waste the baseline: near copies, a lost skill, a task that constants solve, a
+    wrong key.
 
     Raises:
         EnvironmentFailure: The skill does not reach the agent.
@@ -51,7 +52,8 @@ async def check_run(run: Run) -> None:
 
 
 async def check_skill(run: Run) -> None:
-    """Find out once in a run whether the skill reaches the agent; on a cluster, the agent may be elsewhere.
+    """Find out once in a run whether the skill reaches the agent; on a cluster, the agent may be
+    elsewhere.
 
     The outcome is logged, so that a resumed run has the same warning.
 
@@ -65,7 +67,9 @@ async def check_skill(run: Run) -> None:
     if warning is None and is_near and target is not None and target.preflight:
         items = plan.data.train or plan.data.val
         settings = run.config.models.target
-        warning = await target.test_skill(plan.environment, items, plan.initial_skill, settings) or ""
+        warning = (
+            await target.test_skill(plan.environment, items, plan.initial_skill, settings) or ""
+        )
         await run.decision_log.put(0, SKILL_TEST_LABEL, warning)
     if warning:
         await run.warn(str(warning))
@@ -112,15 +116,18 @@ async def grade_constant(
         RunFailed: Too few items could be measured.
     """
     rollouts = await roll_out_constant(run, split, items, answer, step=step)
-    score = score_skill(answer.name, answer.document, split, rollouts, items, metric=run.plan.metric)
+    score = score_skill(
+        answer.name, answer.document, split, rollouts, items, metric=run.plan.metric
+    )
     return score.model_copy(update={"answer": answer.text})
 
 
 async def check_optimizer(run: Run) -> None:
     """Find a wrong key, model or address of the optimizer by one small call, whose reply is stored.
 
-    There is no call if the run has begun, if a recording or a transport of the caller answers, if the caller brings the
-    optimizer, or if the optimizer has the connection of the target, which the baseline tests.
+    There is no call if the run has begun, if a recording or a transport of the caller answers, if
+    the caller brings the optimizer, or if the optimizer has the connection of the target, which the
+    baseline tests.
     """
     overrides = run.plan.overrides
     is_replayed = overrides.transport is not None or run.config.replay.cassette is not None
@@ -128,9 +135,13 @@ async def check_optimizer(run: Run) -> None:
         return
     if run.plan.target is None and not run.config.models.is_optimizer_separate:
         return
-    message = Message(role="user", content="This is a test of the connection. Reply with the word ready.")
+    message = Message(
+        role="user", content="This is a test of the connection. Reply with the word ready."
+    )
     prompt = RenderedPrompt(name=PREFLIGHT, version=1, messages=(message,))
-    await run.optimizer.ask(prompt, Text, call_id=CallId(role="optimizer", purpose=PREFLIGHT, step=0))
+    await run.optimizer.ask(
+        prompt, Text, call_id=CallId(role="optimizer", purpose=PREFLIGHT, step=0)
+    )
 
 
 async def measure_critic(run: Run) -> None:

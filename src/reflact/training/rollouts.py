@@ -27,10 +27,13 @@ def choose_stage(split: Split) -> events.Stage:
     return "final_test" if split is Split.test else "evaluate"
 
 
-def make_runner(run: Run, step: int, *, feedback: bool, on_rollout: RolloutCallback | None) -> RolloutRunner:
+def make_runner(
+    run: Run, step: int, *, feedback: bool, on_rollout: RolloutCallback | None
+) -> RolloutRunner:
     """Return a runner of rollouts for a step.
 
-    All rollouts of the run share its ``train.rollout_concurrency`` slots; those that are asked for first go first.
+    All rollouts of the run share its ``train.rollout_concurrency`` slots; those that are asked for
+    first go first.
     """
     return RolloutRunner(
         target=run.target,
@@ -59,12 +62,15 @@ async def roll_out_split(run: Run, split: Split, skill: Skill, *, step: int) -> 
 async def roll_out_trials(
     run: Run, split: Split, skill: Skill, trials: Sequence[int], *, step: int, note: str = ""
 ) -> tuple[tuple[Rollout, ...], ...]:
-    """Roll a skill out on a whole split, once for each trial and without feedback; all trials run together.
+    """Roll a skill out on a whole split, once for each trial and without feedback; all trials run
+    together.
 
     The caller passes the rollouts to ``require_trials`` before it uses them.
     """
     items = run.plan.data.items(split)
-    count = make_progress_counter(run, choose_stage(split), step, len(trials) * len(items), note=note)
+    count = make_progress_counter(
+        run, choose_stage(split), step, len(trials) * len(items), note=note
+    )
     runner = make_runner(run, step, feedback=False, on_rollout=count)
     return await runner.roll_out_trials(items, skill, trials)
 
@@ -84,7 +90,8 @@ async def require_trials(run: Run, trials: Sequence[Sequence[Rollout]], *, step:
 async def roll_out_constant(
     run: Run, split: Split, items: Sequence[Item], answer: NullAnswer, *, step: int
 ) -> tuple[Rollout, ...]:
-    """Grade a constant in place of the target's answers to items of a split; no call of the target is made.
+    """Grade a constant in place of the target's answers to items of a split; no call of the target
+    is made.
 
     Raises:
         RunFailed: Too few items could be measured.
@@ -102,8 +109,12 @@ def make_pass_runner(run: Run, *, step: int, part: str) -> PassRunner:
 
     async def roll(skill: Skill, trial: int, item_ids: Sequence[str]) -> Sequence[Rollout]:
         size = len(item_ids)
-        await run.on_event(events.TrialRequested(run_id=run.id, step=step, part=part, trial=trial, n=size))
-        count = make_progress_counter(run, "evaluate", step, size, note=f"{skill.hash}, trial {trial}")
+        await run.on_event(
+            events.TrialRequested(run_id=run.id, step=step, part=part, trial=trial, n=size)
+        )
+        count = make_progress_counter(
+            run, "evaluate", step, size, note=f"{skill.hash}, trial {trial}"
+        )
         runner = make_runner(run, step, feedback=False, on_rollout=count)
         return await runner.roll_out_pass(_find_items(run, item_ids), skill, trial=trial)
 
@@ -138,7 +149,13 @@ def make_progress_counter(
         n_stored += from_store
         await run.on_event(
             events.StageProgressed(
-                run_id=run.id, step=step, stage=stage, total=total, note=note, done=done, from_store=n_stored
+                run_id=run.id,
+                step=step,
+                stage=stage,
+                total=total,
+                note=note,
+                done=done,
+                from_store=n_stored,
             )
         )
 
@@ -150,7 +167,9 @@ CLOSE_SECONDS = 0.4
 
 
 @asynccontextmanager
-async def manage_environment(environment: EnvironmentAdapter, failures: FailureLog) -> AsyncIterator[None]:
+async def manage_environment(
+    environment: EnvironmentAdapter, failures: FailureLog
+) -> AsyncIterator[None]:
     """Set an environment up and close it; cancelled runs give it ``CLOSE_SECONDS``.
 
     Raises:

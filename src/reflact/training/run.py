@@ -53,7 +53,8 @@ async def ignore_event(event: Event) -> None:
 
 @dataclass
 class Results:
-    """What a start measured at its end, and what its summary warns of; an early end keeps what is there.
+    """What a start measured at its end, and what its summary warns of; an early end keeps what is
+    there.
 
     ``missing`` says why a measurement failed, and ``unmeasured`` why an item has no score.
     """
@@ -73,8 +74,10 @@ class Results:
 class Run:
     """One start of a run.
 
-    ``on_event`` receives all events. ``documents`` are those that the next commit stores. ``records`` are the committed steps.
-    ``describe`` words the result for the summary. ``rejected`` are the keys of a critic's invalid replies. ``pinned_edits`` are rejected edits of other runs, ``rejected_edits`` those of the epochs before ``edits_until``.
+    ``on_event`` receives all events. ``documents`` are those that the next commit stores.
+    ``records`` are the committed steps. ``describe`` words the result for the summary. ``rejected``
+    are the keys of a critic's invalid replies. ``pinned_edits`` are rejected edits of other runs,
+    ``rejected_edits`` those of the epochs before ``edits_until``.
     """
 
     plan: RunPlan
@@ -112,7 +115,9 @@ class Run:
         return self.exports or self.config.out_dir
 
     async def emit(self, event: Event) -> None:
-        """Store a durable event, and pass it on unless an earlier start did; live events are passed on."""
+        """Store a durable event, and pass it on unless an earlier start did; live events are passed
+        on.
+        """
         if await self.store.append_event(event):
             await self.on_event(event)
 
@@ -143,12 +148,15 @@ class Run:
 
 
 class StageTimer:
-    """Measures active time since the last reading, in seconds of the event loop, in total and by step and stage.
+    """Measures active time since the last reading, in seconds of the event loop, in total and by
+    step and stage.
 
     ``current`` is told what the run works on. Stages that are measured follow one another.
     """
 
-    def __init__(self, run_id: str, on_event: EventCallback, tracing: Tracing, current: CurrentStage) -> None:
+    def __init__(
+        self, run_id: str, on_event: EventCallback, tracing: Tracing, current: CurrentStage
+    ) -> None:
         self._run_id = run_id
         self._on_event = on_event
         self._tracing = tracing
@@ -158,8 +166,12 @@ class StageTimer:
         self._since = anyio.current_time()
 
     @asynccontextmanager
-    async def stage(self, *stages: Stage, step: int, name: str | None = None) -> AsyncIterator[None]:
-        """Measure the time of the block, even if it fails, and announce its stages; step 0 is the baseline."""
+    async def stage(
+        self, *stages: Stage, step: int, name: str | None = None
+    ) -> AsyncIterator[None]:
+        """Measure the time of the block, even if it fails, and announce its stages; step 0 is the
+        baseline.
+        """
         key = (step, " and ".join(stages) if name is None else name)
         self._running[key] = anyio.current_time()
         self._current.step, self._current.stage = key
@@ -186,13 +198,15 @@ class StageTimer:
             await self._on_event(StageStarted(run_id=self._run_id, step=step, stage=stage))
             yield
             seconds = anyio.current_time() - start
-            await self._on_event(StageFinished(run_id=self._run_id, step=step, stage=stage, seconds=seconds))
+            await self._on_event(
+                StageFinished(run_id=self._run_id, step=step, stage=stage, seconds=seconds)
+            )
 
     def read_and_reset(self, ahead: float = 0.0) -> tuple[float, dict[StageKey, float]]:
         """Return the time since the last reading, in total and by step and stage, and reset both.
 
-        ``ahead`` adds seconds in advance. The next reading is that much shorter, and negative if it comes
-        earlier.
+        ``ahead`` adds seconds in advance. The next reading is that much shorter, and negative if it
+        comes earlier.
         """
         self._measure_running()
         now = anyio.current_time() + ahead

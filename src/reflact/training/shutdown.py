@@ -25,8 +25,9 @@ SETTLE_SECONDS = 0.2
 class GracefulStop:
     """Stops one start of a run when it is requested.
 
-    From then on no rollout and no call of the optimizer begins. The run is cancelled when it has committed, when
-    all work under way has finished and other work is blocked or waits for a person, or when the grace is over.
+    From then on no rollout and no call of the optimizer begins. The run is cancelled when it has
+    committed, when all work under way has finished and other work is blocked or waits for a person,
+    or when the grace is over.
 
     Args:
         grace: Seconds that work under way may take.

@@ -76,10 +76,12 @@ TRANSCRIPT_BYTES = 1_500
 
 @dataclass(frozen=True, kw_only=True)
 class StepInput:
-    """What a step begins with: its source, its batches, the current document, and what the run knows.
+    """What a step begins with: its source, its batches, the current document, and what the run
+    knows.
 
-    ``rejected_edits`` are the changes of other runs and earlier epochs that did not help. ``max_edits`` is the edit budget.
-    ``max_items`` is how many items the budget lets the step roll out; None: all of its batches.
+    ``rejected_edits`` are the changes of other runs and earlier epochs that did not help.
+    ``max_edits`` is the edit budget. ``max_items`` is how many items the budget lets the step roll
+    out; None: all of its batches.
     """
 
     source: str
@@ -133,8 +135,8 @@ class StepProposal(FrozenModel):
 def list_sources(run: Run) -> tuple[str, ...]:
     """Return the sources of a run, in the order in which they are tried.
 
-    A proposer that is passed in Python takes the place of the default ones, and joins those that are named. A document of
-    several files is not rewritten.
+    A proposer that is passed in Python takes the place of the default ones, and joins those that
+    are named. A document of several files is not rewritten.
     """
     search = run.config.search
     named: tuple[str, ...] = ()
@@ -169,12 +171,19 @@ async def propose_edits(run: Run, work: StepInput) -> StepProposal:
     async with run.timer.stage("aggregate", step=work.step):
         operations = list_edit_kinds(run.config.update)
         merged = await aggregate(
-            reports, skill, context=context, config=run.config.aggregate, operations=operations, notes=notes
+            reports,
+            skill,
+            context=context,
+            config=run.config.aggregate,
+            operations=operations,
+            notes=notes,
         )
     async with run.timer.stage("select", step=work.step):
         chosen = await _select(run, work, merged, rollouts)
     async with run.timer.stage("update", step=work.step):
-        candidate = await update(skill, chosen, context=context, attempts=show_buffer(work.attempts))
+        candidate = await update(
+            skill, chosen, context=context, attempts=show_buffer(work.attempts)
+        )
     return StepProposal(
         rollouts=rollouts,
         contenders=(make_contender("edits", candidate),),
@@ -195,7 +204,9 @@ async def _roll_out_and_reflect(
     def make_notes(batch: Minibatch) -> str:
         memory = ""
         if work.rejected_edits:
-            memory = show_memory(select_relevant_edits(work.rejected_edits, batch.show_cases(tokens)))
+            memory = show_memory(
+                select_relevant_edits(work.rejected_edits, batch.show_cases(tokens))
+            )
         return join_sections(attempts, memory, meta)
 
     analyse = Analyst(
@@ -242,7 +253,9 @@ async def _annotate(run: Run, work: StepInput, batch: Minibatch) -> Minibatch:
 async def _select(
     run: Run, work: StepInput, merged: AggregateResult, rollouts: Sequence[Rollout]
 ) -> SelectResult:
-    """Return the edits to apply, after the step size that the optimizer chose if it is asked for one."""
+    """Return the edits to apply, after the step size that the optimizer chose if it is asked for
+    one.
+    """
     notes = show_meta(work.state.meta_skill)
     attempts = show_buffer(work.attempts)
     budget = work.max_edits
@@ -266,7 +279,9 @@ async def _select(
     chosen = await select(
         merged, work.skill, context=work.context, budget=budget, attempts=attempts, notes=notes
     )
-    return chosen.model_copy(update={"decision": decision, "fallbacks": fallbacks + chosen.fallbacks})
+    return chosen.model_copy(
+        update={"decision": decision, "fallbacks": fallbacks + chosen.fallbacks}
+    )
 
 
 def _show_figures(run: Run, work: StepInput, rollouts: Sequence[Rollout]) -> str:
@@ -279,8 +294,8 @@ def _show_figures(run: Run, work: StepInput, rollouts: Sequence[Rollout]) -> str
 async def propose_examples(run: Run, work: StepInput) -> StepProposal:
     """Return documents with several sets of worked examples from train items; no model is asked.
 
-    If the environment gives no right answers, or the target works in several turns, the examples are rollouts of the step
-    that were graded right.
+    If the environment gives no right answers, or the target works in several turns, the examples
+    are rollouts of the step that were graded right.
     """
     known = find_right_answers(run)
     rollouts: tuple[Rollout, ...] = ()
@@ -289,13 +304,19 @@ async def propose_examples(run: Run, work: StepInput) -> StepProposal:
     await log_unmeasured(rollouts, decision_log=run.decision_log, step=work.step)
     pool = _collect_examples(run, work, known, rollouts)
     if not pool:
-        reason = "No train item has a right answer that can be written down, and no rollout was graded right."
+        reason = (
+            "No train item has a right answer that can be written down, and no rollout was "
+            "graded right."
+        )
         return StepProposal(rollouts=rollouts, verdict=Verdict(action="no_patches", reason=reason))
     threshold = run.config.train.success_threshold
     sets = _draw_sets(run, work, pool, {r.item_id for r in rollouts if is_failure(r, threshold)})
     if not sets:
         most = run.config.search.max_document_tokens
-        reason = f"The document has no room for another set of worked examples; search.max_document_tokens is {most}."
+        reason = (
+            "The document has no room for another set of worked examples; "
+            f"search.max_document_tokens is {most}."
+        )
         return StepProposal(rollouts=rollouts, verdict=Verdict(action="no_patches", reason=reason))
     contenders = []
     for examples in sets:
@@ -307,14 +328,18 @@ async def propose_examples(run: Run, work: StepInput) -> StepProposal:
 def _collect_examples(
     run: Run, work: StepInput, known: Sequence[WorkedExample], rollouts: Sequence[Rollout]
 ) -> list[WorkedExample]:
-    """Return what can be an example: known right answers, and then those of the document and of right rollouts."""
+    """Return what can be an example: known right answers, and then those of the document and of
+    right rollouts.
+    """
     threshold = run.config.train.success_threshold
     right = [r for r in rollouts if r.score is not None and not is_failure(r, threshold)]
     messages = {item.id: render_message(run, item) for item in run.plan.data.train}
     pool = {example.item_id: example for example in known}
     pool |= {example.item_id: example for example in work.examples if example.item_id in messages}
     if not known or any(len(rollout.turns) > 2 for rollout in rollouts):
-        pool |= {rollout.item_id: _read_example(rollout, messages[rollout.item_id]) for rollout in right}
+        pool |= {
+            rollout.item_id: _read_example(rollout, messages[rollout.item_id]) for rollout in right
+        }
     return [example for example in pool.values() if _is_safe(example)]
 
 
@@ -335,7 +360,9 @@ def _draw_sets(
 
 
 def count_other_bytes(skill: Skill) -> int:
-    """Return the bytes of a document beside its worked examples: other regions count, and the markers around them."""
+    """Return the bytes of a document beside its worked examples: other regions count, and the
+    markers around them.
+    """
     placeholder = "x"
     marked = apply_edits(skill, [Edit(op="examples", content=placeholder)]).skill.text
     return len(marked.encode()) - len(placeholder)
@@ -366,9 +393,12 @@ def find_right_answers(run: Run) -> tuple[WorkedExample, ...]:
     for item in run.plan.data.train:
         answers = run.plan.environment.list_right_answers(item)
         if answers:
-            # A grader may list answers in the form in which it compares them; the reference is as somebody wrote it.
+            # A grader may list answers in the form in which it compares them; the reference is as
+            # somebody wrote it.
             own = item.reference if isinstance(item.reference, str | int | float) else answers[0]
-            examples.append(WorkedExample(item_id=item.id, task=render_message(run, item), answer=str(own)))
+            examples.append(
+                WorkedExample(item_id=item.id, task=render_message(run, item), answer=str(own))
+            )
     return tuple(examples)
 
 
@@ -381,7 +411,9 @@ def render_message(run: Run, item: Item) -> str:
 async def propose_rewrites(
     run: Run, work: StepInput, *, documents: int = DOCUMENTS, most: int = CASES
 ) -> StepProposal:
-    """Return whole documents that the optimizer writes, several at a time, from at most ``most`` items."""
+    """Return whole documents that the optimizer writes, several at a time, from at most ``most``
+    items.
+    """
     rollouts = await roll_out_items(run, work, most=most)
     cases = build_cases(work.items, rollouts, run.config.train.success_threshold)
     shown = {case.item.id for case in cases} | {example.item_id for example in work.examples}
@@ -400,7 +432,9 @@ async def propose_rewrites(
 
 
 async def propose_own(run: Run, work: StepInput) -> StepProposal:
-    """Return the documents of the caller's proposer, which sees the finished rollouts of the step."""
+    """Return the documents of the caller's proposer, which sees the finished rollouts of
+    the step.
+    """
     proposer = run.plan.proposer
     assert proposer is not None
     step = work.step
@@ -415,7 +449,9 @@ async def propose_own(run: Run, work: StepInput) -> StepProposal:
 
 
 async def _collect_evidence(run: Run, work: StepInput, rollouts: Sequence[Rollout]) -> StepEvidence:
-    """Return the cases in the order of the rollouts, and what the run knows; failures have the annotator's notes."""
+    """Return the cases in the order of the rollouts, and what the run knows; failures have the
+    annotator's notes.
+    """
     config = run.config
     cases = build_cases(work.items, rollouts, config.train.success_threshold)
     failed = [case for case in cases if case.failed]
@@ -471,7 +507,9 @@ class StepAllowance:
         )
 
     async def roll_out(self, documents: Sequence[str]) -> tuple[tuple[Rollout, ...], ...]:
-        """Roll documents out on the step's items, with the protected regions of the current document."""
+        """Roll documents out on the step's items, with the protected regions of the current
+        document.
+        """
         skills = [apply_document(self.work.skill, document).skill for document in documents]
         runner = make_train_runner(self.run, self.work, n=len(documents) * len(self.work.items))
         rolled = await runner.roll_out_batches(self.work.batches, skills)
@@ -498,7 +536,9 @@ def build_proposal(
         else:
             refused.append(rewrite.model_copy(update={"reason": reason}))
     fallbacks = tuple(
-        Fallback(label=f"document/{r.number}", reason=str(r.reason), replacement="one document less")
+        Fallback(
+            label=f"document/{r.number}", reason=str(r.reason), replacement="one document less"
+        )
         for r in (*missing, *refused)
     )
     verdict = None
@@ -520,8 +560,12 @@ def make_contender(label: str, candidate: Candidate) -> Contender:
 
 
 def apply_document(skill: Skill, document: str, cases: int = 1) -> Candidate:
-    """Return the skill with a new text; protected regions that the text repeats are left out of it."""
-    return apply_edits(skill, [Edit(op="rewrite", content=editable_text(document), support_count=cases)])
+    """Return the skill with a new text; protected regions that the text repeats are left
+    out of it.
+    """
+    return apply_edits(
+        skill, [Edit(op="rewrite", content=editable_text(document), support_count=cases)]
+    )
 
 
 def build_cases(
@@ -537,7 +581,9 @@ def build_cases(
 
 
 def limit_batches(work: StepInput, most: int) -> tuple[tuple[Item, ...], ...]:
-    """Return the batches with at most ``most`` items, those first that are no worked examples of the document."""
+    """Return the batches with at most ``most`` items, those first that are no worked examples of
+    the document.
+    """
     allowed = most if work.max_items is None else min(most, work.max_items)
     if len(work.items) <= allowed:
         return work.batches

@@ -29,7 +29,11 @@ UNCHANGED: tuple[GateAction, ...] = ("no_change", "no_patches", "no_rewrite")
 
 
 def build_first_state(
-    initial: Skill, score: float | None, *, deterministic: bool = True, ranking: Ranking | None = None
+    initial: Skill,
+    score: float | None,
+    *,
+    deterministic: bool = True,
+    ranking: Ranking | None = None,
 ) -> RunState:
     """Return the state before the first step; the initial skill is version 0, current and best."""
     version = SkillVersion(number=0, skill_hash=initial.hash, origin="initial", score=score)
@@ -49,7 +53,9 @@ def build_first_state(
 def create_versions(
     state: RunState, step: int, candidate: Candidate, verdict: Verdict, appended: Skill
 ) -> tuple[SkillVersion, ...]:
-    """Return the versions that a step creates: of an accepted candidate, and of the document with new notes."""
+    """Return the versions that a step creates: of an accepted candidate, and of the document with
+    new notes.
+    """
     current = find_current(state, verdict)
     created: tuple[SkillVersion, ...] = ()
     if verdict.accepted:
@@ -64,11 +70,16 @@ def create_versions(
     if appended.hash == current.skill_hash:
         return created
     number = state.latest_version + len(created) + 1
-    return (*created, inherit_version(current, number=number, skill=appended, origin=f"step {step} notes"))
+    return (
+        *created,
+        inherit_version(current, number=number, skill=appended, origin=f"step {step} notes"),
+    )
 
 
 def name_documents(state: RunState, earlier: Sequence[StepRecord]) -> dict[str, str]:
-    """Return where each document that the run has decided on is from, by hash: a version, or else its first step."""
+    """Return where each document that the run has decided on is from, by hash: a version, or else
+    its first step.
+    """
     names = dict.fromkeys(state.seen_hashes, "in a slow update")
     steps = {record.candidate_hash: f"in step {record.step}" for record in reversed(earlier)}
     names |= {document: name for document, name in steps.items() if document in names}
@@ -85,8 +96,9 @@ def find_current(state: RunState, verdict: Verdict | None) -> SkillVersion:
 def choose_best(state: RunState, record: Record) -> Record:
     """Return a record with the best version by belief, and measured scores; for the ranked gate.
 
-    The current version is the best one if it is better than the initial one with a probability of at least 0.9;
-    otherwise the initial one is. While the current version has no pass, the one it was made from stands for it.
+    The current version is the best one if it is better than the initial one with a probability of
+    at least 0.9; otherwise the initial one is. While the current version has no pass, the one it
+    was made from stands for it.
     """
     later: RunState = state.after([record])
     verdict = record.verdict
@@ -105,12 +117,16 @@ def choose_best(state: RunState, record: Record) -> Record:
         "best": add_measured_score(best, ranking),
     }
     if not isinstance(record, PromotionRecord):
-        update["created_versions"] = tuple(add_measured_score(v, ranking) for v in record.created_versions)
+        update["created_versions"] = tuple(
+            add_measured_score(v, ranking) for v in record.created_versions
+        )
     return record.model_copy(update=update)
 
 
 def add_measured_score(version: SkillVersion, ranking: Ranking) -> SkillVersion:
-    """Return a version with the mean of all its passes; without one, with that of the version it was made from."""
+    """Return a version with the mean of all its passes; without one, with that of the version it
+    was made from.
+    """
     source = ranking.list_lineage(version.skill_hash)[-1]
     measured = ranking.find_score(source)
     if measured is None:
@@ -127,14 +143,18 @@ def add_measured_score(version: SkillVersion, ranking: Ranking) -> SkillVersion:
 
 
 def replaces_best(verdict: Verdict, best: SkillVersion) -> bool:
-    """Return whether an accepted document replaces the best one; without a gate its score decides."""
+    """Return whether an accepted document replaces the best one; without a gate its score
+    decides.
+    """
     if verdict.action != "force_accept":
         return verdict.action == "accept_new_best"
     score = verdict.candidate_score
     return score is not None and (best.score is None or score > best.score)
 
 
-def inherit_version(parent: SkillVersion, *, number: int, skill: Skill, origin: str) -> SkillVersion:
+def inherit_version(
+    parent: SkillVersion, *, number: int, skill: Skill, origin: str
+) -> SkillVersion:
     """Return the version of an unmeasured text, with its parent's score marked as inherited."""
     return parent.model_copy(
         update={
@@ -160,18 +180,26 @@ def version_hashes(
 def build_commit_events(
     run_id: str, record: CommitRecord | None, state: RunState
 ) -> tuple[events.Event, ...]:
-    """Return the durable events of a commit; without a record, of the first commit with its ``state``."""
+    """Return the durable events of a commit; without a record, of the first commit with its
+    ``state``.
+    """
     if record is None:
         return (events.SkillVersionCreated(run_id=run_id, version=state.current),)
     step = record.step
     verdict = record.verdict
     if isinstance(record, PromotionRecord):
-        return (events.PromotionJudged(run_id=run_id, step=step, verdict=record.verdict, best=record.best),)
+        return (
+            events.PromotionJudged(
+                run_id=run_id, step=step, verdict=record.verdict, best=record.best
+            ),
+        )
     built = list(_build_step_events(run_id, record)) if isinstance(record, StepRecord) else []
     if verdict is not None and verdict.action == "return" and verdict.ranked is not None:
         chosen = verdict.ranked.chosen
         built.append(
-            events.VersionReturned(run_id=run_id, step=step, skill_hash=chosen, reason=verdict.reason)
+            events.VersionReturned(
+                run_id=run_id, step=step, skill_hash=chosen, reason=verdict.reason
+            )
         )
     for version in record.created_versions:
         built.append(events.SkillVersionCreated(run_id=run_id, step=step, version=version))
@@ -204,30 +232,45 @@ def _build_step_events(run_id: str, record: StepRecord) -> Iterator[events.Event
     chosen = record.chosen
     yield events.StepStarted(run_id=run_id, step=step, epoch=record.epoch, item_ids=record.item_ids)
     yield events.RolloutsFinished(
-        run_id=run_id, step=step, n=rollout.n, failures=record.n_failures, unmeasured=len(rollout.unmeasured)
+        run_id=run_id,
+        step=step,
+        n=rollout.n,
+        failures=record.n_failures,
+        unmeasured=len(rollout.unmeasured),
     )
     for report in record.reports:
         yield events.AnalystReported(run_id=run_id, step=step, report=report)
     for fallback in (*record.merged.fallbacks, *chosen.fallbacks, *record.fallbacks):
         yield events.FallbackUsed(run_id=run_id, step=step, fallback=fallback)
     yield events.EditsApplied(
-        run_id=run_id, step=step, pool_size=chosen.pool_size, budget=chosen.budget, results=record.edits
+        run_id=run_id,
+        step=step,
+        pool_size=chosen.pool_size,
+        budget=chosen.budget,
+        results=record.edits,
     )
     yield events.CandidateJudged(run_id=run_id, step=step, verdict=record.verdict)
 
 
 def find_stop_reason(config: TrainConfig, records: Sequence[StepRecord]) -> str | None:
     """Return why no further step is taken, by ``train.patience``; None if one is."""
-    since = next((n for n, record in enumerate(reversed(records)) if record.verdict.accepted), len(records))
+    since = next(
+        (n for n, record in enumerate(reversed(records)) if record.verdict.accepted), len(records)
+    )
     if config.patience is None or since < config.patience:
         return None
     return f"train.patience is {config.patience}, and the last {since} steps accepted no edit"
 
 
 def summarize_history(
-    summary: RunSummary, records: Sequence[StepRecord], epochs: Sequence[EpochRecord], state: RunState | None
+    summary: RunSummary,
+    records: Sequence[StepRecord],
+    epochs: Sequence[EpochRecord],
+    state: RunState | None,
 ) -> RunSummary:
-    """Return a summary with counts and epochs of the committed history, and a state's best and final skill."""
+    """Return a summary with counts and epochs of the committed history, and a state's best and
+    final skill.
+    """
     actions: Counter[str] = Counter(r.verdict.action for r in records)
     ends = {e.epoch: e for e in epochs}
     numbers = sorted({r.epoch for r in records})
@@ -237,7 +280,9 @@ def summarize_history(
             "accepts": sum(r.verdict.accepted for r in records),
             "rejects": actions["reject"],
             "skips": sum(actions[action] for action in UNCHANGED),
-            "actions": tuple(ActionCount(action=a, count=actions[a]) for a in ACTIONS if actions[a]),
+            "actions": tuple(
+                ActionCount(action=a, count=actions[a]) for a in ACTIONS if actions[a]
+            ),
             "best": state.best if state is not None else None,
             "final": state.current if state is not None else None,
             "deterministic": state is None or state.deterministic,
@@ -251,7 +296,9 @@ def summarize_history(
 def find_unmeasured(records: Sequence[StepRecord]) -> tuple[str, ...]:
     """Return the train items that have no score in the last step that drew them."""
     last = {
-        item_id: item_id in record.rollout.unmeasured for record in records for item_id in record.item_ids
+        item_id: item_id in record.rollout.unmeasured
+        for record in records
+        for item_id in record.item_ids
     }
     return tuple(item_id for item_id, is_lost in last.items() if is_lost)
 

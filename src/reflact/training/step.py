@@ -1,4 +1,6 @@
-"""One training step: a source proposes candidates, they race, the gate decides, and the appendix gets reminders."""
+"""One training step: a source proposes candidates, they race, the gate decides, and the appendix
+gets reminders.
+"""
 
 from __future__ import annotations
 
@@ -141,10 +143,12 @@ def _collect_edits(run: Run, epoch: int) -> tuple[RejectedEdit, ...]:
 
 
 async def plan_rollouts(run: Run) -> float:
-    """Return how many rollouts the run pays for: ``train.max_rollouts``, or else what the limits of ``budget`` allow.
+    """Return how many rollouts the run pays for: ``train.max_rollouts``, or else what the limits of
+    ``budget`` allow.
 
-    For a limit, the mean cost of the rollouts so far counts. The result is logged before it is used, under the limits, so
-    that a resumed run plans with the same number until somebody changes a limit.
+    For a limit, the mean cost of the rollouts so far counts. The result is logged before it is
+    used, under the limits, so that a resumed run plans with the same number until somebody changes
+    a limit.
     """
     config = run.config
     if config.train.max_rollouts is not None or config.search.is_published:
@@ -173,7 +177,9 @@ class JudgedStep(FrozenModel):
 
 
 async def judge_candidates(run: Run, work: StepInput, proposed: StepProposal) -> JudgedStep:
-    """Drop candidates that are known, race the others, and let the gate decide on the one that is left."""
+    """Drop candidates that are known, race the others, and let the gate decide on the one that is
+    left.
+    """
     decided = _decide_without_race(run, work, proposed)
     if decided is not None:
         return decided
@@ -185,7 +191,10 @@ async def judge_candidates(run: Run, work: StepInput, proposed: StepProposal) ->
     fresh = _drop_known(contenders, known)
     if not fresh:
         name = known[contenders[0].form]
-        reason = f"Every candidate says the same as a document that is known ({name}), so none was measured."
+        reason = (
+            f"Every candidate says the same as a document that is known ({name}), so none was "
+            "measured."
+        )
         verdict = Verdict(action="no_change", reason=reason, repeats=name)
         return JudgedStep(verdict=verdict, candidate=contenders[0].candidate)
     if not run.config.gate.enabled:
@@ -211,7 +220,9 @@ def _decide_without_race(run: Run, work: StepInput, proposed: StepProposal) -> J
     candidate = proposed.contenders[0].candidate
     known: Mapping[str, str] = name_documents(work.state, run.records)
     if not run.config.gate.enabled:  # an earlier document may come back, with its stored score
-        vetoed = {record.candidate_hash for record in run.records if record.verdict.veto is not None}
+        vetoed = {
+            record.candidate_hash for record in run.records if record.verdict.veto is not None
+        }
         known = {document: name for document, name in known.items() if document in vetoed}
     verdict = decide_without_evaluation(
         candidate, work.skill, merged=proposed.merged, chosen=proposed.chosen, known=known
@@ -224,7 +235,9 @@ async def _ask_gate(
 ) -> JudgedStep:
     candidate = contender.candidate
     subject = f"step {work.step} is unmeasured"
-    verdict = await judge(run, candidate.skill, work.state, step=work.step, part="step", subject=subject)
+    verdict = await judge(
+        run, candidate.skill, work.state, step=work.step, part="step", subject=subject
+    )
     return JudgedStep(verdict=verdict, candidate=candidate, race=entries)
 
 
@@ -245,7 +258,9 @@ async def _name_forms(run: Run, state: RunState) -> dict[str, str]:
     if not run.config.gate.enabled:
         current = await run.find_skill(state.current.skill_hash)
         return {digest_form(current.text): f"v{state.current.number}"}
-    names = {entry.form: f"in step {record.step}" for record in run.records for entry in record.race}
+    names = {
+        entry.form: f"in step {record.step}" for record in run.records for entry in record.race
+    }
     for version in state.kept:
         skill = await run.find_skill(version.skill_hash)
         names[digest_form(skill.text)] = f"v{version.number}"
@@ -279,13 +294,16 @@ def _count_passes_left(plan: RunPlan, planned: float, earlier: Sequence[StepReco
 def find_search_end(plan: RunPlan, state: RunState, earlier: Sequence[StepRecord]) -> str | None:
     """Return why the search has nothing to do any more; None if it goes on.
 
-    It ends when the budget of rollouts is used, or when the best document solves all validation items.
+    It ends when the budget of rollouts is used, or when the best document solves all validation
+    items.
     """
     most = plan.config.train.max_rollouts
     n = len(plan.data.val)
     passes = _count_passes_left(plan, most or math.inf, earlier)
     if passes * n < plan_slices(n, passes)[0]:
-        return f"train.max_rollouts is {most}, and the rest is too little to measure another candidate"
+        return (
+            f"train.max_rollouts is {most}, and the rest is too little to measure another candidate"
+        )
     if plan.config.search.is_published or state.current.score is None or state.current.inherited:
         return None
     return f"the document solves all {n} validation items" if state.current.score >= 1 else None
@@ -294,7 +312,9 @@ def find_search_end(plan: RunPlan, state: RunState, earlier: Sequence[StepRecord
 async def add_notes(
     run: Run, work: StepInput, reports: Sequence[AnalystReport], judged: JudgedStep
 ) -> AppendixResult:
-    """Return the document with which the run goes on, with new reminders in its appendix if these are on."""
+    """Return the document with which the run goes on, with new reminders in its appendix if these
+    are on.
+    """
     verdict = judged.verdict
     skill = judged.candidate.skill
     if not verdict.accepted:
@@ -348,7 +368,12 @@ def build_record(
         best=created[0] if replaces_best(verdict, state.best) else state.best,
         fallbacks=(*candidate.fallbacks, *appended.fallbacks),
         n_rollouts=count_new_rollouts(
-            rollouts, judged.race, verdict, candidate.skill.hash, current=skill.hash, earlier=run.records
+            rollouts,
+            judged.race,
+            verdict,
+            candidate.skill.hash,
+            current=skill.hash,
+            earlier=run.records,
         ),
         n_tokens=work.context.asked.tokens,
     )

@@ -1,4 +1,6 @@
-"""Trouble of a run, reported while it happens: endpoints that fail, models without valid replies, own exceptions."""
+"""Trouble of a run, reported while it happens: endpoints that fail, models without valid replies,
+own exceptions.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,17 @@ ROLES = ("target", "optimizer", "critic")
 
 # Failures of attempts that count for a storm; pauses for a rate limit are reported as such.
 OUTAGES: frozenset[FaultKind] = frozenset(
-    ["408", "409", "5xx", "timeout", "unreachable", "reset", "truncated", "malformed", "broken stream"]
+    [
+        "408",
+        "409",
+        "5xx",
+        "timeout",
+        "unreachable",
+        "reset",
+        "truncated",
+        "malformed",
+        "broken stream",
+    ]
 )
 
 # The attempts of an endpoint that are watched, and the least of them that can be a storm, if half
@@ -61,15 +73,19 @@ MUTE_CALLS = 3
 
 
 def log_line(run_id: str, label: str, level: int, message: str) -> None:
-    """Log a message of a run; the record has the attributes ``run_id`` and ``label``, and the line names both."""
+    """Log a message of a run; the record has the attributes ``run_id`` and ``label``, and the line
+    names both.
+    """
     line = escape_controls(f"run {run_id} ({label}): {message}")
     LOGGER.log(level, "%s", line, extra={"run_id": run_id, "label": label})
 
 
 class RunWatch:
-    """Finds trouble in the calls of one start of a run, and reports each kind once, with what to do.
+    """Finds trouble in the calls of one start of a run, and reports each kind once, with what to
+    do.
 
-    It is reported as a warning, which is no part of the run's history: trouble depends on time and on the network.
+    It is reported as a warning, which is no part of the run's history: trouble depends on time and
+    on the network.
 
     Args:
         run_id: The run.
@@ -79,7 +95,11 @@ class RunWatch:
     """
 
     def __init__(
-        self, run_id: str, post: Callable[[events.Event], None], config: TrainerConfig, label: str = ""
+        self,
+        run_id: str,
+        post: Callable[[events.Event], None],
+        config: TrainerConfig,
+        label: str = "",
     ) -> None:
         self._run_id = run_id
         self._post = post
@@ -113,8 +133,9 @@ class RunWatch:
             lower = f"lower models.{call.role}.concurrency, or " if is_concurrent else ""
             self._warn(
                 f"endpoint {call.endpoint}",
-                f"{failed.total()} of the last {len(last)} requests to {call.endpoint} failed ({kinds}). They are "
-                f"retried. If it goes on, {lower}stop the run and resume it later",
+                f"{failed.total()} of the last {len(last)} requests to {call.endpoint} failed "
+                f"({kinds}). They are retried. If it goes on, {lower}stop the run and resume it "
+                "later",
             )
 
     def _observe_answer(self, role: str, usage: Usage, fault: FaultKind | None) -> None:
@@ -130,7 +151,8 @@ class RunWatch:
     def observe_call(self, event: events.ModelCallFinished) -> None:
         """Take the end of a call, whose reply was valid or not.
 
-        A call that nobody answered says nothing of replies, and neither does the plain text that tests the endpoint.
+        A call that nobody answered says nothing of replies, and neither does the plain text that
+        tests the endpoint.
         """
         count = self._calls.get(event.role, 0)
         is_unanswered = event.outcome == "failed" and not event.usage.calls
@@ -141,8 +163,9 @@ class RunWatch:
             reason = " ".join((event.reason or "none").split()).rstrip(".")
             self._warn(
                 f"role {event.role}",
-                f"models.{event.role} gave no valid reply in its first {count} calls; the last reason: "
-                f"{shorten_reason(reason)}. To mend it, {advise_on_replies(event.role, self._config, reason)}",
+                f"models.{event.role} gave no valid reply in its first {count} calls; the last "
+                f"reason: {shorten_reason(reason)}. To mend it, "
+                f"{advise_on_replies(event.role, self._config, reason)}",
             )
 
     def _warn(self, subject: str, message: str) -> None:
@@ -155,51 +178,69 @@ class RunWatch:
 def describe_answer_faults(
     counts: Mapping[FaultKind, int], n_answers: int, config: TrainerConfig
 ) -> Iterator[tuple[str, str]]:
-    """Yield the subject and words of each fault of prompts, and of a tenth of the target's answers, with what to do."""
+    """Yield the subject and words of each fault of prompts, and of a tenth of the target's answers,
+    with what to do.
+    """
     if n_prompts := counts.get("cut prompt"):
         yield (
             "prompts",
-            f"prompts with more than eight characters for each token that its server counted: {n_prompts:,}. It probably "
-            "cut off their beginning, with the instructions. Raise its context (num_ctx of Ollama), or shorten the texts",
+            "prompts with more than eight characters for each token that its server counted: "
+            f"{n_prompts:,}. It probably cut off their beginning, with the instructions. Raise its "
+            "context (num_ctx of Ollama), or shorten the texts",
         )
     if n_replies := counts.get("other model"):
         yield (
             "models",
-            f"replies that name another model than the first reply of their role: {n_replies:,}. The endpoint may route "
-            "calls or fall back, and then scores are those of several models",
+            f"replies that name another model than the first reply of their role: {n_replies:,}. "
+            "The endpoint may route calls or fall back, and then scores are those of several "
+            "models",
         )
     n_cut = counts.get("cut answer", 0)
     n_empty = counts.get("empty answer", 0)
     if n_cut + n_empty > 0 and n_cut + n_empty >= FAULTY_SHARE * n_answers:
         key = "models.target.max_tokens"
         cap = config.models.target.max_tokens
-        where, change = ("the server's limit", "set") if cap is None else (f"{key} ({cap:,})", "raise")
+        where, change = (
+            ("the server's limit", "set") if cap is None else (f"{key} ({cap:,})", "raise")
+        )
         yield (
             "answers",
-            f"of {n_answers:,} answers of the target, {n_cut:,} were cut off at {where} and {n_empty:,} were empty. If the "
-            f"model thinks first, or right answers are longer, {change} {key}",
+            f"of {n_answers:,} answers of the target, {n_cut:,} were cut off at {where} and "
+            f"{n_empty:,} were empty. If the model thinks first, or right answers are longer, "
+            f"{change} {key}",
         )
 
 
-async def list_answer_faults(store: SQLiteRunStore, run_id: str, config: TrainerConfig) -> tuple[str, ...]:
-    """Return the faults of prompts and of the target's answers over all starts of a run, with what to do."""
+async def list_answer_faults(
+    store: SQLiteRunStore, run_id: str, config: TrainerConfig
+) -> tuple[str, ...]:
+    """Return the faults of prompts and of the target's answers over all starts of a run, with what
+    to do.
+    """
     counts = {fault.kind: fault.count for fault in await store.faults(run_id)}
     n_answers = sum(part.usage.calls for part in await store.spend(run_id) if part.role == "target")
     return tuple(message for _, message in describe_answer_faults(counts, n_answers, config))
 
 
 def advise_on_replies(role: str, config: TrainerConfig, reason: str = "") -> str:
-    """Return what to change if a role gives no valid reply for a reason; nothing that the configuration has already."""
+    """Return what to change if a role gives no valid reply for a reason; nothing that the
+    configuration has already.
+    """
     model = getattr(config.models, role)
     key = f"models.{role}"
     if CUT_OFF in reason and model.max_tokens is not None:
         return f"set {key}.max_tokens higher than {model.max_tokens:,}"
     own = role == "optimizer" and not config.models.is_optimizer_separate
-    return f"choose a larger {key}.model than {model.model}{', the model of the target' if own else ''}"
+    return (
+        f"choose a larger {key}.model than "
+        f"{model.model}{', the model of the target' if own else ''}"
+    )
 
 
 def describe_refused(reports: Sequence[AnalystReport]) -> str | None:
-    """Return about which items an analyst's prompt was refused or too long, with the first reason; None if none was."""
+    """Return about which items an analyst's prompt was refused or too long, with the first reason;
+    None if none was.
+    """
     refused = [r for r in reports if r.no_reply_reason and NO_VALID_REPLY not in r.no_reply_reason]
     if not refused:
         return None
@@ -209,19 +250,23 @@ def describe_refused(reports: Sequence[AnalystReport]) -> str | None:
 
 
 def describe_unmeasured(reasons: Mapping[str, str | None]) -> str | None:
-    """Return which items have no score in the end, with the first reason that is known; None if all have one."""
+    """Return which items have no score in the end, with the first reason that is known; None if all
+    have one.
+    """
     if not reasons:
         return None
-    reason = next((f"; the first reason: {shorten_reason(text)}" for text in reasons.values() if text), "")
+    reason = next(
+        (f"; the first reason: {shorten_reason(text)}" for text in reasons.values() if text), ""
+    )
     return f"no result counts {list_items(reasons)}{reason}"
 
 
 class FailureLog:
     """Keeps the exceptions of the caller's own code in one start of a run.
 
-    Each is stored with its traceback, without keys. The first one of each kind and place is logged as an error under
-    the logger ``reflact`` and reported as a warning; others are logged at the level of debugging. With
-    ``train.raise_on_exception`` the first exception is raised.
+    Each is stored with its traceback, without keys. The first one of each kind and place is logged
+    as an error under the logger ``reflact`` and reported as a warning; others are logged at the
+    level of debugging. With ``train.raise_on_exception`` the first exception is raised.
     """
 
     def __init__(
@@ -240,7 +285,9 @@ class FailureLog:
         self._keys: Sequence[str] | None = None
         self._known: set[str] = set()
 
-    async def record_rollout(self, job: RolloutJob, error: Exception, reason: str, step: int) -> str:
+    async def record_rollout(
+        self, job: RolloutJob, error: Exception, reason: str, step: int
+    ) -> str:
         """Keep the exception of a rollout, and return why its item is unmeasured."""
         failed = error.__cause__ if isinstance(error, EnvironmentFailure) else error
         if not isinstance(failed, Exception):
@@ -249,7 +296,8 @@ class FailureLog:
 
     @asynccontextmanager
     async def explain(self, what: str, *, step: int = 0) -> AsyncIterator[None]:
-        """Turn an exception of the caller's code in the block into the end of the run, with a reason.
+        """Turn an exception of the caller's code in the block into the end of the run, with a
+        reason.
 
         Raises:
             RunFailed: The code raised an exception that is none of reflact's.
@@ -261,7 +309,9 @@ class FailureLog:
             raise
         except Exception as error:  # callers' code raises anything; the run ends with its words
             reason = f"{what}: {type(error).__name__}: {read_text(error)}"
-            raise RunFailed(await self.record(error, reason, step=step, key=f"{what}/{step}")) from error
+            raise RunFailed(
+                await self.record(error, reason, step=step, key=f"{what}/{step}")
+            ) from error
 
     async def record(
         self, error: Exception, reason: str, *, step: int, key: str, item_id: str | None = None
@@ -282,7 +332,9 @@ class FailureLog:
         if is_new and item_id is not None:
             command = shlex.join(("reflact", "show", str(self._config.out_dir), "--item", item_id))
             message = f"{reason}; for the traceback: {command}"
-            await self._on_event(events.WarningIssued(run_id=self._run_id, step=step, message=message))
+            await self._on_event(
+                events.WarningIssued(run_id=self._run_id, step=step, message=message)
+            )
         return reason
 
     def _remove_keys(self, text: str) -> str:
@@ -292,10 +344,16 @@ class FailureLog:
 
 
 async def find_keys(config: TrainerConfig) -> list[str]:
-    """Return the keys of all roles, and the values of environment variables that are named like secrets."""
+    """Return the keys of all roles, and the values of environment variables that are named like
+    secrets.
+    """
     from reflact.llm.redaction import is_key, resolve_key
 
-    found = [value for name, value in os.environ.items() if SECRET_NAME.search(name.lower().replace("_", ""))]
+    found = [
+        value
+        for name, value in os.environ.items()
+        if SECRET_NAME.search(name.lower().replace("_", ""))
+    ]
     for role in ROLES:
         with suppress(ConfigError):
             key = await resolve_key(getattr(config.models, role), role)
@@ -304,9 +362,13 @@ async def find_keys(config: TrainerConfig) -> list[str]:
 
 
 def format_exception(error: BaseException) -> str:
-    """Return an exception with its traceback, from the first frame outside of reflact on, at a bounded length."""
+    """Return an exception with its traceback, from the first frame outside of reflact on, at a
+    bounded length.
+    """
     outer = _find_first_frame(error.__traceback__)
-    text = "".join(traceback.format_exception(type(error), error, outer or error.__traceback__)).rstrip()
+    text = "".join(
+        traceback.format_exception(type(error), error, outer or error.__traceback__)
+    ).rstrip()
     if len(text) <= MAX_TRACEBACK_CHARS:
         return text
     half = MAX_TRACEBACK_CHARS // 2
@@ -317,7 +379,11 @@ def find_place(error: BaseException) -> str:
     """Return the kind of an exception and the line that raised it, which tell equal exceptions."""
     frames = traceback.extract_tb(_find_first_frame(error.__traceback__) or error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(PACKAGE)] or list(frames)
-    return f"{type(error).__qualname__} {own[-1].filename}:{own[-1].lineno}" if own else repr(type(error))
+    return (
+        f"{type(error).__qualname__} {own[-1].filename}:{own[-1].lineno}"
+        if own
+        else repr(type(error))
+    )
 
 
 def _find_first_frame(frame: TracebackType | None) -> TracebackType | None:

@@ -66,7 +66,8 @@ def render_calibration_page(report: CalibrationReport) -> str:
     )
 
 
-# ----------------------------------------------------------------------------------------- the verdict
+# ----------------------------------------------------------------------------------------- the
+# verdict
 
 
 def describe_result(report: CalibrationReport) -> str:
@@ -77,10 +78,15 @@ def describe_result(report: CalibrationReport) -> str:
         return f"No batch was tested, so nothing was promoted{reason}."
     if not report.n_promoted:
         best = max(report.tests, key=lambda test: test.effect)
-        tried = "its one batch" if len(report.tests) == 1 else f"the best of {len(report.tests)} batches"
+        tried = (
+            "its one batch"
+            if len(report.tests) == 1
+            else f"the best of {len(report.tests)} batches"
+        )
         return (
             f"Nothing was promoted: with {tried} the error {describe_gain(get_effect(best))} on "
-            f"{name_count(best.n_traces, 'held-out trace')} ({escape_controls(describe_outcome(best))})."
+            f"{name_count(best.n_traces, 'held-out trace')} "
+            f"({escape_controls(describe_outcome(best))})."
         )
     pairs = name_count(report.n_promoted, "pair was", "pairs were")
     before = report.held_out.before
@@ -90,9 +96,10 @@ def describe_result(report: CalibrationReport) -> str:
         return f"{pairs} promoted."
     chance = "; the interval includes no change" if gain.low <= 0 <= gain.high else ""
     return (
-        f"{pairs} promoted, and on {name_count(before.n_traces, 'held-out trace')} the critic's mean absolute "
-        f"error went from {format_number(before.error.value)} to {format_number(after.error.value)}; averaged "
-        f"within each trace it {describe_gain(gain)}{chance}."
+        f"{pairs} promoted, and on {name_count(before.n_traces, 'held-out trace')} the critic's "
+        f"mean absolute error went from {format_number(before.error.value)} to "
+        f"{format_number(after.error.value)}; averaged within each trace it "
+        f"{describe_gain(gain)}{chance}."
     )
 
 
@@ -100,28 +107,33 @@ def describe_context(report: CalibrationReport) -> list[str]:
     """Return what has to be known to read the result, in sentences."""
     sentences = []
     if report.tests and report.not_tested_reason is not None:
-        sentences.append(f"A further batch was not tested: {escape_controls(report.not_tested_reason)}.")
+        sentences.append(
+            f"A further batch was not tested: {escape_controls(report.not_tested_reason)}."
+        )
     if report.tests and report.end_reason is not None:
         sentences.append(f"There was no further round: {escape_controls(report.end_reason)}.")
     if report.n_promoted and report.anchors.gain is not None:
         sentences.append(
-            "The held-out traces decided which pairs were promoted. On the anchors, which decided nothing, the "
-            f"error {describe_gain(report.anchors.gain)}."
+            "The held-out traces decided which pairs were promoted. On the anchors, which decided "
+            f"nothing, the error {describe_gain(report.anchors.gain)}."
         )
     gain = report.held_out.gain
     if not report.n_promoted and gain is not None and gain.value:
         sentences.append(
-            f"Between the two measurements the error on the held-out traces {describe_gain(gain)}, although no batch "
-            "of this calibration was promoted: other pairs were promoted or demoted in the meantime."
+            f"Between the two measurements the error on the held-out traces {describe_gain(gain)}, "
+            "although no batch of this calibration was promoted: other pairs were promoted or "
+            "demoted in the meantime."
         )
     after = report.held_out.after
     if after is not None:
         constant = after.constant
-        verdict = ", so it is no better than a constant" if after.error.value >= constant.error else ""
+        verdict = (
+            ", so it is no better than a constant" if after.error.value >= constant.error else ""
+        )
         sentences.append(
             f"For scale: always answering {format_number(constant.progress)} would be off by "
-            f"{format_number(constant.error)} points on the held-out steps, and the critic is off by "
-            f"{format_number(after.error.value)}{verdict}."
+            f"{format_number(constant.error)} points on the held-out steps, and the critic is off "
+            f"by {format_number(after.error.value)}{verdict}."
         )
     return sentences
 
@@ -133,7 +145,8 @@ def _choose_tone(report: CalibrationReport) -> str | None:
     return "better" if gain.low > 0 else "worse"
 
 
-# ------------------------------------------------------------------------------------------ the critic
+# ------------------------------------------------------------------------------------------ the
+# critic
 
 
 def _list_changes(
@@ -172,26 +185,36 @@ def _build_comparison(
         ]
         for name, field, note in METRIC_DESCRIPTIONS
     ]
-    caption = f"{heading}: {name_count(before.n_traces, 'trace')}, {name_count(before.n_transitions, 'step')}"
+    caption = (
+        f"{heading}: {name_count(before.n_traces, 'trace')}, "
+        f"{name_count(before.n_transitions, 'step')}"
+    )
     return [
         build_table(caption, ("figure", "before", "after", "constant"), rows),
         change.gain is not None
         and h.p[f"Averaged within each trace, the error {describe_gain(change.gain)}."],
         change.n_unscored > 0
         and h.p(".note")[
-            f"Not included: {name_count(change.n_unscored, 'step')} without a valid score before or after."
+            f"Not included: {name_count(change.n_unscored, 'step')} without a valid score before "
+            "or after."
         ],
-        before.n_traces == 1 and h.p(".note")["A single trace has no interval, so the whole scale is shown."],
+        before.n_traces == 1
+        and h.p(".note")["A single trace has no interval, so the whole scale is shown."],
     ]
 
 
 def _build_reliability_section(report: CalibrationReport) -> PageSection:
     charts = [
         build_figure(
-            "On the dashed line, confidence equals the share of right scores. Larger marks "
-            f"are more steps; a score is right within {format_number(RIGHT_TOLERANCE, 0)} point of the known one.",
-            draw_reliability(f"reliability-{n}-before", f"{name}, before", before.reliability, look="before"),
-            draw_reliability(f"reliability-{n}-after", f"{name}, after", after.reliability, look="after"),
+            "On the dashed line, confidence equals the share of right scores. Larger marks are "
+            f"more steps; a score is right within {format_number(RIGHT_TOLERANCE, 0)} point of the "
+            "known one.",
+            draw_reliability(
+                f"reliability-{n}-before", f"{name}, before", before.reliability, look="before"
+            ),
+            draw_reliability(
+                f"reliability-{n}-after", f"{name}, after", after.reliability, look="after"
+            ),
         )
         for n, (name, _, before, after) in enumerate(_list_changes(report))
     ]
@@ -224,7 +247,11 @@ def _build_rounds_section(report: CalibrationReport) -> PageSection:
         reference_label="constant",
     )
     rows = [
-        [f"after round {n}" if n else "before", format_estimate(one.accuracy), format_estimate(one.error)]
+        [
+            f"after round {n}" if n else "before",
+            format_estimate(one.accuracy),
+            format_estimate(one.error),
+        ]
         for n, one in enumerate(measured)
     ]
     caption = "Round by round, on the held-out traces"
@@ -234,7 +261,8 @@ def _build_rounds_section(report: CalibrationReport) -> PageSection:
     return PageSection("rounds", "Round by round", (figure, table))
 
 
-# ---------------------------------------------------------------------------------------- the evidence
+# ---------------------------------------------------------------------------------------- the
+# evidence
 
 
 def _build_tests_section(report: CalibrationReport) -> PageSection:
@@ -244,16 +272,28 @@ def _build_tests_section(report: CalibrationReport) -> PageSection:
         and h.p[f"Not tested: {escape_controls(report.not_tested_reason)}."]
     )
     if not report.tests:
-        return PageSection("evidence", "The evidence", (untested or h.p["No batch was tested."], power))
+        return PageSection(
+            "evidence", "The evidence", (untested or h.p["No batch was tested."], power)
+        )
     chosen_by_caller = report.held_out_name == CALLER_HOLDOUT_NAME
     said = h.p[
-        "Held-out steps were scored with the promoted pairs, and again with the batch. A "
-        "batch passes if p is at most alpha and pairwise accuracy does not fall. All batches on the same "
+        "Held-out steps were scored with the promoted pairs, and again with the batch. A batch "
+        "passes if p is at most alpha and pairwise accuracy does not fall. All batches on the same "
         f"traces share an error probability of {TOTAL_ALPHA:.1%}. These traces: ",
         "given by the caller" if chosen_by_caller else escape_controls(report.held_out_name),
         ".",
     ]
-    columns = ("batch", "outcome", "error falls by", "p", "alpha", "accuracy", "pairs", "traces", "steps")
+    columns = (
+        "batch",
+        "outcome",
+        "error falls by",
+        "p",
+        "alpha",
+        "accuracy",
+        "pairs",
+        "traces",
+        "steps",
+    )
     rows = [_build_test_row(test) for test in report.tests]
     table = build_table("Every batch that was tested", columns, rows, prose={1})
     return PageSection("evidence", "The evidence", (said, table, untested, power))
@@ -270,23 +310,26 @@ def _build_test_row(test: PromotionEvidence) -> list[h.Node]:
         "–" if test.accuracy_change is None else f"{test.accuracy_change:+z.2f}",
         f"{len(test.pair_ids):,}",
         f"{test.n_traces:,}",
-        f"{test.n_transitions:,}" + (f", {test.n_unscored:,} of them unscored" if test.n_unscored else ""),
+        f"{test.n_transitions:,}"
+        + (f", {test.n_unscored:,} of them unscored" if test.n_unscored else ""),
     ]
 
 
 def _build_pairs_section(report: CalibrationReport) -> PageSection:
     dropped = report.n_candidates - report.n_pairs
     said = (
-        f"From {name_count(report.n_training_traces, 'trace')}, in {name_count(report.n_rounds, 'round')}: "
-        f"{name_count(report.n_candidates, 'candidate')}, of which {report.n_pairs:,} became pairs and {dropped:,} "
-        "did not."
+        f"From {name_count(report.n_training_traces, 'trace')}, in "
+        f"{name_count(report.n_rounds, 'round')}: {name_count(report.n_candidates, 'candidate')}, "
+        f"of which {report.n_pairs:,} became pairs and {dropped:,} did not."
     )
     if report.n_quarantined:
         said += (
-            f" The scan quarantined or rejected {report.n_quarantined:,} of the pairs; they are in no test."
+            f" The scan quarantined or rejected {report.n_quarantined:,} of the pairs; they "
+            "are in no test."
         )
     if report.n_left_out:
-        said += f" The memory was full: {name_count(report.n_left_out, 'pair was', 'pairs were')} not made."
+        said += f" The memory was full: {name_count(report.n_left_out, 'pair was', 'pairs were')} "
+        "not made."
     pairs = [[escape_controls(kind.mistake), f"{kind.n_pairs:,}"] for kind in report.pairs]
     drops = [
         [escape_controls(drop.reason), f"{drop.n_candidates:,}", DROP_MEANINGS.get(drop.reason, "")]
@@ -297,10 +340,14 @@ def _build_pairs_section(report: CalibrationReport) -> PageSection:
         "Pairs and drops",
         (
             h.p[said],
-            pairs and build_table("Pairs by the mistake that they show", ("mistake", "pairs"), pairs),
+            pairs
+            and build_table("Pairs by the mistake that they show", ("mistake", "pairs"), pairs),
             drops
             and build_table(
-                "Candidates that became no pair", ("reason", "candidates", "meaning"), drops, prose={2}
+                "Candidates that became no pair",
+                ("reason", "candidates", "meaning"),
+                drops,
+                prose={2},
             ),
         ),
     )
@@ -308,13 +355,25 @@ def _build_pairs_section(report: CalibrationReport) -> PageSection:
 
 def _build_usage_section(report: CalibrationReport) -> PageSection:
     rows = [_build_usage_row(one) for one in report.usage_by_purpose]
-    notes = ["Stored replies are counted like new ones. Calls that failed without a reply are not counted."]
+    notes = [
+        "Stored replies are counted like new ones. Calls that failed without a reply are not "
+        "counted."
+    ]
     if report.usage.usd is None:
         notes.append("No price is known for these calls.")
     if report.usage.uncounted:
         calls = name_count(report.usage.uncounted, "call")
         notes.append(f"The provider reported no tokens for {calls}.")
-    columns = ("asked for", "questions", "unanswered", "invalid", "calls", "tokens in", "out", "USD")
+    columns = (
+        "asked for",
+        "questions",
+        "unanswered",
+        "invalid",
+        "calls",
+        "tokens in",
+        "out",
+        "USD",
+    )
     total: list[h.Node] = [h.strong["all"], "", "", "", *_format_usage(report.usage)]
     return PageSection(
         "cost",
@@ -334,7 +393,10 @@ def _build_usage_row(entry: PurposeUsage) -> list[h.Node]:
 
 def _format_usage(usage: Usage) -> tuple[str, ...]:
     counts = (usage.calls, usage.input_tokens, usage.output_tokens)
-    return (*(f"{count:,}" for count in counts), "–" if usage.usd is None else format_number(usage.usd, 4))
+    return (
+        *(f"{count:,}" for count in counts),
+        "–" if usage.usd is None else format_number(usage.usd, 4),
+    )
 
 
 def _build_critic_section(report: CalibrationReport) -> PageSection:
@@ -345,7 +407,9 @@ def _build_critic_section(report: CalibrationReport) -> PageSection:
 
 
 def _indent_json(text: str) -> str:
-    """Return a JSON object with a line for each value, and the model's, which is JSON in it, too."""
+    """Return a JSON object with a line for each value, and the model's, which is JSON in
+    it, too.
+    """
     try:
         found = json.loads(text)
         return json.dumps({**found, "llm": json.loads(found["llm"])}, indent=2, ensure_ascii=False)

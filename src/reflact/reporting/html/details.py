@@ -1,4 +1,5 @@
-"""The long sections of a run's page: edits with their origin, memory by epoch, and items with their answers.
+"""The long sections of a run's page: edits with their origin, memory by epoch, and items with their
+answers.
 
 Each has room for so many texts, and says on the page what it leaves out.
 """
@@ -45,21 +46,30 @@ MARKS: dict[ComparisonCategory | None, str] = {
 }
 
 
-# ------------------------------------------------------------------------------------------- the edits
+# ------------------------------------------------------------------------------------------- the
+# edits
 
 
-def list_lineage(history: RunHistory, *, baseline: str, best: str) -> tuple[StepRecord | EpochRecord, ...]:
-    """Return the steps and ends of epochs that made the best document out of the initial one, in order.
+def list_lineage(
+    history: RunHistory, *, baseline: str, best: str
+) -> tuple[StepRecord | EpochRecord, ...]:
+    """Return the steps and ends of epochs that made the best document out of the initial one, in
+    order.
 
     ``baseline`` and ``best`` are the hashes of the documents.
     """
     origins: dict[str, tuple[str, StepRecord | EpochRecord]] = {}
     records: list[StepRecord | EpochRecord] = sorted(
-        (*history.steps, *history.epochs), key=lambda record: (record.step, isinstance(record, EpochRecord))
+        (*history.steps, *history.epochs),
+        key=lambda record: (record.step, isinstance(record, EpochRecord)),
     )
     for record in records:
         parent = record.skill_before if isinstance(record, StepRecord) else record.last_hash
-        if isinstance(record, StepRecord) and record.verdict.action == "return" and record.verdict.ranked:
+        if (
+            isinstance(record, StepRecord)
+            and record.verdict.action == "return"
+            and record.verdict.ranked
+        ):
             parent = record.verdict.ranked.chosen
         for version in record.created_versions:
             origins.setdefault(version.skill_hash, (parent, record))
@@ -95,7 +105,10 @@ def build_changes_section(
     sizes = [name_count(len(each.skill.text), "character") for each in (baseline, best)]
     changes = f", in {name_count(len(lineage), 'accepted change')}" if lineage else ""
     content = (
-        h.p[f"From the initial document ({sizes[0]}) to v{best.version.number} ({sizes[1]}){changes}."],
+        h.p[
+            f"From the initial document ({sizes[0]}) to v{best.version.number} "
+            f"({sizes[1]}){changes}."
+        ],
         build_diff(diff_texts(baseline.skill.text, best.skill.text)),
         bool(lineage) and h.h3["Where each change came from"],
         left_out > 0 and h.p(".note")[f"The first {name_count(left_out, 'change')} are left out."],
@@ -118,8 +131,11 @@ def build_diff(diff: str) -> list[h.Node]:
             shown.append(kinds.get(line[:1], h.span(".same"))[limit.fit(line, 2_000), "\n"])
     left_out = len(lines) - len(shown)
     return [
-        h.pre(".diff", tabindex="0", role="region", aria_label="Difference of the documents")[shown],
-        left_out > 0 and h.p(".note")[f"{left_out:,} more lines are left out. reflact diff prints all."],
+        h.pre(".diff", tabindex="0", role="region", aria_label="Difference of the documents")[
+            shown
+        ],
+        left_out > 0
+        and h.p(".note")[f"{left_out:,} more lines are left out. reflact diff prints all."],
         limit.build_note(),
     ]
 
@@ -143,7 +159,9 @@ def _build_texts(texts: Iterable[facts.LabelledText], limit: TextLimit) -> h.Ele
     entries = list(texts)
     rows = [_build_text(name, limit.fit(text, 1_000)) for name, text in entries[:MAX_LINES]]
     left_out = len(entries) - len(rows)
-    return h.dl(".facts")[rows, left_out > 0 and h.div[h.dt["left out"], h.dd[f"{left_out} more lines"]]]
+    return h.dl(".facts")[
+        rows, left_out > 0 and h.div[h.dt["left out"], h.dd[f"{left_out} more lines"]]
+    ]
 
 
 def _build_edit(fact: facts.EditFact, limit: TextLimit) -> h.Element:
@@ -160,7 +178,8 @@ def _build_edit(fact: facts.EditFact, limit: TextLimit) -> h.Element:
     ]
 
 
-# -------------------------------------------------------------------------------- guidance and memory
+# -------------------------------------------------------------------------------- guidance and
+# memory
 
 
 def build_memory_section(epochs: Sequence[EpochRecord]) -> PageSection:
@@ -183,22 +202,33 @@ def build_memory_section(epochs: Sequence[EpochRecord]) -> PageSection:
     return PageSection("memory", "Guidance and memory by epoch", content)
 
 
-# ----------------------------------------------------------------------------------------- the items
+# ----------------------------------------------------------------------------------------- the
+# items
 
 
 def build_items_section(items: Sequence[ItemResult], note: str | None) -> PageSection:
-    """Return the items with their answers; of very many, those whose score changed are on the page first."""
+    """Return the items with their answers; of very many, those whose score changed are on the page
+    first.
+    """
     limit = TextLimit(ITEM_BYTES)
     if not items:
         reason = note or "No item is measured."
         return PageSection("items", "Items", (h.p[limit.fit(reason)],))
     order = list(facts.OUTCOME_WORDS)
     ranked = sorted(items, key=lambda item: order.index(item.category))
-    rows = [render_node(_build_item(place, item, limit)) for place, item in enumerate(ranked[:MAX_ITEMS])]
+    rows = [
+        render_node(_build_item(place, item, limit))
+        for place, item in enumerate(ranked[:MAX_ITEMS])
+    ]
     counts = Counter(item.category for item in items)
     left_out = len(items) - len(rows)
-    help_text = "A row ends with the score under the initial and the best skill. Open it to read the answers."
-    not_shown = f"{name_count(left_out, 'item')} are not on this page. reflact show --items lists all."
+    help_text = (
+        "A row ends with the score under the initial and the best skill. Open it to read "
+        "the answers."
+    )
+    not_shown = (
+        f"{name_count(left_out, 'item')} are not on this page. reflact show --items lists all."
+    )
     content = (
         h.p[f"{facts.summarize_items(items)}. {help_text}"],
         note is not None and h.p(".note")[limit.fit(note)],

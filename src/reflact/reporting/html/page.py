@@ -1,8 +1,8 @@
 """The frame, sections, tables and charts of an HTML page.
 
-Texts become HTML only as children and attributes of ``htpy`` elements, which escape them. Charts are inline SVG in the
-page's colours: named and described in words, told apart by shape too. Most are about 340 units wide, so that on a
-narrow page their letters are as large as the page's own.
+Texts become HTML only as children and attributes of ``htpy`` elements, which escape them. Charts
+are inline SVG in the page's colours: named and described in words, told apart by shape too. Most
+are about 340 units wide, so that on a narrow page their letters are as large as the page's own.
 """
 
 from __future__ import annotations
@@ -54,11 +54,16 @@ class TextLimit:
     def build_note(self) -> h.Node:
         """Return how many texts are not whole; nothing if all are."""
         texts = name_count(self.shortened, "long text")
-        return self.shortened > 0 and h.p(".note")[f"{texts} lost the middle; reflact show has all of it."]
+        return (
+            self.shortened > 0
+            and h.p(".note")[f"{texts} lost the middle; reflact show has all of it."]
+        )
 
 
 class PageSection(NamedTuple):
-    """A part of a page: its id, its heading, and its content; without a heading it is the whole of the page."""
+    """A part of a page: its id, its heading, and its content; without a heading it is the whole of
+    the page.
+    """
 
     section_id: str
     heading: str
@@ -66,7 +71,9 @@ class PageSection(NamedTuple):
 
 
 class LiveBar(NamedTuple):
-    """What stands on top of a page that a server keeps up to date: the address of its events, and its state."""
+    """What stands on top of a page that a server keeps up to date: the address of its events, and
+    its state.
+    """
 
     events: str
     version: str
@@ -86,7 +93,9 @@ def build_document(
     script: str | None = None,
     live: LiveBar | None = None,
 ) -> str:
-    """Return a whole HTML document that loads nothing, and runs nothing but files of this package."""
+    """Return a whole HTML document that loads nothing, and runs nothing but files of this
+    package.
+    """
     style = _read_file("page.css")
     names = (script, None if live is None else LIVE_SCRIPT)
     codes = [_read_file(name) for name in names if name is not None]
@@ -128,10 +137,17 @@ def _build_policy(style: str, codes: Sequence[str], *, is_live: bool) -> str:
     """Return the policy of a page: it loads nothing, and runs only what is written in it."""
 
     def list_hashes(texts: Sequence[str]) -> str:
-        digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
+        digests = (
+            base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts
+        )
         return " ".join(f"'sha256-{digest}'" for digest in digests)
 
-    parts = ["default-src 'none'", f"style-src {list_hashes([style])}", "img-src data:", "base-uri 'none'"]
+    parts = [
+        "default-src 'none'",
+        f"style-src {list_hashes([style])}",
+        "img-src data:",
+        "base-uri 'none'",
+    ]
     parts += ["form-action 'self'", "connect-src 'self'"] if is_live else ["form-action 'none'"]
     return "; ".join([*parts, f"script-src {list_hashes(codes)}"] if codes else parts)
 
@@ -149,25 +165,39 @@ def _read_file(name: str) -> str:
 
 
 def render_node(element: h.Element) -> Markup:
-    """Return an element as it stands in the page; a long list of rendered elements is quicker than one tree."""
+    """Return an element as it stands in the page; a long list of rendered elements is quicker than
+    one tree.
+    """
     return Markup(element)  # noqa: S704 - the element has escaped its texts
 
 
 def break_key(key: str) -> h.Node:
-    """Return a key or a path that may be broken behind a dot, underscore or slash, and nowhere else if it fits."""
+    """Return a key or a path that may be broken behind a dot, underscore or slash, and nowhere else
+    if it fits.
+    """
     return [(part, h.wbr) for part in re.split(r"(?<=[._/])", key)]
 
 
 def build_table(
-    caption: str, columns: Sequence[str], rows: Sequence[Sequence[h.Node]], *, prose: Collection[int] = ()
+    caption: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[h.Node]],
+    *,
+    prose: Collection[int] = (),
 ) -> h.Element:
-    """Return a table that can be scrolled sideways; ``prose`` are the numbers of columns that hold words.
+    """Return a table that can be scrolled sideways; ``prose`` are the numbers of columns that hold
+    words.
 
-    Rows of more than five columns become blocks on a narrow page, so that no column is out of sight.
+    Rows of more than five columns become blocks on a narrow page, so that no column is out of
+    sight.
     """
     is_stacked = len(columns) > MAX_NARROW_COLUMNS
-    kinds = ["prose" if number in prose or number == 0 else "figure" for number in range(len(columns))]
-    heads = (h.th(scope="col", class_=kind)[name] for kind, name in zip(kinds, columns, strict=True))
+    kinds = [
+        "prose" if number in prose or number == 0 else "figure" for number in range(len(columns))
+    ]
+    heads = (
+        h.th(scope="col", class_=kind)[name] for kind, name in zip(kinds, columns, strict=True)
+    )
     body = (
         h.tr[
             h.th(scope="row")[first],
@@ -188,7 +218,9 @@ def build_table(
 def build_column_table(
     caption: str, columns: Mapping[str, Sequence[h.Node]], *, prose: Collection[str] = ()
 ) -> h.Element:
-    """Return a table of columns that a terminal shows too; ``prose`` are the headings of columns that hold words."""
+    """Return a table of columns that a terminal shows too; ``prose`` are the headings of columns
+    that hold words.
+    """
     numbers = {number for number, name in enumerate(columns) if name in prose}
     names = ["validation" if name == "val" else name for name in columns]
     return build_table(caption, names, [*zip(*columns.values(), strict=True)], prose=numbers)
@@ -238,13 +270,18 @@ class AxisScale(NamedTuple):
         return self.pixel_start + share * (self.pixel_end - self.pixel_start)
 
 
-def draw_reliability(name: str, title: str, bins: Sequence[ReliabilityBin], *, look: MarkStyle) -> h.Element:
-    """Return how often a critic is right by its confidence, with the number of steps in each bin below."""
+def draw_reliability(
+    name: str, title: str, bins: Sequence[ReliabilityBin], *, look: MarkStyle
+) -> h.Element:
+    """Return how often a critic is right by its confidence, with the number of steps in each bin
+    below.
+    """
     across = AxisScale(0, 1, 46, 330)
     up = AxisScale(0, 1, 314, 30)
     most = max((one.n_transitions for one in bins), default=1)
     described = "; ".join(
-        f"confidence {format_number(one.confidence)}: right {format_number(one.right_share)} of {one.n_transitions}"
+        f"confidence {format_number(one.confidence)}: right {format_number(one.right_share)} of "
+        f"{one.n_transitions}"
         for one in bins
     )
     return build_svg(
@@ -266,9 +303,10 @@ def draw_reliability(name: str, title: str, bins: Sequence[ReliabilityBin], *, l
         draw_text(across(0.03), up(0.93), "too modest", class_="halo"),
         draw_text(across(0.66), up(0.1), "too sure", anchor="middle", class_="halo"),
         draw_text(across(0.5), 346, "confidence", anchor="middle"),
-        h.text(transform=f"translate(10 {format_coordinate(up(0.5))}) rotate(-90)", text_anchor="middle")[
-            "share right"
-        ],
+        h.text(
+            transform=f"translate(10 {format_coordinate(up(0.5))}) rotate(-90)",
+            text_anchor="middle",
+        )["share right"],
         (
             [
                 draw_line(x, up(one.confidence), x, up(one.right_share), f"{look} whisker"),
@@ -296,7 +334,9 @@ def draw_rounds(
     reference: float,
     reference_label: str,
 ) -> h.Element:
-    """Return a figure round by round: before any, and after each, on a scale from 0 to ``maximum``."""
+    """Return a figure round by round: before any, and after each, on a scale from 0 to
+    ``maximum``.
+    """
     across = AxisScale(0, max(len(values) - 1, 1), 64, 312)
     up = AxisScale(0, maximum, 202, 30)
     labels = ["before", *map(str, range(1, len(values)))]
@@ -322,7 +362,10 @@ def draw_rounds(
             draw_line(x, up(one.value), next_x, up(after.value), "link")
             for (x, _, one), (next_x, _, after) in pairwise(points)
         ),
-        (_draw_interval(x, up, one, "before" if label == "before" else "after") for x, label, one in points),
+        (
+            _draw_interval(x, up, one, "before" if label == "before" else "after")
+            for x, label, one in points
+        ),
         draw_text(across(0.5), up(reference) - 4, reference_label, anchor="middle", class_="halo"),
         (
             draw_text(across(n), 220, labels[n], anchor="middle")
@@ -343,9 +386,13 @@ class ScorePoint(NamedTuple):
 
 
 def draw_scores(
-    name: str, title: str, points: Sequence[ScorePoint], current: Sequence[tuple[float, float | None]]
+    name: str,
+    title: str,
+    points: Sequence[ScorePoint],
+    current: Sequence[tuple[float, float | None]],
 ) -> h.Element:
-    """Return scores by step with their intervals: accepted documents are filled, and a line is the current one.
+    """Return scores by step with their intervals: accepted documents are filled, and a line is the
+    current one.
 
     ``current`` is the score of the current document after each step; None interrupts the line.
     """
@@ -377,7 +424,9 @@ def draw_scores(
             h.g(class_="dense" if gap <= 5 else None)[
                 h.title[point.label],
                 point.interval is not None
-                and _draw_whisker(across(point.at), up, point.interval, point.look, size if gap > 5 else 0),
+                and _draw_whisker(
+                    across(point.at), up, point.interval, point.look, size if gap > 5 else 0
+                ),
                 _draw_mark(across(point.at), up(point.value), size, point.look),
             ]
             for point in sorted(points, key=lambda point: point.look)[::-1]
@@ -397,7 +446,9 @@ def draw_estimates(
     """Return figures between 0 and 1 below each other, each with its interval."""
     across = AxisScale(0, 1, 120, 328)
     height = 30 * len(rows)
-    described = "; ".join(f"{row}: {format_number(one.value)} {format_interval(one)}" for row, _, one in rows)
+    described = "; ".join(
+        f"{row}: {format_number(one.value)} {format_interval(one)}" for row, _, one in rows
+    )
     return build_svg(
         name,
         title,
@@ -430,11 +481,15 @@ def _draw_whisker(
     x: float, up: AxisScale, interval: tuple[float, float], look: MarkStyle, size: float
 ) -> list[h.Element]:
     low, high = (up(end) for end in interval)
-    caps = (draw_line(x - size, end, x + size, end, f"{look} whisker") for end in (low, high) if size)
+    caps = (
+        draw_line(x - size, end, x + size, end, f"{look} whisker") for end in (low, high) if size
+    )
     return [draw_line(x, low, x, high, f"{look} whisker"), *caps]
 
 
-def _draw_interval(x: float, up: AxisScale, estimate: IntervalEstimate, look: MarkStyle) -> list[h.Element]:
+def _draw_interval(
+    x: float, up: AxisScale, estimate: IntervalEstimate, look: MarkStyle
+) -> list[h.Element]:
     return [
         *_draw_whisker(x, up, (estimate.low, estimate.high), look, 4),
         _draw_mark(x, up(estimate.value), 5, look),
@@ -443,7 +498,9 @@ def _draw_interval(x: float, up: AxisScale, estimate: IntervalEstimate, look: Ma
 
 def _draw_mark(x: float, y: float, r: float, look: MarkStyle) -> h.Element:
     if look == "before":
-        return h.circle(cx=format_coordinate(x), cy=format_coordinate(y), r=format_coordinate(r), class_=look)
+        return h.circle(
+            cx=format_coordinate(x), cy=format_coordinate(y), r=format_coordinate(r), class_=look
+        )
     corners = ((x, y - r), (x + r, y), (x, y + r), (x - r, y))
     points = " ".join(f"{format_coordinate(a)},{format_coordinate(b)}" for a, b in corners)
     return h.polygon(points=points, class_=look)
@@ -456,7 +513,11 @@ def draw_line(x1: float, y1: float, x2: float, y2: float, class_: str) -> h.Elem
 
 
 def draw_text(
-    x: float, y: float, text: str, anchor: Literal["start", "middle", "end"] = "start", class_: str = ""
+    x: float,
+    y: float,
+    text: str,
+    anchor: Literal["start", "middle", "end"] = "start",
+    class_: str = "",
 ) -> h.Element:
     """Return a text in a chart."""
     place = {"x": format_coordinate(x), "y": format_coordinate(y)}

@@ -1,4 +1,6 @@
-"""The page of a training run: what it achieved, which edits did it, and what the target answered."""
+"""The page of a training run: what it achieved, which edits did it, and what the target
+answered.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class RunReport(FrozenModel):
 
 
 async def read_report(path: Path | str, run_id: str | None = None) -> RunReport:
-    """Read the report of a run, which may be under way; arguments and errors are those of ``read_run``."""
+    """Read the report of a run, which may be under way; arguments and errors are those of
+    ``read_run``.
+    """
     try:
         history = await read_run(path, run_id, items=True)
     except UsageError as error:  # nothing is measured yet; another reason is raised again
@@ -94,7 +98,9 @@ def _build_verdict(history: RunHistory) -> h.Element:
     note = f"Run {escape_line(history.run_id)}, started {history.created:%Y-%m-%d %H:%M} UTC"
     if summary is None or history.is_open:
         steps = name_count(len(history.steps), "step")
-        return h.div(".verdict")[h.p(".headline")[f"The run is under way: {steps} so far."], h.p[f"{note}."]]
+        return h.div(".verdict")[
+            h.p(".headline")[f"The run is under way: {steps} so far."], h.p[f"{note}."]
+        ]
     fact = facts.ResultFact(summary=summary)
     limit = page.TextLimit(OTHER_BYTES)
     return h.div(class_=["verdict", fact.tone])[
@@ -113,10 +119,13 @@ def _list_spend(history: RunHistory) -> Sequence[Spend]:
 
 def _find_baseline(history: RunHistory) -> events.BaselineMeasured | None:
     """Return the measurement of the initial skill, if it is done."""
-    return next((event for event in history.events if isinstance(event, events.BaselineMeasured)), None)
+    return next(
+        (event for event in history.events if isinstance(event, events.BaselineMeasured)), None
+    )
 
 
-# ---------------------------------------------------------------------------------------- score by step
+# ---------------------------------------------------------------------------------------- score by
+# step
 
 
 def _build_scores_section(history: RunHistory) -> page.PageSection:
@@ -124,11 +133,14 @@ def _build_scores_section(history: RunHistory) -> page.PageSection:
     if not points:
         return page.PageSection("scores", "Score by step", (h.p["Nothing is measured yet."],))
     chart = page.draw_scores(
-        "scores-chart", "Validation score", points[-MAX_STEPS:], _list_current_scores(history)[-MAX_STEPS:]
+        "scores-chart",
+        "Validation score",
+        points[-MAX_STEPS:],
+        _list_current_scores(history)[-MAX_STEPS:],
     )
     caption = (
-        "Filled diamonds are accepted documents, hollow circles others; vertical lines are 95% intervals. "
-        "The line is the current document. Best and final were selected by these scores."
+        "Filled diamonds are accepted documents, hollow circles others; vertical lines are 95% "
+        "intervals. The line is the current document. Best and final were selected by these scores."
     )
     left_out = max(len(history.steps) - MAX_STEPS, 0)
     content = (
@@ -143,7 +155,10 @@ def _build_steps(history: RunHistory) -> h.Element:
     shown = history.steps[-MAX_STEPS:]
     limit = page.TextLimit(OTHER_BYTES)
     reasons = [limit.fit(record.verdict.veto or record.verdict.reason, 300) for record in shown]
-    columns = {**facts.list_step_columns([facts.StepFact.of(record) for record in shown]), "reason": reasons}
+    columns = {
+        **facts.list_step_columns([facts.StepFact.of(record) for record in shown]),
+        "reason": reasons,
+    }
     return h.details[
         h.summary[f"All {name_count(len(history.steps), 'step')} as a table"],
         page.build_column_table("Steps", columns, prose=("decision", "val", "reason")),
@@ -186,7 +201,11 @@ def _estimate_interval(verdict: Verdict) -> tuple[float, float] | None:
         return None
     n_trials = 1
     if verdict.ranked is not None:
-        own = [known.trial for known in verdict.ranked.passes if known.skill_hash == measured.skill_hash]
+        own = [
+            known.trial
+            for known in verdict.ranked.passes
+            if known.skill_hash == measured.skill_hash
+        ]
         n_trials = max(own, default=0) + 1
     n = max(measured.n // n_trials, 1)
     return wilson_interval(min(max(verdict.candidate_score, 0.0), 1.0) * n, n)
@@ -203,7 +222,8 @@ def _list_current_scores(history: RunHistory) -> list[tuple[float, float | None]
     return scores
 
 
-# -------------------------------------------------------------------------------------- cost and time
+# -------------------------------------------------------------------------------------- cost and
+# time
 
 
 def _build_cost_section(history: RunHistory) -> page.PageSection:
@@ -220,11 +240,14 @@ def _build_cost_section(history: RunHistory) -> page.PageSection:
     rows = []
     for stage, seconds in sorted(times.items(), key=lambda item: -item[1]):
         share = 100 * seconds / (sum(times.values()) or 1.0)
-        rows.append((escape_line(stage).replace("_", " "), format_duration(seconds), f"{share:.0f}%"))
+        rows.append(
+            (escape_line(stage).replace("_", " "), format_duration(seconds), f"{share:.0f}%")
+        )
     content = (
         h.p[state],
         _build_spend(_list_spend(history)),
-        bool(rows) and page.build_table("Time by stage", ("stage", "time", "share of all stages"), rows),
+        bool(rows)
+        and page.build_table("Time by stage", ("stage", "time", "share of all stages"), rows),
         bool(rows) and h.p(".note")["Stages may overlap."],
     )
     return page.PageSection("cost", "Cost and time", content)
@@ -251,7 +274,8 @@ def _build_spend(spend: Sequence[Spend]) -> h.Node:
     return page.build_column_table("Calls by role", columns)
 
 
-# ------------------------------------------------------------------------------------- the sealed test
+# ------------------------------------------------------------------------------------- the sealed
+# test
 
 
 def _build_test_section(history: RunHistory) -> page.PageSection:
@@ -259,19 +283,25 @@ def _build_test_section(history: RunHistory) -> page.PageSection:
     heading = "The sealed test"
     summary = history.summary
     if summary is None:
-        return page.PageSection(name, heading, (h.p["The test split stays sealed until the run ends."],))
+        return page.PageSection(
+            name, heading, (h.p["The test split stays sealed until the run ends."],)
+        )
     if not summary.scores:
         return page.PageSection(name, heading, (h.p["Nothing was measured at the end."],))
     splits = [
-        [score for score in summary.scores if score.split is split] for split in (Split.test, Split.val)
+        [score for score in summary.scores if score.split is split]
+        for split in (Split.test, Split.val)
     ]
     measured = [scores for scores in splits if scores]
     notes = [
-        note for note in facts.ResultFact(summary=summary).list_notes() if not note.startswith("warning")
+        note
+        for note in facts.ResultFact(summary=summary).list_notes()
+        if not note.startswith("warning")
     ]
     limit = page.TextLimit(OTHER_BYTES)
     content = (
-        not splits[0] and h.p["There was no sealed test, so these scores are those of the validation items."],
+        not splits[0]
+        and h.p["There was no sealed test, so these scores are those of the validation items."],
         _build_score_charts(measured),
         [_build_scores(scores) for scores in measured],
         h.ul[(h.li[limit.fit(note, 1_000)] for note in notes[:MAX_ROWS])],
@@ -292,7 +322,11 @@ def _build_score_charts(splits: Sequence[Sequence[SkillScore]]) -> h.Node:
         if marks:
             title = f"{facts.SPLIT_WORDS[split].capitalize()} score"
             charts.append(page.draw_estimates(f"estimates-{split.value}", title, marks))
-    return page.build_figure("Mean scores of documents, with 95% intervals.", *charts) if charts else None
+    return (
+        page.build_figure("Mean scores of documents, with 95% intervals.", *charts)
+        if charts
+        else None
+    )
 
 
 def _build_scores(scores: Sequence[SkillScore]) -> h.Node:
@@ -302,16 +336,23 @@ def _build_scores(scores: Sequence[SkillScore]) -> h.Node:
         [shorten(name, MAX_NAME_CHARS), h.small[escape_line(facts.describe_document(score))]]
         for name, score in facts.name_scores(scores)
     ]
-    return page.build_column_table(f"{facts.SPLIT_WORDS[scores[0].split].capitalize()} scores", columns)
+    return page.build_column_table(
+        f"{facts.SPLIT_WORDS[scores[0].split].capitalize()} scores", columns
+    )
 
 
-# -------------------------------------------------------------------------------------------- settings
+# --------------------------------------------------------------------------------------------
+# settings
 
 
-def _build_settings_section(history: RunHistory, config: Mapping[str, JsonValue]) -> page.PageSection:
+def _build_settings_section(
+    history: RunHistory, config: Mapping[str, JsonValue]
+) -> page.PageSection:
     usual = dict(flatten_fields(TrainerConfig().model_dump(mode="json")))
     settings = dict(flatten_fields(dict(config)))
-    chosen = {key: value for key, value in settings.items() if key not in usual or usual[key] != value}
+    chosen = {
+        key: value for key, value in settings.items() if key not in usual or usual[key] != value
+    }
     rest = {key: value for key, value in settings.items() if key not in chosen}
     version = None if history.summary is None else history.summary.version
     content = (

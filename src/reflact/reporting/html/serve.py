@@ -1,6 +1,8 @@
-"""Serves the pages of runs while they go on: a list of runs, the page of each, and the comparison of several.
+"""Serves the pages of runs while they go on: a list of runs, the page of each, and the comparison
+of several.
 
-It only reads: it opens each store read-only for one look, and looks again when the store's files change.
+It only reads: it opens each store read-only for one look, and looks again when the store's files
+change.
 """
 
 from __future__ import annotations
@@ -27,7 +29,13 @@ from starlette.routing import Route
 
 from reflact.errors import ReflactError, StoreError, UsageError
 from reflact.reporting import facts
-from reflact.reporting.history import RunComparison, RunListing, compare_runs, list_databases, list_runs
+from reflact.reporting.history import (
+    RunComparison,
+    RunListing,
+    compare_runs,
+    list_databases,
+    list_runs,
+)
 from reflact.reporting.html import page
 from reflact.reporting.html.details import build_diff
 from reflact.reporting.html.run import read_report, render_run_page
@@ -94,10 +102,13 @@ class RunPages:
             raise HTTPException(400, "choose at least two runs")
         chosen.sort(key=lambda run: run.listing.created)
         names = [
-            f"{facts.shorten_path(run.listing.folder, self._root)} ({run.listing.run_id})" for run in chosen
+            f"{facts.shorten_path(run.listing.folder, self._root)} ({run.listing.run_id})"
+            for run in chosen
         ]
         comparison = await compare_runs(
-            [run.database for run in chosen], run_ids=[run.listing.run_id for run in chosen], names=names
+            [run.database for run in chosen],
+            run_ids=[run.listing.run_id for run in chosen],
+            names=names,
         )
         return HTMLResponse(render_comparison(comparison), headers=HEADERS)
 
@@ -118,7 +129,11 @@ class RunPages:
                 quiet = 0.0
                 runs, _ = await self._list_runs()
                 shown = [run for run in runs if key in {None, run.key}]
-                text = facts.describe_listing(shown[0].listing) if key and shown else _describe_list(runs)
+                text = (
+                    facts.describe_listing(shown[0].listing)
+                    if key and shown
+                    else _describe_list(runs)
+                )
                 progress = {"text": text, "version": _compute_version(shown)}
                 yield f"event: progress\ndata: {json.dumps(progress)}\n\n"
             elif quiet >= BEAT_SECONDS:
@@ -178,13 +193,20 @@ def render_index(root: Path, runs: Sequence[ServedRun], errors: Sequence[str]) -
     """Return the list of runs as an HTML document."""
     limit = page.TextLimit(TEXT_BYTES)
     shown = runs[:MAX_RUNS]
-    columns: dict[str, Sequence[h.Node]] = {**facts.list_run_columns([run.listing for run in shown], root)}
+    columns: dict[str, Sequence[h.Node]] = {
+        **facts.list_run_columns([run.listing for run in shown], root)
+    }
     columns["folder"] = [
         [
             h.input(
-                type="checkbox", name="run", value=run.key, aria_label=f"Compare run {run.listing.run_id}"
+                type="checkbox",
+                name="run",
+                value=run.key,
+                aria_label=f"Compare run {run.listing.run_id}",
             ),
-            h.a(href=f"/runs/{run.key}")[limit.fit(facts.shorten_path(run.listing.folder, root), 200)],
+            h.a(href=f"/runs/{run.key}")[
+                limit.fit(facts.shorten_path(run.listing.folder, root), 200)
+            ],
             h.small[escape_line(run.listing.run_id)],
         ]
         for run in shown
@@ -199,7 +221,10 @@ def render_index(root: Path, runs: Sequence[ServedRun], errors: Sequence[str]) -
             left_out > 0 and h.p(".note")[f"{left_out:,} older runs are left out."],
             len(runs) > 1 and h.button(type="submit")["Compare the chosen runs"],
         ],
-        [h.p(".note")[f"A database cannot be read: {limit.fit(error, 500)}"] for error in errors[:20]],
+        [
+            h.p(".note")[f"A database cannot be read: {limit.fit(error, 500)}"]
+            for error in errors[:20]
+        ],
     )
     bar = page.LiveBar("/events", _compute_version(runs), _describe_list(runs), is_list=True)
     return page.build_document(
@@ -240,7 +265,8 @@ def render_comparison(comparison: RunComparison) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------- the server
+# ------------------------------------------------------------------------------------------- the
+# server
 
 
 async def _show_error(_: Request, error: Exception) -> Response:
@@ -257,7 +283,8 @@ def create_run_pages(
 ) -> Starlette:
     """Return an ASGI application with the pages of the runs in a folder, or of a database.
 
-    It asks nobody who they are. A service that others can reach must do so before it passes requests on.
+    It asks nobody who they are. A service that others can reach must do so before it passes
+    requests on.
 
     Args:
         root: A run's folder, a folder above several, or a database.
@@ -289,15 +316,23 @@ def serve_runs(root: Path, *, port: int, on_start: Callable[[str], None]) -> Non
         UsageError: There is no such folder, or the port is in use.
     """
     if not root.exists():
-        raise UsageError(f"{root} does not exist; name the out_dir of a run, or a folder above several")
+        raise UsageError(
+            f"{root} does not exist; name the out_dir of a run, or a folder above several"
+        )
     try:
         listener = socket.create_server((ADDRESS, port))
     except OSError as error:
-        raise UsageError(f"cannot listen at port {port}: {error.strerror}; choose another --port") from None
+        raise UsageError(
+            f"cannot listen at port {port}: {error.strerror}; choose another --port"
+        ) from None
     with listener:
         application = create_run_pages(root, is_closing=lambda: server.should_exit)
         config = uvicorn.Config(
-            application, log_level="error", lifespan="off", timeout_graceful_shutdown=3, server_header=False
+            application,
+            log_level="error",
+            lifespan="off",
+            timeout_graceful_shutdown=3,
+            server_header=False,
         )
         server = uvicorn.Server(config)
         on_start(f"http://{ADDRESS}:{listener.getsockname()[1]}/")
