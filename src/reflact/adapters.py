@@ -256,9 +256,11 @@ class EnvironmentAdapter:
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Let the session work on an item and grade the result; see ``protocols.Environment.run``.
 
-        Raises: InterfaceError: ``run`` is not async, or returned no grade. EnvironmentFailure: It
-            was cancelled, but not by the caller: a task of its own was cancelled. ExitRaised: It
-            would have ended the process.
+        Raises:
+            InterfaceError: ``run`` is not async, or returned no grade.
+            EnvironmentFailure: It was cancelled, but not by the caller: a task of its own was
+                cancelled.
+            ExitRaised: It would have ended the process.
         """
         context = nullcontext() if self._open_context is None else self._open_context(item, seed)
         async with context as observe:
@@ -484,8 +486,9 @@ ITEM_LINE = 'Item(id="1", input="2 + 2", reference="4")'
 def check_object(role: ObjectRole, value: object) -> None:
     """Check that an object has the methods of its role; none is called, and no property is read.
 
-    Raises: ConfigError: Something is missing, or cannot be called as reflact calls it; names the
-        line to write.
+    Raises:
+        ConfigError: Something is missing, or cannot be called as reflact calls it; names the line
+            to write.
     """
     _refuse_other_things(role, value)
     if not (hasattr(type(value), "identity") or hasattr(value, "identity")):

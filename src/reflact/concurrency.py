@@ -418,8 +418,9 @@ class Stream(Generic[T]):
 
         No element comes before another task begins the stream's own iteration.
 
-        Args: latest_only: For slow consumers: of buffered elements with one subject keep only the
-            newest. Elements without a subject are all kept, in order.
+        Args:
+            latest_only: For slow consumers: of buffered elements with one subject keep only the
+                newest. Elements without a subject are all kept, in order.
         """
         subscription = Subscription[T](self._buffer, self._subject if latest_only else None)
         if self._over:

@@ -121,13 +121,17 @@ def load_dataset(
     in one split, also if white space and case differ. The assignment depends on the items and the
     seed, not on the order of the rows. Within a split, items keep the file's order.
 
-    Args: path: The folder or file. ratio: train:val:test for a single file, such as ``2:1:7``;
-        None: by its size. Ignored for a folder. split_seed: Seed of the split of a single file.
-        fields: The columns of the fields of items. needs_test: Whether a folder must have a test
-        split.
+    Args:
+        path: The folder or file.
+        ratio: train:val:test for a single file, such as ``2:1:7``; None: by its size. Ignored for a
+            folder.
+        split_seed: Seed of the split of a single file.
+        fields: The columns of the fields of items.
+        needs_test: Whether a folder must have a test split.
 
-    Raises: DataError: Something is missing, ambiguous, repeated or malformed; names the file and
-        the row.
+    Raises:
+        DataError: Something is missing, ambiguous, repeated or malformed; names the file and the
+            row.
     """
     fields = fields or FieldsConfig()
     try:

@@ -136,8 +136,10 @@ class CassetteError(ReflactError):
 class CassetteMiss(CassetteError):
     """A request without a recorded response; no request is sent instead.
 
-    Args: message: The request, and the nearest recorded one. difference: The lines of a diff from
-        the recorded request to this one; tracebacks show it too.
+    Args:
+        message: The request, and the nearest recorded one.
+        difference: The lines of a diff from the recorded request to this one; tracebacks show it
+            too.
     """
 
     def __init__(self, message: str, *, difference: tuple[str, ...] = ()) -> None:

@@ -137,8 +137,9 @@ class NoReply(FrozenModel):
 class Draft(FrozenModel, Generic[R_co]):
     """The part of a streamed reply that has arrived.
 
-    Args: attempt: From 1. Within an attempt drafts only grow. A new attempt starts empty, after an
-        invalid reply or a broken stream.
+    Args:
+        attempt: From 1. Within an attempt drafts only grow. A new attempt starts empty, after an
+            invalid reply or a broken stream.
         value: The reply so far, as JSON. Texts may be incomplete; lists end with the last complete
             element. Only the types are validated.
         reply: The validated reply, in the last draft only.

@@ -231,8 +231,9 @@ def find_data_folder(name: str) -> Path:
 def read_prompt(path: Path) -> Prompt:
     """Read one prompt file.
 
-    Raises: PromptError: It cannot be read, its front matter is wrong, or variables and text do not
-        match.
+    Raises:
+        PromptError: It cannot be read, its front matter is wrong, or variables and text do not
+            match.
     """
     try:
         text = path.read_text(encoding="utf-8")

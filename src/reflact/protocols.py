@@ -56,10 +56,12 @@ class LLM(Protocol):
     ) -> Reply[R]:
         """Send a prompt and return a validated reply.
 
-        Args: prompt: The messages. reply_type: The type of the reply; ``Text`` for plain text.
+        Args:
+            prompt: The messages.
+            reply_type: The type of the reply; ``Text`` for plain text.
             call_id: The call's logical identity; part of the key under which the reply is stored.
             check: Raises ValueError if a well-formed reply does not fit the data; the reply is then
-            sent back with that reason. It must depend only on the prompt's data.
+                sent back with that reason. It must depend only on the prompt's data.
 
         Raises:
             ReplyError: No attempt gave a valid reply.
@@ -134,10 +136,13 @@ class RequestSender(Protocol):
     ) -> str:
         """Return the text of the stored answer, or of a new one.
 
-        Args: body: All that the answer depends on, as the key of the request and as its record;
-            without credentials. call_id: The call's logical identity. answer: Asks the agent's
-            model once. It raises ConnectionError if the model cannot be reached; any other error
-            with an HTTP status as ``status_code`` counts as the provider's refusal.
+        Args:
+            body: All that the answer depends on, as the key of the request and as its record;
+                without credentials.
+            call_id: The call's logical identity.
+            answer: Asks the agent's model once. It raises ConnectionError if the model cannot be
+                reached; any other error with an HTTP status as ``status_code`` counts as the
+                provider's refusal.
 
         Raises:
             ModelError: There is no answer, after all retries.
@@ -165,7 +170,7 @@ class StepEvidence(FrozenModel):
         cases: The measured rollouts, in the order of the step's items; without successes if
             ``reflect.failure_only`` is on.
         attempts: The earlier steps of the epoch with their verdicts, if ``reflect.step_buffer`` is
-        on.
+            on.
         rejected_edits: Changes of earlier epochs that did not help and are relevant to the cases.
         meta_skill: The optimizer's memory.
         task: What is known of the tasks, the score and the agent, as a section of a prompt.
@@ -200,11 +205,17 @@ class StepBudget(Protocol):
     ) -> R | NoReply:
         """Ask the optimizer.
 
-        Args: prompt: The messages. reply_type: The type of the reply. purpose: The calls' name in
-            events and in the spend, of lower-case letters and underscores. part: Distinguishes the
-            calls of a purpose in a step; each has a reply and a seed of its own. check: Raises
-            ValueError if a reply cannot be used; it is then sent back with the reason. shorten:
-            Returns a shorter prompt, which is sent if the first does not fit the model's context.
+        Args:
+            prompt: The messages.
+            reply_type: The type of the reply.
+            purpose: The calls' name in events and in the spend, of lower-case letters and
+                underscores.
+            part: Distinguishes the calls of a purpose in a step; each has a reply and a seed of its
+                own.
+            check: Raises ValueError if a reply cannot be used; it is then sent back with the
+                reason.
+            shorten: Returns a shorter prompt, which is sent if the first does not fit the model's
+                context.
 
         Raises:
             ProviderError: The endpoint refused, failed or could not be reached; do not catch it.

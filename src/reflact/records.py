@@ -480,9 +480,11 @@ class Improvement(FrozenModel):
 class SkillComparison(ShortReprModel):
     """A document beside others on one split.
 
-    Args: skill: The document's score. others: The scores of the others; their names say what they
-        are. improvements: What the document gains over each of them, under the other's name, paired
-        by item.
+    Args:
+        skill: The document's score.
+        others: The scores of the others; their names say what they are.
+        improvements: What the document gains over each of them, under the other's name, paired by
+            item.
     """
 
     skill: SkillScore
@@ -497,9 +499,10 @@ class Claim(FrozenModel):
     most 2.5%. On the test split nothing was selected, so a false claim is confirmed in at most 2.5%
     of runs. On ``val`` it says nothing about other items.
 
-    Attributes: chance: The probability of so large a gain, 0..1, if each item that differs were as
-        likely to be worse as better (exact sign test, one-sided); None for several trials of the
-        same items.
+    Attributes:
+        chance: The probability of so large a gain, 0..1, if each item that differs were as likely
+            to be worse as better (exact sign test, one-sided); None for several trials of the same
+            items.
     """
 
     improvement: Improvement
@@ -644,9 +647,11 @@ class CriticAccuracy(FrozenModel):
 class DocumentResult(FrozenModel):
     """What the target answered to an item under one document.
 
-    Args: rollouts: The measured trials that the document's reported score covers, in order. usage:
-        The consumption of their calls; None if the calls were not seen, as with a target of your
-        own. error: The reason if a trial could not be measured.
+    Args:
+        rollouts: The measured trials that the document's reported score covers, in order.
+        usage: The consumption of their calls; None if the calls were not seen, as with a target of
+            your own.
+        error: The reason if a trial could not be measured.
     """
 
     rollouts: tuple[Rollout, ...] = ()

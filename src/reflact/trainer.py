@@ -58,15 +58,20 @@ Example = tuple[JsonValue, JsonValue]
 class Trainer:
     """Trains a skill document.
 
-    Args: config: A ``TrainerConfig``, a mapping, or the path of a YAML or TOML file. environment:
-        Used instead of the one that the configuration names. target: Used instead of a chat model.
-        optimizer: Used instead of the configured model. transport: Carries HTTP requests instead of
-        the network. approve: Asked about each candidate that the gate would accept; it may veto
-        (see ``protocols.Approver``). telemetry: Receives spans and metrics instead of the
-        OpenTelemetry providers of this process. annotator: Adds notes to the trajectories in the
-        prompts of failure analysts. proposer: Writes the candidate of each step instead of the
-        stages (see ``protocols.Proposer``). label: Your name for the run, such as a customer's, in
-        log lines; default: ``out_dir``.
+    Args:
+        config: A ``TrainerConfig``, a mapping, or the path of a YAML or TOML file.
+        environment: Used instead of the one that the configuration names.
+        target: Used instead of a chat model.
+        optimizer: Used instead of the configured model.
+        transport: Carries HTTP requests instead of the network.
+        approve: Asked about each candidate that the gate would accept; it may veto (see
+            ``protocols.Approver``).
+        telemetry: Receives spans and metrics instead of the OpenTelemetry providers of this
+            process.
+        annotator: Adds notes to the trajectories in the prompts of failure analysts.
+        proposer: Writes the candidate of each step instead of the stages (see
+            ``protocols.Proposer``).
+        label: Your name for the run, such as a customer's, in log lines; default: ``out_dir``.
 
     Raises:
         UsageError: The configuration is wrong.
@@ -111,11 +116,12 @@ class Trainer:
     ) -> Trainer:
         """Train on lists of items with a function that grades answers.
 
-        Args: train: Items to learn from: ``Item`` objects, or pairs of an input and its right
-            answer. A pair gets an id made from its content.
+        Args:
+            train: Items to learn from: ``Item`` objects, or pairs of an input and its right answer.
+                A pair gets an id made from its content.
             val: Items on which candidates are judged.
             test: Items that stay sealed until the run is complete; without any, the closing claim
-            rests on ``val``.
+                rests on ``val``.
             grade: A function of an item and an answer, async or not. It returns a ``Grade``, a
                 ``Score``, a number from 0 to 1, or a bool; anything else ends the run. Its code and
                 the plain values that it uses are part of the run's identity, but not the code of
@@ -176,11 +182,14 @@ class Trainer:
 
         The data is read on a worker thread, so that the event loop stays free.
 
-        Raises: UsageError: The data, a prompt or the initial skill is wrong, or no asyncio event
-            loop runs. RunConflict: The folder holds another run, or another process works in it.
-            CassetteError: A recording is missing, malformed, or lacks a request. StoreError: The
-            database cannot be opened, read or written. RunFailed: With ``raise_on_failure``, if the
-            run is not complete; the message is the verdict.
+        Raises:
+            UsageError: The data, a prompt or the initial skill is wrong, or no asyncio event loop
+                runs.
+            RunConflict: The folder holds another run, or another process works in it.
+            CassetteError: A recording is missing, malformed, or lacks a request.
+            StoreError: The database cannot be opened, read or written.
+            RunFailed: With ``raise_on_failure``, if the run is not complete; the message is the
+                verdict.
         """
         summary = await (self._train_and_show() if show else self._train(ignore_event))
         if raise_on_failure and summary.status != "completed":
@@ -234,12 +243,13 @@ class Trainer:
         """Measure a document beside others on a split, paired by item; finished rollouts are
         reused, so each is paid once.
 
-        Args: skill: The document. against: Other documents; ``none``: an empty one; ``placebo``:
-            one of equal length about something else; ``null``: constant answers, which no model has
-            to give.
+        Args:
+            skill: The document.
+            against: Other documents; ``none``: an empty one; ``placebo``: one of equal length about
+                something else; ``null``: constant answers, which no model has to give.
             split: Where to measure.
             on_event: Takes the events. A ``BudgetUpdated`` with what the run used before comes
-            first.
+                first.
 
         Raises:
             UsageError: The data is wrong, or the folder holds another run.

@@ -102,10 +102,12 @@ class Split(StrEnum):
 class Item(FrozenModel):
     """One task, with an id that is unique within its data set.
 
-    Args: input: The task for the agent; text for most environments. task_type: Groups items for
-        stratified splits and for reporting. reference: The reference for the grader; the agent does
-        not see it. metadata: Other columns of the data; the agent sees only those that
-        ``environment.template`` names.
+    Args:
+        input: The task for the agent; text for most environments.
+        task_type: Groups items for stratified splits and for reporting.
+        reference: The reference for the grader; the agent does not see it.
+        metadata: Other columns of the data; the agent sees only those that ``environment.template``
+            names.
     """
 
     id: str = Field(min_length=1)
@@ -241,9 +243,10 @@ EditKind = Literal["append", "insert_after", "replace", "delete", "suggest", "re
 class Edit(FrozenModel):
     """One proposed change to a skill document.
 
-    Args: op: ``append`` takes only content, ``delete`` only a target, ``insert_after`` and
-        ``replace`` both. ``suggest`` describes a revision in words; ``rewrite`` is a whole new
-        document text; ``examples`` is the new text of the section of worked examples.
+    Args:
+        op: ``append`` takes only content, ``delete`` only a target, ``insert_after`` and
+            ``replace`` both. ``suggest`` describes a revision in words; ``rewrite`` is a whole new
+            document text; ``examples`` is the new text of the section of worked examples.
         target: The anchor: text that occurs exactly once in the unprotected document.
         source_type: Whether it comes from failures or successes; None for both.
         support_count: Number of rollouts that support it.
@@ -406,12 +409,16 @@ class Rewrite(FrozenModel):
 class RaceEntry(FrozenModel):
     """What a race measured of one candidate.
 
-    Args: label: What the candidate is, such as ``8 examples`` or ``rewrite 2``. skill_hash: Its
-        document. form: The digest of its text after white space and list marks are normalised. n:
-        How many validation items were measured under it. score: Its mean on them, in the gate's
-        metric; None if nothing was measured. current_score: The current document's mean on the same
-        items. p_better: The probability that it is better than the current document on all
-        validation items. judged: Whether it went on to the gate.
+    Args:
+        label: What the candidate is, such as ``8 examples`` or ``rewrite 2``.
+        skill_hash: Its document.
+        form: The digest of its text after white space and list marks are normalised.
+        n: How many validation items were measured under it.
+        score: Its mean on them, in the gate's metric; None if nothing was measured.
+        current_score: The current document's mean on the same items.
+        p_better: The probability that it is better than the current document on all validation
+            items.
+        judged: Whether it went on to the gate.
     """
 
     label: str
@@ -464,13 +471,17 @@ class Belief(FrozenModel):
 class PassResult(FrozenModel):
     """One pass of a version over the validation items, as an observation of its true mean.
 
-    Args: mean: The mean score in the gate's metric, adjusted for unmeasured items. n: The number of
-        measured items. measured: The mean score of these items, if it is another one than ``mean``.
-        variance: The variance of a score within an item, as estimated at the time. squares: What
-        the pass added to that estimate: squared deviations from the items' earlier scores. repeats:
-        The number of these deviations. room: The greatest variance that scores with this mean can
-        have; see ``find_room``. change_variance: The prior variance of the version's difference to
-        its parent, as it follows from the passes so far. The latest pass of a version counts.
+    Args:
+        mean: The mean score in the gate's metric, adjusted for unmeasured items.
+        n: The number of measured items.
+        measured: The mean score of these items, if it is another one than ``mean``.
+        variance: The variance of a score within an item, as estimated at the time.
+        squares: What the pass added to that estimate: squared deviations from the items' earlier
+            scores.
+        repeats: The number of these deviations.
+        room: The greatest variance that scores with this mean can have; see ``find_room``.
+        change_variance: The prior variance of the version's difference to its parent, as it follows
+            from the passes so far. The latest pass of a version counts.
     """
 
     skill_hash: str

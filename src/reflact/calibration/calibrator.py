@@ -198,9 +198,11 @@ class Calibrator:
 
         Leaving ``async with`` around it, or ``break``, cancels the calls in progress.
 
-        Raises: ModelError: While iterating: the endpoint refused, failed or could not be reached.
+        Raises:
+            ModelError: While iterating: the endpoint refused, failed or could not be reached.
             RunFailed: While iterating: the critic gave no valid score of any of the first ten
-            questions. StoreError: While iterating: the store cannot be read or written.
+                questions.
+            StoreError: While iterating: the store cannot be read or written.
         """
 
         async def produce(send: PairCallback) -> None:
@@ -225,16 +227,18 @@ class Calibrator:
         A stopped calibration resumes exactly. If nothing has changed since a calibration of the
         same traces ended, this returns its report without any call or test.
 
-        Args: traces: The traces to learn from; if ``heldout`` is None, a part of them is held out.
+        Args:
+            traces: The traces to learn from; if ``heldout`` is None, a part of them is held out.
             heldout: The traces that test and measure; traces that were learned from are left out.
             allow_untested: Generate pairs although nothing can be tested now, for a later test.
             ignore_finished: Generate further pairs although nothing has changed. That opens another
-            test, and all tests on the same held-out traces share one error probability.
+                test, and all tests on the same held-out traces share one error probability.
 
-        Raises: DataError: An argument is not a list of traces, or nothing could be tested; raised
-            before any call.
+        Raises:
+            DataError: An argument is not a list of traces, or nothing could be tested; raised
+                before any call.
             ModelError: The endpoint refused, failed or could not be reached; finished pairs are
-            stored.
+                stored.
             RunFailed: The critic gave no valid score of any of the first ten questions.
             BudgetSpent: The budget has no room for a call.
             StoreError: The store cannot be read or written.

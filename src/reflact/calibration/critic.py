@@ -214,9 +214,12 @@ class Critic:
     ) -> StateScore:
         """Score a transition.
 
-        Args: transition: What is judged. purpose: What the agent is to achieve. scope: Whose cards
-            count. pairs: None: the promoted ones of the memory in scope. Else these alone, whatever
-            their status and scope; ``()`` is none.
+        Args:
+            transition: What is judged.
+            purpose: What the agent is to achieve.
+            scope: Whose cards count.
+            pairs: None: the promoted ones of the memory in scope. Else these alone, whatever their
+                status and scope; ``()`` is none.
             trial: Equal questions of another trial are independent samples.
             progress_before: What the state before is worth by definition, whatever the model says.
                 None: the model says.

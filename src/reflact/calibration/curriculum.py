@@ -88,8 +88,11 @@ def plan_next_round(
     critic's error rate on each kind. The room for distances beyond the smallest one halves from
     round to round.
 
-    Args: history: How the critic was measured before the first round and after each; may be empty
-        before it. mistakes: The names of all kinds. max_rounds: The largest number of rounds.
+    Args:
+        history: How the critic was measured before the first round and after each; may be empty
+            before it.
+        mistakes: The names of all kinds.
+        max_rounds: The largest number of rounds.
     """
     n_done = max(0, len(history) - 1)
     if n_done >= max_rounds or has_plateaued(history):

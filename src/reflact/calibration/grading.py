@@ -70,9 +70,12 @@ class CriticGrader:
     words are the feedback of an answer without full marks. An answer that says nothing is worth 0,
     and the critic is not asked. No reference is looked at.
 
-    Args: critic: A critic that cannot change under a run: ``await critic.pin()`` or
-        ``critic.pin_to(pairs)``. pass_threshold: The least progress of an answer that counts as a
-        success, above 0 and at most 10. purpose: Says what an answer to an item is to achieve.
+    Args:
+        critic: A critic that cannot change under a run: ``await critic.pin()`` or
+            ``critic.pin_to(pairs)``.
+        pass_threshold: The least progress of an answer that counts as a success, above 0 and at
+            most 10.
+        purpose: Says what an answer to an item is to achieve.
         measurements: What the critic's scores are worth, for the summary (see ``measure_critic``).
 
     Raises:
@@ -115,9 +118,10 @@ class CriticGrader:
     async def __call__(self, item: Item, answer: str) -> Grade:
         """Score an answer.
 
-        Raises: EnvironmentFailure: The critic's replies were invalid, or the answer exceeds its
-            context: a fault of the judge, which says nothing of the answer, so that the item stays
-            unmeasured.
+        Raises:
+            EnvironmentFailure: The critic's replies were invalid, or the answer exceeds its
+                context: a fault of the judge, which says nothing of the answer, so that the item
+                stays unmeasured.
             ProviderError, BudgetSpent: The critic's endpoint or budget failed.
         """
         purpose = self._purpose(item)
@@ -217,10 +221,12 @@ class CriticAnnotator:
     """Notes progress before and after each reply of a trajectory; pass it to
     ``Trainer(annotator=...)``.
 
-    Args: critic: A critic that cannot change under a run: ``await critic.pin()`` or
-        ``critic.pin_to(pairs)``. purpose: Says what an item asks for. state: Renders the state from
-        the turns so far (see ``list_transitions``). measurements: What the critic's scores are
-        worth, for the summary.
+    Args:
+        critic: A critic that cannot change under a run: ``await critic.pin()`` or
+            ``critic.pin_to(pairs)``.
+        purpose: Says what an item asks for.
+        state: Renders the state from the turns so far (see ``list_transitions``).
+        measurements: What the critic's scores are worth, for the summary.
 
     Raises:
         ConfigError: The critic is not pinned.

@@ -40,9 +40,11 @@ MIN_LABEL_DIFFERENCE = 0.5
 class ScoredStep(FrozenModel):
     """A critic's evaluation of one step beside the correct one.
 
-    Args: evaluation: What the critic said, after its guards. wrong_progress: Progress after of the
-        wrong evaluations in contrast pairs of this transition. mistakes: The kinds of mistakes that
-        these show.
+    Args:
+        evaluation: What the critic said, after its guards.
+        wrong_progress: Progress after of the wrong evaluations in contrast pairs of this
+            transition.
+        mistakes: The kinds of mistakes that these show.
     """
 
     trace_id: str
@@ -91,12 +93,14 @@ class ConstantBaseline(FrozenModel):
 class CriticMetrics(FrozenModel):
     """A critic, measured.
 
-    Args: error: Mean absolute error of progress, in 0..10. bias: Mean error, in -10..10; above 0
-        the critic inflates. accuracy: Pairwise accuracy: of pairs of states of one trace whose
-        correct values differ by ``MIN_LABEL_DIFFERENCE``, the share that the critic orders so (both
-        sides of each step, and the after-states of any two), taken together with the share of wrong
-        evaluations that are further from the critic's than the right one. Ties count half. None
-        without any pair.
+    Args:
+        error: Mean absolute error of progress, in 0..10.
+        bias: Mean error, in -10..10; above 0 the critic inflates.
+        accuracy: Pairwise accuracy: of pairs of states of one trace whose correct values differ by
+            ``MIN_LABEL_DIFFERENCE``, the share that the critic orders so (both sides of each step,
+            and the after-states of any two), taken together with the share of wrong evaluations
+            that are further from the critic's than the right one. Ties count half. None without any
+            pair.
         consistency: Of successive steps, the share in which the critic orders a state and the one
             before it equally whether it sees both in one call or each in its own. None without
             successive steps.

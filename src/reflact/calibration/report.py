@@ -46,13 +46,18 @@ class CalibrationCostEstimate(FrozenModel):
     """What a calibration takes; the counts of calls include those that an earlier start has paid
     for.
 
-    Args: n_training_traces: Traces to learn from. min_calls: One score for each held-out step and
-        anchor. max_calls: A bound: every round takes place, and every reply is sent back as often
-        as allowed. power_summary: What the held-out traces can show, in words. missing_reason: Why
-        nothing could be tested, and what to do; None if something can. n_earlier_tests: Batches
-        that were tested on these held-out traces before the calibration began. resumed: Whether an
-        earlier start was stopped. is_finished: Whether nothing has changed since it ended, so that
-        these counts are for another one.
+    Args:
+        n_training_traces: Traces to learn from.
+        min_calls: One score for each held-out step and anchor.
+        max_calls: A bound: every round takes place, and every reply is sent back as often as
+            allowed.
+        power_summary: What the held-out traces can show, in words.
+        missing_reason: Why nothing could be tested, and what to do; None if something can.
+        n_earlier_tests: Batches that were tested on these held-out traces before the calibration
+            began.
+        resumed: Whether an earlier start was stopped.
+        is_finished: Whether nothing has changed since it ended, so that these counts are for
+            another one.
     """
 
     n_training_traces: int
@@ -71,21 +76,29 @@ class CalibrationCostEstimate(FrozenModel):
 class CalibrationReport(ShortReprModel):
     """The result of ``Calibrator.calibrate``.
 
-    Args: critic: The identity of the critic, as canonical JSON. prompt: Its prompt's name and
-        version, such as ``critic@1``. n_rounds: Rounds of contrast pairs. n_training_traces: Traces
-        that pairs were made from. held_out_name: The name of the held-out traces: a fold, or given
-        by the caller. n_candidates: Kept pairs and dropped candidates together. pairs: Kept pairs
-        by kind of mistake, sorted. dropped: Dropped candidates by reason, sorted. n_quarantined:
-        Kept pairs that the scan quarantined or rejected; they are in no test. n_left_out: Pairs
-        that were not made, since the memory was full. tests: The evidence of all tested batches, in
-        order. not_tested_reason: Why a batch was not tested; None if all were. end_reason: Why
-        there was no further round although the curriculum had one; None if it had none. held_out:
-        The change on held-out traces, which decided the promotions. anchors: The change on anchors,
-        which decided nothing. metrics_by_round: The critic on the held-out traces before the first
-        round and after each tested one. power_summary: What the held-out traces can show, in words.
-        usage: The usage of all calls, invalid and stored replies included. usage_by_purpose: The
-        same by role and purpose. is_earlier_result: Whether an earlier call made this report, since
-        nothing had changed.
+    Args:
+        critic: The identity of the critic, as canonical JSON.
+        prompt: Its prompt's name and version, such as ``critic@1``.
+        n_rounds: Rounds of contrast pairs.
+        n_training_traces: Traces that pairs were made from.
+        held_out_name: The name of the held-out traces: a fold, or given by the caller.
+        n_candidates: Kept pairs and dropped candidates together.
+        pairs: Kept pairs by kind of mistake, sorted.
+        dropped: Dropped candidates by reason, sorted.
+        n_quarantined: Kept pairs that the scan quarantined or rejected; they are in no test.
+        n_left_out: Pairs that were not made, since the memory was full.
+        tests: The evidence of all tested batches, in order.
+        not_tested_reason: Why a batch was not tested; None if all were.
+        end_reason: Why there was no further round although the curriculum had one; None if it had
+            none.
+        held_out: The change on held-out traces, which decided the promotions.
+        anchors: The change on anchors, which decided nothing.
+        metrics_by_round: The critic on the held-out traces before the first round and after each
+            tested one.
+        power_summary: What the held-out traces can show, in words.
+        usage: The usage of all calls, invalid and stored replies included.
+        usage_by_purpose: The same by role and purpose.
+        is_earlier_result: Whether an earlier call made this report, since nothing had changed.
     """
 
     critic: str

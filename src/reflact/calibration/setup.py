@@ -46,9 +46,12 @@ async def connect(
         budget: The limits of all connections to this file together.
         replay: Recorded responses instead of the endpoint.
 
-    Raises: ConfigError: No model is named, its key is not set, or a limit needs a cap that the
-        model lacks. BudgetSpent: On leaving: the time is up. CassetteError: The recording is
-        missing or malformed. StoreError: The file cannot be read or written.
+    Raises:
+        ConfigError: No model is named, its key is not set, or a limit needs a cap that the model
+            lacks.
+        BudgetSpent: On leaving: the time is up.
+        CassetteError: The recording is missing or malformed.
+        StoreError: The file cannot be read or written.
     """
     if not model.model:
         raise ConfigError(f"the {role}'s model has no name: set `model` as its endpoint knows it")

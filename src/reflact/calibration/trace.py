@@ -215,9 +215,11 @@ class Trace:
     """The steps of one run of an agent, each with its score and what is right where these are
     known.
 
-    Args: purpose: What the agent is to achieve, in words. id: Names the trace; None: a random name.
+    Args:
+        purpose: What the agent is to achieve, in words.
+        id: Names the trace; None: a random name.
         path: A file that each event is appended to as it happens; its folder is created if missing.
-        The file must not exist; see ``resume``.
+            The file must not exist; see ``resume``.
 
     Raises:
         DataError: The purpose is empty or no text, the id is no line of text, or the file exists.
@@ -299,13 +301,18 @@ class Trace:
         """Append a step; it is in the file, if there is one, when this returns. Tasks and threads
         may share a trace.
 
-        Args: transition: What the agent did; states are kept whole. score: How it was judged; of a
-            critic's score what counts after the guards. None if no critic saw it. label: What is
-            right, if that is known. If it says nothing of the state before, that follows from equal
-            states: after the step before, or after this step if nothing changed.
+        Args:
+            transition: What the agent did; states are kept whole.
+            score: How it was judged; of a critic's score what counts after the guards. None if no
+                critic saw it.
+            label: What is right, if that is known. If it says nothing of the state before, that
+                follows from equal states: after the step before, or after this step if nothing
+                changed.
 
-        Raises: DataError: The trace is finished, an argument is of another kind, or a state cannot
-            be written. StoreError: The file cannot be written; the step is not recorded.
+        Raises:
+            DataError: The trace is finished, an argument is of another kind, or a state cannot be
+                written.
+            StoreError: The file cannot be written; the step is not recorded.
         """
         require_type(transition, Transition, subject="what is recorded")
         require_type(score, Evaluation, StateScore, type(None), subject="the score of a step")
@@ -351,8 +358,9 @@ class Trace:
     def load(cls, path: Path | str) -> Trace:
         """Read the complete lines of a file; the trace takes no further events.
 
-        Raises: DataError: The header is not whole, it has no purpose, or a whole line says
-            something wrong; names file, line and field.
+        Raises:
+            DataError: The header is not whole, it has no purpose, or a whole line says something
+                wrong; names file, line and field.
             StoreError: The file cannot be read.
         """
         return cls._from_file(_read_file(Path(path)))
@@ -362,8 +370,10 @@ class Trace:
         """Read the ``.jsonl`` and ``.ndjson`` files of a folder, to any depth, in the order of
         their paths.
 
-        Raises: DataError: It is no folder, holds none, holds one that is no trace, two of one name,
-            or logs of another tool. StoreError: A file cannot be read.
+        Raises:
+            DataError: It is no folder, holds none, holds one that is no trace, two of one name, or
+                logs of another tool.
+            StoreError: A file cannot be read.
         """
         folder = Path(folder)
         if not folder.is_dir():

@@ -33,8 +33,10 @@ def list_transitions(
 ) -> tuple[Transition, ...]:
     """Return one transition for each reply of the agent.
 
-    Args: rollout: A conversation, without the skill. state: Renders the state from the turns so
-        far: before a reply, and before the next one or at the end.
+    Args:
+        rollout: A conversation, without the skill.
+        state: Renders the state from the turns so far: before a reply, and before the next one or
+            at the end.
     """
     turns = rollout.turns
     places = [n for n, turn in enumerate(turns) if turn.role == "assistant"]

@@ -227,9 +227,10 @@ def train_and_show(
 ) -> None:
     """Run a training to its end and show it; with an approver, show lines instead of a live view.
 
-    Raises: typer.Exit: The run did not complete. The code is 1; 2 if no call was booked, for
-        example because a key, model or port is wrong; 128 plus the signal's number if a signal
-        stopped it.
+    Raises:
+        typer.Exit: The run did not complete. The code is 1; 2 if no call was booked, for example
+            because a key, model or port is wrong; 128 plus the signal's number if a signal stopped
+            it.
     """
     import anyio
     from rich.console import Console

@@ -291,8 +291,9 @@ def describe_data(
         out: The configuration.
         columns: The columns of fields that the caller knows.
 
-    Raises: DataError: The data cannot be read, is not fit for a run, or has no column that could be
-        the input.
+    Raises:
+        DataError: The data cannot be read, is not fit for a run, or has no column that could be the
+            input.
     """
     from reflact.config.fields import DEFAULT_COLUMNS, FieldsConfig
     from reflact.environments.dataset import PLAIN_GRADERS, DatasetEnvironment, guess_grader
@@ -397,8 +398,9 @@ def find_columns(
 
     Empty columns count as absent.
 
-    Raises: DataError: No column or several could be the task, several could be the right answer, or
-        there are tests instead.
+    Raises:
+        DataError: No column or several could be the task, several could be the right answer, or
+            there are tests instead.
     """
     from reflact.config.fields import DEFAULT_COLUMNS
     from reflact.errors import DataError

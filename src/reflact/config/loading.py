@@ -69,8 +69,9 @@ def load_config(
         source: A configuration, a mapping, or the path of a ``.yaml``, ``.yml`` or ``.toml`` file.
         overrides: Assignments such as ``train.num_epochs=2``; values are read as YAML.
 
-    Raises: ConfigError: The file cannot be read, or a key or value is wrong; names the nearest
-        valid one.
+    Raises:
+        ConfigError: The file cannot be read, or a key or value is wrong; names the nearest valid
+            one.
     """
     if isinstance(source, TrainerConfig) and not overrides:
         return source
@@ -92,8 +93,9 @@ def load_config(
 def load_section(kind: type[S], path: Path, *, overrides: Sequence[str] = ()) -> S:
     """Return a configuration of another kind from a file; its paths are not resolved.
 
-    Raises: ConfigError: The file cannot be read, or a key or value is wrong; names the nearest
-        valid one.
+    Raises:
+        ConfigError: The file cannot be read, or a key or value is wrong; names the nearest valid
+            one.
     """
     return _validate(kind, reduce(_assign, overrides, _read(path)))
 

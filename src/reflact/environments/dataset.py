@@ -76,10 +76,13 @@ LABEL_USES = 5
 class DatasetEnvironment:
     """Items of a data set, each one message to the target and one graded answer.
 
-    Args: data: The items. grade: A grader of ``reflact.environments.graders``, or any function of
-        an item and an answer. template: The message to the target. ``{input}`` is the item's input,
-        and ``{NAME}`` the metadata of that name, if the item has it. Text is inserted as it is, any
-        other value as indented JSON with sorted keys.
+    Args:
+        data: The items.
+        grade: A grader of ``reflact.environments.graders``, or any function of an item and an
+            answer.
+        template: The message to the target. ``{input}`` is the item's input, and ``{NAME}`` the
+            metadata of that name, if the item has it. Text is inserted as it is, any other value as
+            indented JSON with sorted keys.
         name: The environment's name; part of its identity.
         version: Raise it if the scores of your own ``grade`` change although its code does not, for
             example with a new version of a package, so that older scores are not reused.
@@ -301,8 +304,9 @@ class _PendingCriticGrader:
 def build_grader(config: TrainerConfig) -> Grader:
     """Return a configuration's grader with its settings.
 
-    Raises: ConfigError: The tables of ``sql`` are missing, or this system cannot confine programs
-        for ``python``.
+    Raises:
+        ConfigError: The tables of ``sql`` are missing, or this system cannot confine programs for
+            ``python``.
     """
     if config.environment.grader == "critic":
         return _PendingCriticGrader(config)

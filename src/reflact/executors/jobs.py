@@ -16,9 +16,11 @@ from reflact.types import FrozenModel, Grade, Item, Turn
 class EnvironmentReference(FrozenModel):
     """How a worker makes an environment.
 
-    Attributes: identity: The environment's identity, which the worker's must equal. section: The
-        configuration's section, which names the environment; None if ``pickled`` is set. pickled:
-        An object that was passed in Python, pickled, in base64.
+    Attributes:
+        identity: The environment's identity, which the worker's must equal.
+        section: The configuration's section, which names the environment; None if ``pickled`` is
+            set.
+        pickled: An object that was passed in Python, pickled, in base64.
     """
 
     identity: str
@@ -45,12 +47,17 @@ class TargetReference(FrozenModel):
 class ExecutorJob(FrozenModel):
     """One rollout to run in a worker; it holds values only, and no key of a provider.
 
-    Attributes: key: Unique among the jobs of a run's start; the result has it too. environment: How
-        the worker makes the environment, once for all jobs. item: The item. seed: The seed of the
-        item's trial. base_url: Where the session asks the target during this rollout. token: The
-        key for this address. target: How the worker makes the target; None: the session sends each
-        message to the trainer's. skill: The skill of the worker's target. rollout: The rollout's
-        key.
+    Attributes:
+        key: Unique among the jobs of a run's start; the result has it too.
+        environment: How the worker makes the environment, once for all jobs.
+        item: The item.
+        seed: The seed of the item's trial.
+        base_url: Where the session asks the target during this rollout.
+        token: The key for this address.
+        target: How the worker makes the target; None: the session sends each message to the
+            trainer's.
+        skill: The skill of the worker's target.
+        rollout: The rollout's key.
     """
 
     key: str

@@ -149,9 +149,11 @@ async def open_ray(
 
     A cluster to which this process is already connected is used as it is.
 
-    Args: workers: The most actors; each takes one processor of the cluster. address: The address of
-        a running cluster; None starts one on this machine, which ends with the block. hidden:
-        Environment variables that workers do not get.
+    Args:
+        workers: The most actors; each takes one processor of the cluster.
+        address: The address of a running cluster; None starts one on this machine, which ends with
+            the block.
+        hidden: Environment variables that workers do not get.
 
     Raises:
         ConfigError: The cluster cannot be reached.

@@ -160,8 +160,9 @@ def within_item_interval(
     Each item has at least two scores on each side; only their variance within the item counts (a z
     test stratified by item), so the interval says nothing about other items.
 
-    Raises: ValueError: There are no items, not the same number on both sides, or a single score of
-        an item.
+    Raises:
+        ValueError: There are no items, not the same number on both sides, or a single score of an
+            item.
     """
     if len(before) != len(after) or not before or min(map(len, (*before, *after))) < 2:
         raise ValueError("each item needs at least two scores before and after")

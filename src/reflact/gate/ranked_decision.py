@@ -109,9 +109,11 @@ def update_effect(*cases: EffectObservation, weights: Sequence[float] = WEIGHTS)
 def compare_paired(differences: Sequence[float], *, n_items: int, variance: float) -> EffectBelief:
     """Return what a slice of the validation items says about the mean difference over all of them.
 
-    Args: differences: Candidate minus current, -1..1, one for each item of a random slice, each
-        from one trial a side. n_items: The number of validation items. variance: The variance of
-        one score within an item; 0 if the target is deterministic.
+    Args:
+        differences: Candidate minus current, -1..1, one for each item of a random slice, each from
+            one trial a side.
+        n_items: The number of validation items.
+        variance: The variance of one score within an item; 0 if the target is deterministic.
 
     Raises:
         ValueError: There is no difference, or there are more than items.

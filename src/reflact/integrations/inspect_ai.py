@@ -150,18 +150,23 @@ class InspectEnvironment:
     """Samples of an Inspect task, solved by the task's solver with the run's target, and scored by
     its scorer.
 
-    Args: task: A task, or the import path of a task or of a function that returns one. train:
-        Samples in the train split. val: Samples in the validation split. test: Samples in the test
-        split. seed: Deals the samples to the splits. arguments: The arguments of the function.
+    Args:
+        task: A task, or the import path of a task or of a function that returns one.
+        train: Samples in the train split.
+        val: Samples in the validation split.
+        test: Samples in the test split.
+        seed: Deals the samples to the splits.
+        arguments: The arguments of the function.
         models: Models of the task's roles, such as a simulated user or a judge, by Inspect's names
-        of models. Inspect asks them itself, outside of the run's budget, its stored replies and
-        recordings.
+            of models. Inspect asks them itself, outside of the run's budget, its stored replies and
+            recordings.
         metric: The value that counts if the scorer gives several; the optimizer sees all of them.
         task_version: Raise it if the task's solver or scorer changes, so that older scores are not
-        reused.
+            reused.
 
-    Raises: ConfigError: inspect-ai is not installed, the task cannot be loaded, or it has too few
-        different samples.
+    Raises:
+        ConfigError: inspect-ai is not installed, the task cannot be loaded, or it has too few
+            different samples.
     """
 
     def __init__(
@@ -239,8 +244,9 @@ class InspectEnvironment:
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Solve a sample with the task's solver and score it; the seed is not used.
 
-        Raises: EnvironmentFailure: The solver asks in a way that a conversation with the target
-            cannot serve.
+        Raises:
+            EnvironmentFailure: The solver asks in a way that a conversation with the target cannot
+                serve.
         """
         # a task of its own has a context of its own, and Inspect keeps its model in context
         # variables

@@ -55,8 +55,10 @@ class Cassette:
     ) -> TrainerConfig:
         """Return a configuration that uses the recording and a new folder.
 
-        Args: source: A configuration, a mapping, or the path of a file. changes: Other values; two
-            underscores stand for each dot, as in ``train__num_epochs=1``.
+        Args:
+            source: A configuration, a mapping, or the path of a file.
+            changes: Other values; two underscores stand for each dot, as in
+                ``train__num_epochs=1``.
 
         Raises:
             ConfigError: A key or value is wrong.

@@ -138,10 +138,11 @@ class WorkspaceEnvironment:
     Its target is a ``WorkspaceTarget``. A rollout is right if all checks pass; their share is the
     soft score.
 
-    Args: evals: The ``evals.json``. Each case needs ``checks`` beside the fields of Agent Skills:
-        objects with ``file`` (none: the answer), ``contains`` and ``equals``. Paths in ``files``
-        begin at the skill's folder, which is that above the file's own; the agent gets the files
-        under their names, without folders.
+    Args:
+        evals: The ``evals.json``. Each case needs ``checks`` beside the fields of Agent Skills:
+            objects with ``file`` (none: the answer), ``contains`` and ``equals``. Paths in
+            ``files`` begin at the skill's folder, which is that above the file's own; the agent
+            gets the files under their names, without folders.
         train: Cases in the train split.
         val: Cases in the validation split.
         test: Cases in the test split.

@@ -148,15 +148,17 @@ class Budget:
     Calls are admitted in the order of their requests. After one refusal, all further calls are
     refused until the run is started again.
 
-    Args: on_usage: Called by ``report_usage`` and after each charged call, with the run's total
-        usage, the worst case of its interrupted and uncounted calls, and its active seconds; must
-        neither wait nor raise.
+    Args:
+        on_usage: Called by ``report_usage`` and after each charged call, with the run's total
+            usage, the worst case of its interrupted and uncounted calls, and its active seconds;
+            must neither wait nor raise.
 
-    Attributes: answered_roles: The roles that an earlier start of the run got an answer from.
+    Attributes:
+        answered_roles: The roles that an earlier start of the run got an answer from.
         current_stage: What the run works on; whoever measures the time of stages keeps it.
         deadline: The time on the event loop's clock at which calls in flight must end. It is
-        infinite if the time was over at the start. Then no call is admitted, and stored results can
-        still be read.
+            infinite if the time was over at the start. Then no call is admitted, and stored results
+            can still be read.
     """
 
     def __init__(

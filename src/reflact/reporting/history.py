@@ -51,16 +51,23 @@ NOT_MEASURED = "has not measured its initial document yet; start or resume it wi
 class RunHistory(ShortReprModel):
     """The stored history of a run.
 
-    Args: run_id: The run. status: How its latest start ended, or ``running``; None if it was
-        killed. reason: The reason if it did not complete. created: The time of its first start.
-        summary: The summary of its latest end; None if there is none. steps: All committed steps,
-        in order. epochs: The committed ends of epochs, in order. versions: All skill versions by
-        number, each with its latest score. evaluations: The scores of documents that were measured
-        with ``Trainer.evaluate`` or ``reflact eval``. events: All durable events, in order. costs:
-        What each stage of each step took so far, calls and time, over all starts. items: The items
-        of one split with the target's answers, if they were asked for. items_note: Why there are no
-        items although they were asked for; only in a ``RunReport``. failures: The exceptions of
-        your own environment, target, grader, annotator or proposer, with tracebacks.
+    Args:
+        run_id: The run.
+        status: How its latest start ended, or ``running``; None if it was killed.
+        reason: The reason if it did not complete.
+        created: The time of its first start.
+        summary: The summary of its latest end; None if there is none.
+        steps: All committed steps, in order.
+        epochs: The committed ends of epochs, in order.
+        versions: All skill versions by number, each with its latest score.
+        evaluations: The scores of documents that were measured with ``Trainer.evaluate`` or
+            ``reflact eval``.
+        events: All durable events, in order.
+        costs: What each stage of each step took so far, calls and time, over all starts.
+        items: The items of one split with the target's answers, if they were asked for.
+        items_note: Why there are no items although they were asked for; only in a ``RunReport``.
+        failures: The exceptions of your own environment, target, grader, annotator or proposer,
+            with tracebacks.
     """
 
     run_id: str
@@ -94,15 +101,16 @@ async def read_run(
 ) -> RunHistory:
     """Return the stored history of a run; the run may be under way.
 
-    Args: path: The run's ``out_dir``, or its database file. If these have several runs, a further
-        part of the path names one by its id, or by a prefix that no other run has:
-        ``runs/default/r67d5``.
+    Args:
+        path: The run's ``out_dir``, or its database file. If these have several runs, a further
+            part of the path names one by its id, or by a prefix that no other run has:
+            ``runs/default/r67d5``.
         run_id: The run to read, or a prefix of its id that no other run has; None: the one of the
             path, or else the newest.
         items: Also read what the target answered to each item under the initial and the best
-        document.
+            document.
         split: The split of these items; None: the test split if it was measured, otherwise the
-        validation split.
+            validation split.
         events: Also read the events, which take more than half of the time.
 
     Raises:
@@ -295,8 +303,11 @@ async def read_package(
     ``read_versions``. Without a name or a description, those of the front matter count, or else
     those of the run's configuration.
 
-    Raises: UsageError: There is no such run or version. SkillError: The name or the description is
-        missing or not allowed, or the folder cannot be read. StoreError: The store cannot be read.
+    Raises:
+        UsageError: There is no such run or version.
+        SkillError: The name or the description is missing or not allowed, or the folder cannot be
+            read.
+        StoreError: The store cannot be read.
     """
     async with open_run(path, run_id) as (store, row):
         settings = dict(flatten_fields(row.config))
@@ -362,9 +373,12 @@ async def export_skill(
     Arguments are those of ``read_package``; ``parent`` is the folder for the new one, which has the
     skill's name.
 
-    Raises: UsageError: There is no such run or version, or something has that name in ``parent``
-        already. SkillError: The name or the description is missing or not allowed, or a file of the
-        skill cannot be read. StoreError: The store cannot be read, or the folder cannot be written.
+    Raises:
+        UsageError: There is no such run or version, or something has that name in ``parent``
+            already.
+        SkillError: The name or the description is missing or not allowed, or a file of the skill
+            cannot be read.
+        StoreError: The store cannot be read, or the folder cannot be written.
     """
     from reflact.store.artifacts import write_package
 
@@ -457,12 +471,16 @@ async def compare_runs(
     """Compare runs with the first of them; a single path that names no run means all runs of its
     store.
 
-    Args: paths: The ``out_dir`` or the database of each run, or a path that names the run too; see
-        ``read_run``. run_ids: The run of each path; by default the one that it names, or else the
-        newest. names: What the runs are called; by default their paths.
+    Args:
+        paths: The ``out_dir`` or the database of each run, or a path that names the run too; see
+            ``read_run``.
+        run_ids: The run of each path; by default the one that it names, or else the newest.
+        names: What the runs are called; by default their paths.
 
-    Raises: UsageError: There are less than two runs, or one of them has not measured its initial
-        document. StoreError: A store cannot be read.
+    Raises:
+        UsageError: There are less than two runs, or one of them has not measured its initial
+            document.
+        StoreError: A store cannot be read.
     """
     ids: Sequence[str | None] = run_ids or [None] * len(paths)
     labels = names or [str(path) for path in paths]

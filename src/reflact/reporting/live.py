@@ -608,10 +608,14 @@ class LineView(RunView):
     """Prints a line for each event that matters, and lines on the progress while no such event
     comes.
 
-    Args: console: Where to print. state: What is known in advance. clock: Returns seconds of a
-        monotonic clock. times: Whether each line begins with the local time of its event.
+    Args:
+        console: Where to print.
+        state: What is known in advance.
+        clock: Returns seconds of a monotonic clock.
+        times: Whether each line begins with the local time of its event.
         with_timer: Whether a thread prints the progress; if not, only events do, as while a person
-        is asked. refreshes_per_second: How often the thread looks.
+            is asked.
+        refreshes_per_second: How often the thread looks.
     """
 
     def __init__(
@@ -695,10 +699,14 @@ class LiveView(LineView):
     Events only change a value in memory, and a thread draws it. So a slow terminal never delays the
     run.
 
-    Args: console: A terminal that can move its cursor. state: What is known in advance. clock:
-        Returns seconds of a monotonic clock. times: Whether each line begins with the local time of
-        its event. with_errors: Whether standard error is the same terminal; if so, its lines stay
-        above the display. frames_per_second: How often the thread draws.
+    Args:
+        console: A terminal that can move its cursor.
+        state: What is known in advance.
+        clock: Returns seconds of a monotonic clock.
+        times: Whether each line begins with the local time of its event.
+        with_errors: Whether standard error is the same terminal; if so, its lines stay above the
+            display.
+        frames_per_second: How often the thread draws.
     """
 
     def __init__(

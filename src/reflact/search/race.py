@@ -59,9 +59,11 @@ class RaceResult(FrozenModel):
 class RaceSettings(FrozenModel):
     """The inputs of a race beside the candidates.
 
-    Args: item_ids: All validation items, in the order of the race. slices: How many of them are
-        measured after each round, growing; the last slice is left to the gate. variance: The
-        variance of a score within an item; 0 for a deterministic target.
+    Args:
+        item_ids: All validation items, in the order of the race.
+        slices: How many of them are measured after each round, growing; the last slice is left to
+            the gate.
+        variance: The variance of a score within an item; 0 for a deterministic target.
     """
 
     item_ids: tuple[str, ...]

@@ -90,8 +90,9 @@ class _Splice(NamedTuple):
 def check_document(text: str) -> None:
     """Check that a document's protected regions are well-formed.
 
-    Raises: SkillError: Front matter or a region is unclosed, unopened, nested or repeated; names
-        the line.
+    Raises:
+        SkillError: Front matter or a region is unclosed, unopened, nested or repeated; names the
+            line.
     """
     problem = _layout(text).problem
     if problem is not None:
@@ -129,8 +130,9 @@ def remove_markers(text: str) -> str:
 def join_files(main: str, others: Sequence[tuple[str, str]]) -> str:
     """Return the document that joins a text and further files, each with its path.
 
-    Raises: SkillError: One of the texts has the mark of a file, or a further one that of another
-        protected region.
+    Raises:
+        SkillError: One of the texts has the mark of a file, or a further one that of another
+            protected region.
     """
     for path, content in (("the first file", main), *others):
         mark = (FILE_MARK if content is main else _ANY_MARKER).search(content)

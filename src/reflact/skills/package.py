@@ -88,11 +88,14 @@ class SkillPackage(FrozenModel):
 def load_skill(path: Path, files: Sequence[str] = ()) -> Skill:
     """Return the skill document in a file, or in the ``SKILL.md`` of a folder.
 
-    Args: path: The file or the folder. files: Further Markdown files of the folder that belong to
-        the document, relative to the folder.
+    Args:
+        path: The file or the folder.
+        files: Further Markdown files of the folder that belong to the document, relative to the
+            folder.
 
-    Raises: SkillError: A file cannot be read or may not belong to the document, or the document is
-        malformed.
+    Raises:
+        SkillError: A file cannot be read or may not belong to the document, or the document is
+            malformed.
     """
     if not path.is_dir():
         if files:
@@ -131,14 +134,18 @@ def build_package(
     Its front matter stays byte for byte, unless a value is missing or replaced. A document without
     front matter gets some.
 
-    Args: skill: The document. name: Replaces the name of the front matter; None: keep it.
+    Args:
+        skill: The document.
+        name: Replaces the name of the front matter; None: keep it.
         description: Replaces its description. Both together also replace front matter that cannot
-        be read. defaults: The name and the description if neither the front matter nor the caller
-        has them. source: A folder whose other files belong to the skill. files: The further files
-        that the document joins.
+            be read.
+        defaults: The name and the description if neither the front matter nor the caller has them.
+        source: A folder whose other files belong to the skill.
+        files: The further files that the document joins.
 
-    Raises: SkillError: A name, a description or the front matter breaks the rules, or ``source``
-        cannot be read.
+    Raises:
+        SkillError: A name, a description or the front matter breaks the rules, or ``source`` cannot
+            be read.
     """
     _check_files(files)
     text, further = split_files(skill.text) if files else (skill.text, ())

@@ -100,8 +100,9 @@ async def log_unmeasured(
 def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
     """Check that enough rollouts are measured; those that are refused for ever do not count.
 
-    Raises: RunFailed: No rollout is measured, or less than the share ``coverage``, 0..1; see
-        ``count_required``.
+    Raises:
+        RunFailed: No rollout is measured, or less than the share ``coverage``, 0..1; see
+            ``count_required``.
     """
     missing = [r for r in rollouts if r.score is None]
     measured = len(rollouts) - len(missing)

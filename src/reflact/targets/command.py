@@ -60,9 +60,10 @@ class CommandTarget:
     processes of the command are ended at a limit, at its end, and if reflact is killed. Unless
     ``confine`` is set, it can write what its user can.
 
-    Args: profile: A command-line agent by name: ``codex``, ``opencode`` or ``claude-code``. It
-        brings the command, the variables, and the places of skill and answer; arguments that you
-        give replace those.
+    Args:
+        profile: A command-line agent by name: ``codex``, ``opencode`` or ``claude-code``. It brings
+            the command, the variables, and the places of skill and answer; arguments that you give
+            replace those.
         command: The program and its arguments; ``{task}``, ``{folder}``, ``{base_url}``,
             ``{root_url}`` (without ``/v1``), ``{token}`` and ``{model}`` are replaced. Without
             ``{task}`` the task goes to standard input.
@@ -70,12 +71,12 @@ class CommandTarget:
         skill_file: Where the skill is written, below the folder, in place of a file of the
             workspace; None if ``seed`` is given.
         skill_name: Writes the skill as a ``SKILL.md`` of this name, which the agent loads if it
-        seems useful.
+            seems useful.
         skill_description: Says when to use it, in the front matter of this ``SKILL.md``.
         seed: The instructions in the agent's requests that the skill replaces. A request must have
             them exactly once, or else the rollout is unmeasured.
         workspace: A folder that is copied for each rollout; a relative path begins at the current
-        folder.
+            folder.
         side_call: A text in the first message of requests that are no part of the task, such as
             that for a title. They need no seed, and are booked under the purpose ``side_call``.
         answer_file: The file, below the folder, with the answer; None for standard output.
@@ -89,9 +90,10 @@ class CommandTarget:
             Switch it off for an agent that reads the file later, with a tool.
         version: Part of the target's identity; change it with the command's program.
 
-    Raises: ConfigError: The command or ``seed`` is empty, neither or both of ``skill_file`` and
-        ``seed`` are given, a path leaves the folder, ``workspace`` is no folder, or the profile, a
-        limit or the skill's name is wrong.
+    Raises:
+        ConfigError: The command or ``seed`` is empty, neither or both of ``skill_file`` and
+            ``seed`` are given, a path leaves the folder, ``workspace`` is no folder, or the
+            profile, a limit or the skill's name is wrong.
     """
 
     def __init__(
@@ -287,9 +289,11 @@ class CommandSession(GatewaySession):
     async def reply(self, message: str) -> str:
         """Run the command on a task and return its answer.
 
-        Raises: ReplyError: It failed, or reached a limit; its rollout scores 0. ModelError,
-            BudgetSpent: Its model gave no answer. EnvironmentFailure: It cannot be started, its
-            seed was not replaced, or it got a second message.
+        Raises:
+            ReplyError: It failed, or reached a limit; its rollout scores 0.
+            ModelError, BudgetSpent: Its model gave no answer.
+            EnvironmentFailure: It cannot be started, its seed was not replaced, or it got a second
+                message.
         """
         if self._task is not None:
             raise EnvironmentFailure(

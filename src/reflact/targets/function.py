@@ -36,10 +36,13 @@ FUNCTION_TARGET_VERSION = 2
 class AgentRollout(FrozenModel):
     """What a function gets to run its agent once.
 
-    Attributes: skill: The agent's instructions. task: The task. base_url: Where the agent asks its
-        model, by Chat Completions, the Responses API or the Messages API. token: The key for this
-        address; it is valid during the rollout. model: The model's name, which a framework asks
-        for.
+    Attributes:
+        skill: The agent's instructions.
+        task: The task.
+        base_url: Where the agent asks its model, by Chat Completions, the Responses API or the
+            Messages API.
+        token: The key for this address; it is valid during the rollout.
+        model: The model's name, which a framework asks for.
     """
 
     skill: str
@@ -60,9 +63,10 @@ class FunctionTarget:
     with ``rollout.token`` as the address and the key of its model. There, a gateway on 127.0.0.1
     forwards requests to ``models.target``.
 
-    Args: run_agent: The function. Concurrent rollouts call it at the same time. version: Part of
-        the target's identity. Change it if the function or its agent changes what the agent does,
-        so that stored rollouts of the old agent are not reused.
+    Args:
+        run_agent: The function. Concurrent rollouts call it at the same time.
+        version: Part of the target's identity. Change it if the function or its agent changes what
+            the agent does, so that stored rollouts of the old agent are not reused.
         seconds: The most time of a rollout.
         preflight: Whether a training begins with a test that the agent's requests have the skill.
             Switch it off if only later requests have it, for example those of an agent to which
@@ -154,9 +158,11 @@ class FunctionSession(GatewaySession):
     async def reply(self, message: str) -> str:
         """Run the agent on a task and return its answer.
 
-        Raises: ReplyError: It reached its limit of time; its rollout scores 0. ModelError,
-            BudgetSpent: Its model gave no answer. EnvironmentFailure: The function raised an error,
-            no request of the agent had the skill, or it got a second message.
+        Raises:
+            ReplyError: It reached its limit of time; its rollout scores 0.
+            ModelError, BudgetSpent: Its model gave no answer.
+            EnvironmentFailure: The function raised an error, no request of the agent had the skill,
+                or it got a second message.
         """
         if self._task is not None:
             raise EnvironmentFailure(

@@ -66,10 +66,13 @@ class GatewayAddress(NamedTuple):
 class Dialect(NamedTuple):
     """One way in which agents ask their models, translated to that of chat completions and back.
 
-    Attributes: name: What a request is called. read: Returns a request as that of a chat
-        completion; its ``ConfigError`` says what it cannot be. write: Returns a chat completion as
-        the answer to a request. split: Yields an answer as the events of a stream. end: Follows the
-        events.
+    Attributes:
+        name: What a request is called.
+        read: Returns a request as that of a chat completion; its ``ConfigError`` says what it
+            cannot be.
+        write: Returns a chat completion as the answer to a request.
+        split: Yields an answer as the events of a stream.
+        end: Follows the events.
     """
 
     name: str

@@ -41,10 +41,14 @@ SHOWN_FOLDER = "/reflact-rollout"
 class GatewaySession:
     """One rollout of an agent that asks its model through a gateway; subclasses run the agent.
 
-    Args: sender: The run, which answers the agent's requests. skill: The instructions. rollout: The
-        rollout's key. seed: The text in the agent's requests that the skill replaces; None if the
-        agent gets the skill itself. side_call: A text in the first message of requests that are no
-        part of the task. They have no seed, and are booked under a purpose of their own.
+    Args:
+        sender: The run, which answers the agent's requests.
+        skill: The instructions.
+        rollout: The rollout's key.
+        seed: The text in the agent's requests that the skill replaces; None if the agent gets the
+            skill itself.
+        side_call: A text in the first message of requests that are no part of the task. They have
+            no seed, and are booked under a purpose of their own.
     """
 
     def __init__(
@@ -216,12 +220,17 @@ async def test_skill(
 ) -> str | None:
     """Run an agent without its model; see ``adapters.TargetAdapter.test_skill``.
 
-    Args: target: The agent, not connected. environment: Gives it its task, as in a rollout. items:
-        Its tasks; another one is tried if the agent asks nothing. skill: The initial skill; a line
-        is added to it. config: The settings of ``models.target``. place: Where the agent gets the
-        skill, and what to change if it does not, in words. name: The name of a skill that the agent
-        loads if it seems useful, so that a request has this name alone. seconds: The agent's limit
-        of time; no further item is tried after it, so an agent that hangs costs it once.
+    Args:
+        target: The agent, not connected.
+        environment: Gives it its task, as in a rollout.
+        items: Its tasks; another one is tried if the agent asks nothing.
+        skill: The initial skill; a line is added to it.
+        config: The settings of ``models.target``.
+        place: Where the agent gets the skill, and what to change if it does not, in words.
+        name: The name of a skill that the agent loads if it seems useful, so that a request has
+            this name alone.
+        seconds: The agent's limit of time; no further item is tried after it, so an agent that
+            hangs costs it once.
     """
     begin = anyio.current_time()
     probed = Skill(text=f"{skill.text}\n\n{PROBE}\n".lstrip())

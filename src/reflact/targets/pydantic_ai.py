@@ -99,9 +99,10 @@ TOOLS_ARE_TRAINED = (
 class PydanticAITarget(Generic[D, Out]):
     """A pydantic-ai agent under training.
 
-    Args: agent: The agent. It is not changed; concurrent rollouts under different skills do not
-        mix. deps: A function of the item, async or not, that returns the dependencies of its
-        rollout. It must not use the item's reference.
+    Args:
+        agent: The agent. It is not changed; concurrent rollouts under different skills do not mix.
+        deps: A function of the item, async or not, that returns the dependencies of its rollout. It
+            must not use the item's reference.
         usage_limits: Limits of one rollout. A rollout that reaches one scores 0.
         version: Part of the target's identity. Change it if the code of a tool or of an instruction
             function changes what the agent does, so that stored rollouts of the old agent are not
@@ -260,9 +261,11 @@ class AgentSession(Generic[D, Out]):
         """Run the agent on a message after all earlier ones and return its output, as text or else
         as JSON.
 
-        Raises: ReplyError: The agent gave no valid output, or reached one of its limits; its
-            rollout scores 0. ModelError: Its model gave no answer. EnvironmentFailure: A tool, an
-            instruction function or ``deps`` raised an error.
+        Raises:
+            ReplyError: The agent gave no valid output, or reached one of its limits; its rollout
+                scores 0.
+            ModelError: Its model gave no answer.
+            EnvironmentFailure: A tool, an instruction function or ``deps`` raised an error.
         """
         target = self._target
         capability = self._capability

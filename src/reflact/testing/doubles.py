@@ -40,8 +40,10 @@ The server works only for requests whose answer is truncated or late (``httpx.Re
 class FaultyTransport(httpx.AsyncBaseTransport):
     """Passes requests on to another transport and injects faults into some.
 
-    Args: inner: Serves the requests. faults: Called with each request and its number (0 for the
-        first that arrives); returns the fault to inject, or None.
+    Args:
+        inner: Serves the requests.
+        faults: Called with each request and its number (0 for the first that arrives); returns the
+            fault to inject, or None.
     """
 
     def __init__(

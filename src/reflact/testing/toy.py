@@ -118,9 +118,10 @@ class ToyTarget:
     """Implements ``protocols.Target``: answers by the rules in the skill, and ``unknown``
     otherwise.
 
-    Args: noise: Share of rollouts, 0..1, in which it does the opposite: knows what the skill does
-        not say, or not what it says. Drawn from the seed and the rollout's key, so trials of an
-        item differ.
+    Args:
+        noise: Share of rollouts, 0..1, in which it does the opposite: knows what the skill does not
+            say, or not what it says. Drawn from the seed and the rollout's key, so trials of an
+            item differ.
         seed: Root of the noise.
     """
 

@@ -113,8 +113,9 @@ async def judge(
 ) -> Verdict:
     """Return the gate's verdict on a candidate, which the approver may veto.
 
-    Raises: Unmeasured: Too little could be measured; ``subject`` begins the message. Nothing is
-        logged, so that a retry can measure everything again.
+    Raises:
+        Unmeasured: Too little could be measured; ``subject`` begins the message. Nothing is logged,
+            so that a retry can measure everything again.
     """
     current = await run.find_skill(state.current.skill_hash)
     evaluated = await _evaluate(run, candidate, current, state, step=step, part=part)

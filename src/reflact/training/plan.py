@@ -144,8 +144,9 @@ class RunPlan:
 def check_config(config: TrainerConfig, overrides: Overrides) -> None:
     """Refuse a configuration that cannot work with what the caller passes; reads no data.
 
-    Raises: ConfigError: A model, a cap or a package is missing, an object lacks a method, or two
-        settings contradict each other.
+    Raises:
+        ConfigError: A model, a cap or a package is missing, an object lacks a method, or two
+            settings contradict each other.
     """
     for each, value in overrides.objects:
         check_object(each, value)

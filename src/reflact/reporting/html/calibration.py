@@ -328,8 +328,10 @@ def _build_pairs_section(report: CalibrationReport) -> PageSection:
             "are in no test."
         )
     if report.n_left_out:
-        said += f" The memory was full: {name_count(report.n_left_out, 'pair was', 'pairs were')} "
-        "not made."
+        said += (
+            f" The memory was full: {name_count(report.n_left_out, 'pair was', 'pairs were')} "
+            "not made."
+        )
     pairs = [[escape_controls(kind.mistake), f"{kind.n_pairs:,}"] for kind in report.pairs]
     drops = [
         [escape_controls(drop.reason), f"{drop.n_candidates:,}", DROP_MEANINGS.get(drop.reason, "")]
