@@ -70,7 +70,7 @@ HURRY = 20
 """How much faster time passes."""
 
 URL = "http://endpoint.test/v1"
-SHOWN = 60
+SHOWN = 48
 """The most characters of a message in the table."""
 
 
@@ -676,15 +676,15 @@ class Outcome:
         """The row of the table."""
         summary, solved = self.summary, self.solved
         happens = (
-            summary.status if solved is None else f"{solved[0]}, then {solved[1]} of {solved[2]}"
+            summary.status if solved is None else f"{solved[1]} of {solved[2]}"
         )
         said = "; ".join(
             dict.fromkeys(filter(None, (summary.reason, *self.warnings, *summary.missing)))
         )
         said = " ".join(said.replace(f" at {URL}", "").split()).replace("|", "\\|")
         said = said if len(said) <= SHOWN else f"{said[: SHOWN - 3].rstrip()}..."
-        requests = f"{self.requests['target']} and {self.requests['optimizer']}"
-        cells = (self.name.replace("_", " "), self.role, self.does, happens, requests, said or "-")
+        requests = f"{self.requests['target']} + {self.requests['optimizer']}"
+        cells = (self.does, self.role, happens, requests, said or "-")
         return f"| {' | '.join(cells)} |"
 
 
@@ -749,8 +749,8 @@ def play_all(names: Sequence[str] = ()) -> Iterator[Outcome]:
             yield anyio.run(play, *each, folder / str(number), backend_options=options)
 
 
-HEADER = """| quirk | role | what the endpoint does | test items solved | requests of target and optimizer | what the run says |
-|---|---|---|---|---|---|"""
+HEADER = """| what the endpoint does | to | solved | requests | what the run says |
+|---|---|---|---|---|"""
 
 
 def main() -> None:

@@ -46,11 +46,6 @@ COMMANDS = (
     ("Train", "train run.yaml --show lines"),
     ("See what changed", "show runs/questions --items --changed"),
     (
-        "Train once more, with smaller steps",
-        "train run.yaml --show quiet --set select.max_edits=2 --set out_dir=runs/two",
-    ),
-    ("Compare the two runs", "compare runs/questions runs/two"),
-    (
         "Take the skill away",
         'export runs/questions --name house-style --description "Answers in the house style."',
     ),

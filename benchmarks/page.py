@@ -27,11 +27,6 @@ def main() -> None:
             *show_runs(runs["runs"]),
             *show_slopes(runs["runs"], "rollouts"),
         ],
-        "stores": [
-            *describe_origin(runs),
-            *show_runs(runs["large"]),
-            *show_slopes(runs["large"], "disk"),
-        ],
         "resume": list(show_starts(runs)),
         "calls": [*describe_origin(calls), *show_calls(calls["milliseconds of processor time"])],
         "thousand": list(show_thousand(calls["1,000 calls at once"])),

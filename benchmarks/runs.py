@@ -45,8 +45,6 @@ from reflact.types import Skill, Turn
 EPOCHS = (0, 1, 2, 5, 10, 20, 50, 82)
 """Epochs of each run, of about 600 rollouts; 0 is the small run."""
 
-LARGE_EPOCHS = (0, 2, 5, 10, 19, 27)
-"""Epochs of the runs with large conversations."""
 
 RESUMED_EPOCHS = 31
 ROUNDS = 5
@@ -249,10 +247,9 @@ def main() -> None:
         return
     machine = describe_machine()
     runs = measure_runs(EPOCHS, SMALL, arguments.largest, arguments.rounds)
-    large = measure_runs(LARGE_EPOCHS, LARGE, arguments.largest, arguments.rounds)
     resumed, starts = measure_resume(arguments.rounds), measure_starts(arguments.rounds)
     print(json.dumps({"resume": resumed, "starts": starts}, indent=1))
-    results = {"runs": runs, "large": large, "resume": resumed, "starts": starts}
+    results = {"runs": runs, "resume": resumed, "starts": starts}
     write_results(
         "runs", {"machine": [machine, describe_machine()], "rounds": arguments.rounds, **results}
     )
@@ -270,15 +267,6 @@ def main() -> None:
             "store, MB": list_points(runs, "rollouts", "disk"),
         },
         x="rollouts",
-    )
-    draw_lines(
-        "stores",
-        {
-            "wall and processor time, s": list_points(large, "disk", "wall", "processor"),
-            "memory over imports, MB": list_points(large, "disk", "memory"),
-            "rollouts of 64 KB": list_points(large, "disk", "rollouts"),
-        },
-        x="MB of the store",
     )
 
 

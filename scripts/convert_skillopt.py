@@ -3,7 +3,7 @@
     python convert_skillopt.py configs/searchqa/default.yaml run.yaml
 
 The script prints each key that it does not convert. It copies no keys of providers, and it replaces no file.
-``docs/coming-from-skillopt.md`` says what each key means here.
+``docs/coming-from.md`` says what each key means here.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from reflact.prompts import find_data_folder
 from served import assert_refused, reflact
 
 FOLDER = find_data_folder("calibration")
-PAGE = Path(__file__).parents[1] / "docs" / "calibrate-demo.md"
+PAGE = Path(__file__).parents[1] / "docs" / "demo.md"
 PARTS = {
     part: sorted((FOLDER / "traces" / part).glob("*.jsonl")) for part in ("learn", "held_out", "anchors")
 }

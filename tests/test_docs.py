@@ -39,7 +39,7 @@ IMPORT = re.compile(
 PROMISE = re.compile(r"^\| .* \|$", re.MULTILINE)
 FRONT_DOORS = {*list_doors()}
 README = ROOT / "README.md"
-COMING = ROOT / "docs" / "coming-from-skillopt.md"
+COMING = ROOT / "docs" / "coming-from.md"
 OLDER_KEYS = (ROOT / "tests" / "skillopt_keys.txt").read_text(encoding="utf-8").split()
 QUOTED = re.compile(r"`([^`]+)`")
 KEY = re.compile(r"[a-z_]+(\.[a-z_]+)*")

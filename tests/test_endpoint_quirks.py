@@ -154,8 +154,8 @@ def test_every_quirk_has_its_outcome_and_its_row() -> None:
     assert PLAYED.keys() == REFUSALS.keys() | OTHERS.keys()
     table = quirks.PAGE.read_text("utf-8").partition(quirks.BEGIN)[2].partition(quirks.END)[0]
     rows = [line.split(" | ")[:2] for line in table.splitlines() if line[:2] == "| "]
-    shown = [(role, name.removeprefix("| ").replace(" ", "_")) for name, role in rows[1:]]
-    assert shown == list(PLAYED)
+    shown = [(role, does.removeprefix("| ")) for does, role in rows[1:]]
+    assert shown == [(role, " ".join(play.__doc__.split())) for role, play, _ in PLAYED.values()]
 
 
 def start(folder: Path, role: str, name: str) -> Any:

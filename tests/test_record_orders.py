@@ -55,7 +55,7 @@ def test_there_are_enough_traces_and_anchors_of_all_outcomes() -> None:
 
 
 async def test_the_recorded_replies_give_the_stored_report() -> None:
-    """A replay asks no model and comes to the same figures, which docs/calibrate-demo.md states."""
+    """A replay asks no model and comes to the same figures, which docs/demo.md#the-recorded-calibration states."""
     folder = record_orders.FOLDER
     config = resolve_paths(load_section(CalibrateConfig, folder / "calibrate.yaml", overrides=()), folder)
     report = await record_orders.calibrate(config, mode="replay")
