@@ -2,7 +2,7 @@
 
     python benchmarks/endpoint_quirks.py                       all of them, in about a minute
     python benchmarks/endpoint_quirks.py --only flagged_prompt
-    python benchmarks/endpoint_quirks.py --write               into docs/endpoint-quirks.md
+    python benchmarks/endpoint_quirks.py --write               into docs/reliability.md
 
 The world: an item names a town, and the right answer is its name in capitals. The target gives it if its prompt holds
 the rule, which the optimizer always proposes. A quirk replaces the answers to one role. ``tests/test_endpoint_quirks.py``
@@ -33,7 +33,7 @@ from reflact.events import RunFinished, WarningIssued
 from reflact.records import RunSummary
 from reflact.types import Split
 
-PAGE = Path(__file__).parent.parent / "docs" / "endpoint-quirks.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reliability.md"
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 RULE = "RULE: write the name of the town in capitals."
 TOWNS = {
@@ -675,9 +675,7 @@ class Outcome:
     def row(self) -> str:
         """The row of the table."""
         summary, solved = self.summary, self.solved
-        happens = (
-            summary.status if solved is None else f"{solved[1]} of {solved[2]}"
-        )
+        happens = summary.status if solved is None else f"{solved[1]} of {solved[2]}"
         said = "; ".join(
             dict.fromkeys(filter(None, (summary.reason, *self.warnings, *summary.missing)))
         )

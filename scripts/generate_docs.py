@@ -1,4 +1,4 @@
-"""Write the generated pages of docs/ from the code: keys, commands, errors, dependencies.
+"""Write the generated pages of docs/ from the code: keys, commands, events, dependencies.
 
 It also writes the tables of events into events.md.
 
@@ -150,36 +150,29 @@ def _parameter(parameter: Any) -> str:
 
 
 def draw_errors(kind: type[Exception], indent: str = "") -> Iterator[str]:
-    """Yield a line for each subclass of an error, with the first line of its docstring."""
+    """Yield a line for each subclass of an error, with the first paragraph of its docstring."""
     below = [one for one in kind.__subclasses__() if one.__module__ == errors.__name__]
     for one in below:
         branch, trunk = ("└── ", "    ") if one is below[-1] else ("├── ", "│   ")
-        meaning = str(one.__doc__).splitlines()[0].removesuffix(".").replace("``", "`")
+        paragraph = str(one.__doc__).partition("\n\n")[0]
+        meaning = " ".join(paragraph.split()).removesuffix(".").replace("``", "`")
         yield f"{indent + branch + one.__name__:<30}{meaning}"
         yield from draw_errors(one, indent + trunk)
 
 
-def error_tree() -> str:
-    """Return the tree of errors with each error's meaning."""
-    lines = [
-        "# Errors",
-        NOTE,
+def error_tree() -> list[str]:
+    """Return the lines of the tree of errors, with each error's meaning."""
+    return [
+        "## Errors",
         "",
-        "Import these classes from `reflact.errors`.",
+        "Import these classes from `reflact.errors`. No error removes finished work from the store.",
+        "[Commands](cli.md) lists the exit codes.",
         "",
         "```text",
         "ReflactError",
-    ]
-    lines += [
         *draw_errors(errors.ReflactError),
         "```",
-        "",
-        "A `UsageError` is raised before any request is sent. No error removes finished work from the store.",
-        "",
-        "A command prints an error on one line of standard error. After a `CassetteMiss`, it also prints the",
-        "difference to the nearest recorded request. [Commands](cli.md) lists the exit codes.",
     ]
-    return "\n".join(lines) + "\n"
 
 
 def dependencies() -> str:
@@ -234,6 +227,8 @@ def event_page() -> str:
         "",
         f"`Stage` is one of {_words(events.Stage)}.",
         f"`Action` is one of {_words(GateAction)}.",
+        "",
+        *error_tree(),
     ]
     tables = "\n".join([*lines, "", ""])
     page = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
@@ -273,7 +268,6 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs" / "events.md", event_page()
     yield ROOT / "docs" / "configuration.md", configuration()
     yield ROOT / "docs" / "cli.md", commands()
-    yield ROOT / "docs" / "errors.md", error_tree()
     yield ROOT / "docs" / "dependencies.md", dependencies()
 
 

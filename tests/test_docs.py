@@ -308,7 +308,8 @@ def test_named_tests_exist() -> None:
 
 def test_every_promise_of_reliability_names_its_test() -> None:
     """Each row of the page on reliability names a test."""
-    rows = PROMISE.findall(read(ROOT / "docs" / "reliability.md"))
+    page, _, _ = read(ROOT / "docs" / "reliability.md").partition("## Quirks of endpoints")
+    rows = PROMISE.findall(page)
     promised = [row for row in rows if not row.startswith(("| promise |", "| event |"))]
     assert len(promised) > 20
     assert [row for row in promised if not NAMED_TEST.search(row)] == []

@@ -1,6 +1,6 @@
 """Quirks of endpoints through a short training: what each run ends as, measures, asks and says.
 
-Plays ``benchmarks/endpoint_quirks.py``, which also writes the table of ``docs/endpoint-quirks.md``.
+Plays ``benchmarks/endpoint_quirks.py``, which also writes the table of ``docs/reliability.md``.
 """
 
 from __future__ import annotations

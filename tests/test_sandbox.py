@@ -1,6 +1,6 @@
 """The sandbox: each escape is refused by its rules, and by nothing else, so a rule that goes missing is noticed.
 
-``escapes.py`` lists the escapes and ``docs/sandbox.md`` all rules with their escapes.
+``escapes.py`` lists the escapes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from reflact.processes.sandbox import (
 )
 from reflact.types import Item
 
-PAGE = Path(__file__).parent.parent / "docs" / "sandbox.md"
 REFUSALS = {"EPERM", "EACCES", "ENOSYS", "ENOMEM", "EMFILE", "EFBIG", "EAGAIN"}
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 LAYERED = [escape for escape in ESCAPES if len(escape.rules) > 1]
@@ -307,21 +306,3 @@ def test_every_rule_has_an_escape() -> None:
     assert len({escape.name for escape in ESCAPES}) == len(ESCAPES)
     used = {rule for escape in ESCAPES for rule in escape.rules}
     assert used == {*RULES, *LIMITS} - {"foreign calls"}
-
-
-def test_the_page_lists_every_rule_with_its_escapes() -> None:
-    """Its table has all rules, the calls that each refuses, and the escapes that tests try."""
-    rows = re.findall(
-        r"^\| `([\w ]+)` \| (.+?) \| (.+?) \| (.+?) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert [row[0] for row in rows] == [*RULES, *LIMITS]
-    for rule, _, refused, tried in rows:
-        assert tried == list_tried(rule)
-        if rule in REFUSED_CALLS:
-            assert re.findall(r"`(\w+)`", refused) == REFUSED_CALLS[rule].split()[::3]
-
-
-def list_tried(rule: str) -> str:
-    """Return the text of the page on the escapes that a rule refuses."""
-    names = [escape.name for escape in ESCAPES if rule in escape.rules]
-    return "; ".join(names) or "`tests/test_sandbox.py::test_calls_of_another_processor_end_the_process`"

@@ -12,7 +12,7 @@ The kernel confines the process, without privileges, containers or other program
 * Capabilities are dropped, and resource limits bound processor time, memory and output. The process
   ends with its parent.
 
-``docs/sandbox.md`` lists all rules, each with the escapes that tests try.
+``tests/escapes.py`` has the escapes that each rule refuses.
 
 If any of these steps fails, the answer is not run. Killing the process ends everything that it
 started.
