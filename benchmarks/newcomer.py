@@ -53,7 +53,7 @@ COMMANDS = (
 WRITTEN = {"init": "run.yaml", "export": "house-style/SKILL.md"}
 """The files that the page shows, by the command that writes them."""
 
-LONGEST = 46
+LONGEST = 24
 """The lines of an output that the page shows at most."""
 
 RULES = {
