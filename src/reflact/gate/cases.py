@@ -1,0 +1,186 @@
+"""What repeats on the same few cases can prove: these cases are all there is, and only answers vary.
+
+A claim on new cases needs many cases (``gate.intervals``). A claim on these cases needs repeats: it
+says that the document is better on them, and nothing about others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pydantic import model_validator
+
+from reflact.gate.intervals import CLAIM_LEVEL
+from reflact.types import FrozenModel
+
+# Scores are counted in steps of this size, so that sums of them are whole numbers.
+SCORE_STEP = 0.001
+
+# The most distinct sums of differences that are kept apart; beyond it, neighbours are joined.
+MAX_SUMS = 20_000
+
+
+class CaseScores(FrozenModel):
+    """The scores of one case in repeats, 0..1, under a document before and one after."""
+
+    case_id: str
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> CaseScores:
+        if not self.before or not self.after:
+            raise ValueError(f"case {self.case_id} has no score on one side")
+        if not all(0 <= score <= 1 for score in (*self.before, *self.after)):
+            raise ValueError(f"a score of case {self.case_id} is not within 0..1")
+        return self
+
+    @property
+    def gain(self) -> float:
+        """The difference of the mean scores, -1..1."""
+        return _mean(self.after) - _mean(self.before)
+
+
+class CaseComparison(FrozenModel):
+    """What repeats say about two documents on the same cases, and on no others.
+
+    Attributes:
+        n_cases: The number of cases.
+        repeats: The fewest repeats of a case on one side.
+        gain: The mean difference, -1..1; each case counts the same.
+        chance_better: The probability of so large a gain if the document changes no answer.
+        chance_worse: The probability of so large a loss if the document changes no answer.
+        better: Cases that mostly failed before and are mostly solved after.
+        worse: Cases that were mostly solved before and mostly fail after.
+        flips_by_chance: How many cases differ between two single runs of one document, on average;
+            None without repeats.
+    """
+
+    n_cases: int
+    repeats: int
+    gain: float
+    chance_better: float
+    chance_worse: float
+    better: tuple[str, ...]
+    worse: tuple[str, ...]
+    flips_by_chance: float | None
+
+    @property
+    def is_better(self) -> bool:
+        """Whether it is proven that the document is better on these cases."""
+        return self.chance_better <= CLAIM_LEVEL
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether it is proven that the document is worse on these cases."""
+        return self.chance_worse <= CLAIM_LEVEL
+
+
+def compare_cases(cases: Sequence[CaseScores]) -> CaseComparison:
+    """Compare two documents on cases that were repeated under both.
+
+    The test is exact: if the document changes nothing, each way to divide a case's scores between
+    the two sides is equally likely (a permutation test stratified by case; for scores of 0 and 1
+    the exact test of Mantel and Haenszel). If some cases gain what others lose, it errs on the side
+    of no claim, since pooled scores vary more than those of one side.
+
+    Source: N. Mantel and W. Haenszel, Journal of the National Cancer Institute 22 (1959), 719-748.
+
+    Raises:
+        ValueError: There are no cases, or two have the same id.
+    """
+    if not cases:
+        raise ValueError("there are no cases to compare")
+    if len({case.case_id for case in cases}) < len(cases):
+        raise ValueError("two cases have the same id")
+    sums = {0.0: 1.0}
+    for case in cases:
+        sums = _join(_add(sums, _list_gains(case)))
+    measured = math.fsum(_snap(case) for case in cases)
+    slack = SCORE_STEP / 2
+    return CaseComparison(
+        n_cases=len(cases),
+        repeats=min(min(len(case.before), len(case.after)) for case in cases),
+        gain=math.fsum(case.gain for case in cases) / len(cases),
+        chance_better=min(1.0, math.fsum(p for s, p in sums.items() if s >= measured - slack)),
+        chance_worse=min(1.0, math.fsum(p for s, p in sums.items() if s <= measured + slack)),
+        better=tuple(case.case_id for case in cases if _flips(case.before, case.after)),
+        worse=tuple(case.case_id for case in cases if _flips(case.after, case.before)),
+        flips_by_chance=_count_flips_by_chance(cases),
+    )
+
+
+def find_repeats(n_cases: int, *, most: int = 20) -> int | None:
+    """Return the fewest repeats with which ``n_cases`` cases can prove a gain that changes them all.
+
+    None: not even ``most`` repeats can.
+    """
+    for repeats in range(1, most + 1):
+        if math.comb(2 * repeats, repeats) ** -n_cases <= CLAIM_LEVEL:
+            return repeats
+    return None
+
+
+def _list_gains(case: CaseScores) -> dict[float, float]:
+    """Return the gains of a case for all divisions of its scores, with their probabilities."""
+    scores = [round(score / SCORE_STEP) for score in (*case.before, *case.after)]
+    n_after = len(case.after)
+    ways: list[dict[int, int]] = [{0: 1}, *({} for _ in range(n_after))]
+    for score in scores:
+        for taken in range(n_after, 0, -1):
+            for below, count in ways[taken - 1].items():
+                ways[taken][below + score] = ways[taken].get(below + score, 0) + count
+    total = sum(scores)
+    n_ways = math.comb(len(scores), n_after)
+    gains: dict[float, float] = {}
+    for after, count in ways[n_after].items():
+        gain = (after / n_after - (total - after) / len(case.before)) * SCORE_STEP
+        gains[gain] = gains.get(gain, 0.0) + count / n_ways
+    return gains
+
+
+def _snap(case: CaseScores) -> float:
+    before = sum(round(score / SCORE_STEP) for score in case.before)
+    after = sum(round(score / SCORE_STEP) for score in case.after)
+    return (after / len(case.after) - before / len(case.before)) * SCORE_STEP
+
+
+def _add(sums: dict[float, float], gains: dict[float, float]) -> dict[float, float]:
+    found: dict[float, float] = {}
+    for total, p in sums.items():
+        for gain, q in gains.items():
+            key = round(total + gain, 9)
+            found[key] = found.get(key, 0.0) + p * q
+    return found
+
+
+def _join(sums: dict[float, float]) -> dict[float, float]:
+    """Return the sums, or coarser ones if there are too many."""
+    if len(sums) <= MAX_SUMS:
+        return sums
+    joined: dict[float, float] = {}
+    for total, p in sums.items():
+        key = round(total / SCORE_STEP) * SCORE_STEP
+        joined[key] = joined.get(key, 0.0) + p
+    return joined
+
+
+def _flips(before: Sequence[float], after: Sequence[float]) -> bool:
+    return _mean(before) < 0.5 <= _mean(after)
+
+
+def _count_flips_by_chance(cases: Sequence[CaseScores]) -> float | None:
+    """Return the expected number of cases of which two runs of one document differ."""
+    sides = [side for case in cases for side in (case.before, case.after) if len(side) > 1]
+    if not sides:
+        return None
+    differ = 0.0
+    for side in sides:
+        solved = sum(score >= 0.5 for score in side)
+        differ += 2 * solved * (len(side) - solved) / (len(side) * (len(side) - 1))
+    return len(cases) * differ / len(sides)
+
+
+def _mean(scores: Sequence[float]) -> float:
+    return math.fsum(scores) / len(scores)
