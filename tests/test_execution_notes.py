@@ -51,7 +51,6 @@ def body_of(text: str) -> str:
 
 
 async def test_switched_off_there_are_no_reminders(tmp_path: Path) -> None:
-    """Lapses are not asked about and no document gets an appendix."""
     done = await run(tmp_path, initial=ALL, actor=Actor(deaf))
     assert (done.asked("lapse_failure"), done.asked("lapse_success")) == ([], [])
     assert not any("APPENDIX" in text for text in done.texts.values())
@@ -59,7 +58,6 @@ async def test_switched_off_there_are_no_reminders(tmp_path: Path) -> None:
 
 @MODES
 async def test_a_step_of_lapses_alone_keeps_its_reminders(tmp_path: Path, mode: str) -> None:
-    """No edit is proposed for a lapse, the step has no patches, and the reminder is in the document."""
     done = await run(tmp_path, initial=ALL, actor=Actor(deaf), update={"mode": mode}, **ON)
     assert done.actions == ["no_patches", "no_patches"]
     first = done.records[0]
@@ -74,7 +72,6 @@ async def test_a_step_of_lapses_alone_keeps_its_reminders(tmp_path: Path, mode: 
 
 @MODES
 async def test_an_accepted_step_keeps_its_reminders(tmp_path: Path, mode: str) -> None:
-    """The candidate is a version of its own, and the same text with the new note is the next one."""
     known = document("double", "square", "negate")
     done = await run(
         tmp_path,
@@ -98,7 +95,6 @@ async def test_an_accepted_step_keeps_its_reminders(tmp_path: Path, mode: str) -
 
 @MODES
 async def test_a_rejected_step_keeps_its_reminders(tmp_path: Path, mode: str) -> None:
-    """The old document gets the note; nothing of the candidate comes with it."""
     known = document("double", "square", "negate")
 
     worse = f"{known}- nonsense"
@@ -124,7 +120,6 @@ async def test_a_rejected_step_keeps_its_reminders(tmp_path: Path, mode: str) ->
 
 
 async def test_the_same_reminder_stands_there_once(tmp_path: Path) -> None:
-    """Steps that find the same lapse again add nothing, and make no new version."""
     done = await run(tmp_path, initial=ALL, actor=Actor(deaf), train={"num_epochs": 2}, **ON)
     assert read_notes(done.current) == (DEAF,)
     assert [bool(record.created_versions) for record in done.records] == [True, False, False, False]
@@ -132,8 +127,6 @@ async def test_the_same_reminder_stands_there_once(tmp_path: Path) -> None:
 
 
 async def test_an_inherited_score_is_shown_as_inherited_and_decides_nothing(tmp_path: Path) -> None:
-    """Notes that do harm: the next gate measures the text that has them, and best never gets them."""
-
     def harmed(skill: Skill, message: str, times: int) -> str | None:
         return "unknown" if "Mind" in skill.text else deaf(skill, message, times)
 
@@ -157,7 +150,6 @@ async def test_an_inherited_score_is_shown_as_inherited_and_decides_nothing(tmp_
 
 
 async def test_reminders_may_come_from_successes_too(tmp_path: Path) -> None:
-    """With ``source: both`` cases that went well are asked about; with ``failure_only`` they are not."""
     script = playing((ReminderReply, {"reminders": ["Keep to the numbers."]}))
     both = await run(tmp_path / "a", initial=ALL, actor=Actor(deaf), script=script, **ON)
     assert set(read_notes(both.current)) == {DEAF, "Keep to the numbers."}
@@ -168,7 +160,6 @@ async def test_reminders_may_come_from_successes_too(tmp_path: Path) -> None:
 
 
 async def test_a_triage_that_cannot_be_had_leaves_all_cases_to_the_analyst(tmp_path: Path) -> None:
-    """A lapse that quotes no rule of the document is refused; the report says why, and edits are proposed."""
     wrong: JsonValue = {"lapses": [{"case": 1, "rule": "Be kind to strangers.", "reminder": "Be kind."}]}
     done = await run(tmp_path, initial=document("double"), script=playing((LapseReply, wrong)), **ON)
     for record in done.records:
@@ -186,7 +177,6 @@ def crowded(*texts: str) -> tuple[Part, dict[str, Any]]:
 
 
 async def test_too_many_notes_are_compacted(tmp_path: Path) -> None:
-    """Above the threshold one call makes fewer of them; at the threshold there is none."""
     reply, section = crowded("One.", "Two.")
     script = playing(reply, (CompactReply, {"notes": ["Mind all."]}))
     few = await run(tmp_path / "a", initial=ALL, script=script, **section)
@@ -199,7 +189,6 @@ async def test_too_many_notes_are_compacted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reply", ["nothing", {"notes": []}, {"notes": ["a", "b", "c"]}])
 async def test_a_failed_compaction_leaves_the_notes(tmp_path: Path, reply: ScriptedAnswer) -> None:
-    """Where no valid reply can be had all notes stand as they are, and the record and the events say so."""
     given_notes, section = crowded("One.", "Two.", "Three.")
     script = playing(given_notes, (CompactReply, reply))
     done = await run(tmp_path, initial=ALL, script=script, **section)
@@ -217,7 +206,6 @@ lines = st.lists(
 
 @given(documents(), lines)
 async def test_reminding_changes_the_appendix_alone(text: str, reminders: list[str]) -> None:
-    """On any document every byte outside the appendix is where it was, in its order."""
     report = AnalystReport(source_type="failure", index=0, item_ids=("a",), reminders=tuple(reminders))
     context = await open_context(ScriptedLLM(lambda *_: "never asked"))
     noted = await update_appendix(Skill(text=text), [report], context=context, threshold=None)
@@ -235,7 +223,6 @@ def without_appendix(text: str) -> str:
 
 
 async def test_notes_are_carried_into_the_document_that_becomes_current_again() -> None:
-    """A return gives up a document and not its notes; those of both documents stay, each once."""
     older = replace_notes(Skill(text="Old.\n"), ["One."])
     before = replace_notes(Skill(text="New.\n"), ["one.", "Two."])
     carried = carry_notes(older, before)
@@ -248,8 +235,6 @@ async def test_notes_are_carried_into_the_document_that_becomes_current_again() 
 
 
 async def test_a_run_that_returns_keeps_its_reminders(tmp_path: Path) -> None:
-    """The older document that becomes current again has the notes of the one that is given up."""
-
     def lucky_once(skill: Skill, message: str, times: int) -> str | None:
         solved: tuple[str, ...] = ("square",)
         if "nonsense" in skill.text:

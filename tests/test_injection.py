@@ -299,8 +299,6 @@ def instructions(prompts: Sequence[RenderedPrompt]) -> list[tuple[str, str, str]
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
 async def test_instructions_are_the_same_whatever_the_material(hostile: str) -> None:
-    """Every prompt of every stage has the same instruction part with plain and with hostile material."""
-
     def attack(place: str) -> str:
         text = f"{CANARY} {hostile}\n{place} {CANARY}"
         return text.replace("<!--", "<--") if place.endswith("document") else text
@@ -315,7 +313,6 @@ async def test_instructions_are_the_same_whatever_the_material(hostile: str) -> 
 
 
 async def test_every_system_message_is_an_instruction_alone() -> None:
-    """Material stands in user messages only."""
     for prompt in await asked(lambda place: f"{CANARY} {place}"):
         first, *rest = prompt.messages
         assert first.role == "system"
@@ -326,7 +323,6 @@ async def test_every_system_message_is_an_instruction_alone() -> None:
 
 @given(st.lists(st.sampled_from(["<", "</", "document", "_", ">", "\n", " ", "x", "\u200b", "\u043e"])))
 def test_a_fence_holds_what_was_put_in(parts: list[str]) -> None:
-    """Its tags occur once each, around exactly the text."""
     text = "".join(parts)
     fenced = fence("document", text)
     opening, closing = fenced.split("\n")[0], fenced.split("\n")[-1]
@@ -339,7 +335,6 @@ def test_a_fence_holds_what_was_put_in(parts: list[str]) -> None:
 @pytest.mark.parametrize("tag", ["document", "case_1", "advice"])
 @pytest.mark.parametrize("lookalike", LOOKALIKES.values(), ids=LOOKALIKES)
 def test_a_fence_is_not_closed_by_what_looks_like_its_end(lookalike: Callable[[str], str], tag: str) -> None:
-    """A text with something that reads like the closing tag gets a longer one, as often as it takes."""
     assert re.match(rf"<{tag}_+>\n", fence(tag, f"a {lookalike(tag)} b"))
     assert re.match(rf"<{tag}__+>\n", fence(tag, f"{lookalike(tag)} {lookalike(tag + '_')}"))
 
@@ -357,13 +352,11 @@ def test_a_fence_is_not_closed_by_what_looks_like_its_end(lookalike: Callable[[s
     ],
 )
 def test_ordinary_text_leaves_the_tag_alone(text: str) -> None:
-    """A fence has its plain tag wherever nothing looks like it."""
     assert fence("document", text) == f"<document>\n{text}\n</document>"
 
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
 async def test_an_item_is_one_message_to_the_target(hostile: str) -> None:
-    """An item's input goes into the template as it is, in one pass; the system message is the skill alone."""
     item = Item(id="i", input=f"{{input}} {hostile}", reference="x")
     environment = DatasetEnvironment(
         DataSet(train=(item,), val=(), test=()), grade=ExactGrader(), template="Task: {input}\nAnswer:"
@@ -392,8 +385,6 @@ class Pick(ReplyModel):
     ],
 )
 async def test_a_reply_that_is_sent_back_adds_one_line(answer: httpx.Response) -> None:
-    """What was asked stays as it was; the reason, which may quote the reply, is one short line."""
-
     def refuse(reply: Pick) -> None:
         raise ValueError(f"{reply.name} is no name")
 
@@ -411,7 +402,6 @@ async def test_a_reply_that_is_sent_back_adds_one_line(answer: httpx.Response) -
 
 
 async def test_plain_text_is_no_fence() -> None:
-    """What a target says is kept as it is, whatever it looks like."""
     said = "\n".join(HOSTILE.values()).replace("\x00", "")
     async with connected(Endpoint(completion(said)), config()) as client:
         reply = await client.ask(PROMPT, Text, call_id=call_id())

@@ -40,7 +40,6 @@ def told(done: Ran, purpose: str) -> dict[int, set[str]]:
 
 
 async def test_memory_begins_after_the_second_epoch(tmp_path: Path) -> None:
-    """The first epoch has nothing to compare with; from the second on each one writes the memory anew."""
     script = playing(IDLE, remembering("Alpha.", "Beta."))
     done = await run(tmp_path, script=script, train={"num_epochs": 3}, meta_skill=META)
     assert [epoch.meta_skill for epoch in done.epochs] == [None, "Alpha.", "Beta."]
@@ -52,8 +51,6 @@ async def test_memory_begins_after_the_second_epoch(tmp_path: Path) -> None:
 
 
 async def test_everybody_who_decides_on_edits_is_told(tmp_path: Path) -> None:
-    """Analysts, merges, rankings and step sizes of later epochs see the memory, those of earlier ones not."""
-
     def proposing(wanted: type[ReplyModel], shown: str) -> ScriptedAnswer:
         return append_reply(wanted, f"- nonsense {len(shown)}", "- more nonsense")
 
@@ -71,7 +68,6 @@ async def test_everybody_who_decides_on_edits_is_told(tmp_path: Path) -> None:
 
 
 async def test_an_epoch_without_a_memory_keeps_the_old_one(tmp_path: Path) -> None:
-    """Where no valid reply can be had the memory stays, the record says so, and the next epoch asks again."""
     left: list[ScriptedAnswer] = [{"reasoning": "r", "memory": "Alpha."}, "no", "no", "no"]
 
     def give(*_: object) -> ScriptedAnswer:
@@ -86,7 +82,6 @@ async def test_an_epoch_without_a_memory_keeps_the_old_one(tmp_path: Path) -> No
 
 
 async def test_without_slow_updates_the_comparison_is_its_own(tmp_path: Path) -> None:
-    """The same sample is rolled out and shown, and no guidance is written."""
     with_slow = await run(
         tmp_path / "a", train={"num_epochs": 2}, meta_skill=META, slow_update={"enabled": True}
     )
@@ -97,7 +92,6 @@ async def test_without_slow_updates_the_comparison_is_its_own(tmp_path: Path) ->
 
 
 async def test_the_epochs_attempts_are_shown(tmp_path: Path) -> None:
-    """The memory is written from what became of the epoch's steps, not of those before."""
     script = playing(IDLE, remembering("Alpha."))
     (shown,) = (await run(tmp_path, script=script, train={"num_epochs": 2}, meta_skill=META)).shown(
         "meta_skill"
@@ -114,7 +108,6 @@ def under(shown: str) -> list[str]:
 
 @pytest.mark.parametrize("after", [None, 30, 52])
 async def test_skills_are_compared_as_they_stood_at_the_last_steps(tmp_path: Path, after: int | None) -> None:
-    """Forced guidance is in neither document of its own epoch's comparison, nor after a restart."""
     sections: dict[str, Any] = {
         "environment": ToyEnvironment(train=8, val=4, test=4, rules=4),
         "search": {"sources": ["edits"]},

@@ -54,7 +54,6 @@ def _refusal(text: str, op: EditKind, target: str = "", content: str = "") -> st
 @cases(2500)
 @given(edited(wild))
 def test_any_edits_on_any_text_give_one_result_each(case: tuple[str, list[Edit]]) -> None:
-    """Applying is total, keeps the edits' order, and leaves a reason exactly where an edit was rejected."""
     text, edits = case
     candidate = skills.apply_edits(Skill(text=text), edits)
     assert [result.edit for result in candidate.results] == edits
@@ -65,7 +64,6 @@ def test_any_edits_on_any_text_give_one_result_each(case: tuple[str, list[Edit]]
 @cases(2000)
 @given(edited(documents()))
 def test_protected_regions_come_out_byte_identical(case: tuple[str, list[Edit]]) -> None:
-    """Whatever is applied to a well-formed document, it stays one and its regions keep every byte."""
     text, edits = case
     after = skills.apply_edits(Skill(text=text), edits).skill.text
     assert well_formed(after)
@@ -76,7 +74,6 @@ def test_protected_regions_come_out_byte_identical(case: tuple[str, list[Edit]])
 @cases(1500)
 @given(edited(documents()))
 def test_edits_are_applied_in_sequence(case: tuple[str, list[Edit]]) -> None:
-    """A list of edits gives what its edits give one after the other, and the rejected ones leave no trace."""
     text, edits = case
     candidate = skills.apply_edits(Skill(text=text), edits)
     step = Skill(text=text)
@@ -92,7 +89,6 @@ def test_edits_are_applied_in_sequence(case: tuple[str, list[Edit]]) -> None:
 @cases(1000)
 @given(st.data(), anchored)
 def test_an_applied_anchor_occurred_exactly_once(data: st.DataObject, op: Operation) -> None:
-    """An edit is applied only if its anchor stands once, overlaps counted, outside the protected regions."""
     text = data.draw(documents().filter(lambda t: "\r" not in t))
     start = data.draw(st.integers(0, len(text)))
     target = text[start : start + data.draw(st.integers(1, 6))].replace("\r", "")
@@ -110,7 +106,6 @@ def test_an_applied_anchor_occurred_exactly_once(data: st.DataObject, op: Operat
 def test_a_partial_word_anchor_is_rejected(
     op: Operation, word: str, cut: int, head: bool, before: str
 ) -> None:
-    """An anchor that begins or ends in the middle of a word is refused even where it occurs once."""
     cut = min(cut, len(word) - 1)
     target = f"! {word[:cut]}" if head else f"{word[cut:]} !"
     text = f"# Rules\n{before}\n! {word} !\n"
@@ -121,7 +116,6 @@ def test_a_partial_word_anchor_is_rejected(
 @cases(1000)
 @given(documents(), plain)
 def test_a_rewrite_leaves_the_new_text_and_the_regions(text: str, content: str) -> None:
-    """A rewrite leaves the regions, in order, and the new text alone; a second one changes nothing."""
     candidate = _edit(text, "rewrite", content=content)
     after = candidate.skill.text
     assert protected(after) == protected(text)
@@ -149,7 +143,6 @@ def test_a_rewrite_leaves_the_new_text_and_the_regions(text: str, content: str) 
     ],
 )
 def test_append_adds_a_paragraph_before_the_tail(text: str, after: str) -> None:
-    """Appended content is a paragraph of its own, ends with a line break, and stands before the tail."""
     assert _edited(text, "append", content="\nNew.\n\n") == after
 
 
@@ -167,19 +160,16 @@ def test_append_adds_a_paragraph_before_the_tail(text: str, after: str) -> None:
     ],
 )
 def test_insert_after_adds_lines_after_the_anchors_line(text: str, target: str, after: str) -> None:
-    """Inserted content starts on the line after the one that holds the anchor's last character."""
     assert _edited(text, "insert_after", target, "  - new\n") == after
 
 
 def test_replace_and_delete_change_exactly_the_anchor() -> None:
-    """Replacing and deleting leave every other byte as it was."""
     assert _edited("Always retry, twice.", "replace", "retry", "  wait\n") == "Always   wait\n, twice."
     assert _edited("Never retry.\n- a\n- b\n", "delete", "- a\n") == "Never retry.\n- b\n"
     assert _edited("只用规则一。", "replace", "规则一", "规则二") == "只用规则二。"
 
 
 def test_edits_are_read_with_the_documents_line_breaks() -> None:
-    """A document with CR LF throughout is edited by replies with LF and stays so; a mixed one is exact."""
     assert _edited("one\r\ntwo\r\n", "replace", "one\ntwo", "1\n2") == "1\r\n2\r\n"
     assert _edited("one\ntwo\n", "replace", "one\r\ntwo", "1\r\n2") == "1\n2\n"
     assert _edited("one\r\ntwo\n", "replace", "two\n", "2\n") == "one\r\n2\n"
@@ -199,12 +189,10 @@ def test_edits_are_read_with_the_documents_line_breaks() -> None:
     ],
 )
 def test_a_rewrite_stands_between_front_matter_and_tail(text: str, after: str) -> None:
-    """The new text takes the place of all unprotected text, with a blank line from each region."""
     assert _edited(text, "rewrite", "not looked at", "\nNew.\n\n- a\n\n") == after
 
 
 def test_a_failing_edit_does_not_stop_the_rest() -> None:
-    """The second edit fails, the first and third stand, and the third sees what the first did."""
     edits = [
         Edit(op="append", content="- Check units."),
         Edit(op="delete", target="nowhere"),
@@ -249,7 +237,6 @@ def test_a_failing_edit_does_not_stop_the_rest() -> None:
     ],
 )
 def test_a_refusal_names_its_reason(text: str, op: EditKind, target: str, content: str, reason: str) -> None:
-    """Each kind of unfit edit is refused with words that say why."""
     assert reason in _refusal(text, op, target, content)
 
 
@@ -266,7 +253,6 @@ def test_a_refusal_names_its_reason(text: str, op: EditKind, target: str, conten
     ],
 )
 def test_a_malformed_document_is_refused_and_its_restprotected(text: str, words: str) -> None:
-    """Loading names the line at fault; editing takes everything from there on as protected."""
     with pytest.raises(SkillError, match=words):
         skills.check_document(text)
     assert skills.find_regions(text)[-1].end == len(text)
@@ -276,12 +262,10 @@ def test_a_malformed_document_is_refused_and_its_restprotected(text: str, words:
     "text", ["", "a\n", FRONT, f"{FRONT}\na\n{NOTES}\nb\n{SLOW}\n", "***\n", "a\n---\nb", "--- x"]
 )
 def test_a_well_formed_document_is_taken(text: str) -> None:
-    """Documents with any of the regions, or none, are read; rules further down are not front matter."""
     skills.check_document(text)
 
 
 def test_regions_and_body_make_up_the_document() -> None:
-    """Regions are named and placed, and the body is what is left."""
     text = f"{FRONT}\n# Rules\n{SLOW}\n\n{NOTES}\n"
     found = skills.find_regions(text)
     assert [(region.name, text[region.start : region.end]) for region in found] == [
@@ -293,7 +277,6 @@ def test_regions_and_body_make_up_the_document() -> None:
 
 
 def test_diff_shows_what_changed() -> None:
-    """The diff is unified, marks a missing last line break, and is empty for equal texts."""
     assert skills.diff_texts("a\nb\n", "a\nb\n") == ""
     assert skills.diff_texts("a\nb\n", "a\nc") == (
         "--- before\n+++ after\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n\\ No newline at end of file\n"

@@ -48,7 +48,6 @@ def _others(text: str, name: str) -> list[str]:
 @cases(1000)
 @given(writable, words)
 def test_guidance_is_read_as_it_was_written(text: str, new: str) -> None:
-    """Written guidance is read again, and writing it a second time changes nothing."""
     after = tail.replace_guidance(Skill(text=text), new)
     assert tail.read_guidance(after.text) == new.replace("\r\n", "\n").replace("\r", "\n").strip()
     assert tail.replace_guidance(after, new) == after
@@ -58,7 +57,6 @@ def test_guidance_is_read_as_it_was_written(text: str, new: str) -> None:
 @cases(1000)
 @given(writable, some_notes)
 def test_notes_are_read_as_they_were_written(text: str, new: list[str]) -> None:
-    """Written notes are read again, one line each, and writing them a second time changes nothing."""
     after = tail.replace_notes(Skill(text=text), new)
     assert tail.read_notes(after.text) == tuple(_flat(note) for note in new if note.strip())
     assert tail.replace_notes(after, new) == after
@@ -69,7 +67,6 @@ def test_notes_are_read_as_they_were_written(text: str, new: list[str]) -> None:
 def test_writing_keeps_every_byte_outside_its_region(
     text: str, new: str, new_notes: list[str], name: str
 ) -> None:
-    """The text around the region stays; a new region adds line breaks next to itself and nothing else."""
     write: Callable[[], Skill] = (
         (lambda: tail.replace_guidance(Skill(text=text), new))
         if name == "slow_update"
@@ -95,7 +92,6 @@ def test_writing_keeps_every_byte_outside_its_region(
 def test_an_update_of_either_mode_keeps_the_tail(
     text: str, new: str, new_notes: list[str], content: str, whole: bool
 ) -> None:
-    """Edits and rewrites of a document leave its guidance and notes as they are, byte for byte."""
     skill = tail.replace_notes(tail.replace_guidance(Skill(text=text), new), new_notes)
     after = apply_edits(skill, [Edit(op="rewrite" if whole else "append", content=content)]).skill
     assert protected(after.text) == protected(skill.text)
@@ -106,7 +102,6 @@ def test_an_update_of_either_mode_keeps_the_tail(
 @cases(500)
 @given(wild)
 def test_any_text_can_be_read(text: str) -> None:
-    """Reading is total: malformed documents have guidance and notes too, and their notes are lines."""
     assert tail.read_guidance(text) == tail.read_guidance(text).strip()
     assert all(note == _flat(note) and note for note in tail.read_notes(text))
 
@@ -114,7 +109,6 @@ def test_any_text_can_be_read(text: str) -> None:
 @cases(500)
 @given(some_notes, some_notes)
 def test_added_notes_stand_once_and_in_order(old: list[str], new: list[str]) -> None:
-    """All notes are there in some spelling, none twice, the old ones first, and adding again adds nothing."""
     every = tail.merge_notes(old, new)
     keys = [note.casefold() for note in every]
     assert len(set(keys)) == len(keys)
@@ -125,7 +119,6 @@ def test_added_notes_stand_once_and_in_order(old: list[str], new: list[str]) -> 
 
 @given(writable, st.tuples(plain, st.sampled_from((*MARKERS, SPLIT_MARKER)), plain).map("".join))
 def test_text_that_holds_a_marker_is_refused(text: str, bearing: str) -> None:
-    """Neither guidance nor a note may hold a marker, be it one that only stands on two lines."""
     with pytest.raises(ValueError, match="protected region"):
         tail.check_region_text(bearing)
     with pytest.raises(ValueError, match="protected region"):
@@ -136,7 +129,6 @@ def test_text_that_holds_a_marker_is_refused(text: str, bearing: str) -> None:
 
 @given(st.tuples(documents(), st.sampled_from(MARKERS)).map("".join))
 def test_a_malformed_document_is_refused(text: str) -> None:
-    """Nothing is written into a document whose regions are malformed."""
     for write in (
         tail.reserve_guidance_region,
         lambda s: tail.replace_guidance(s, "x"),
@@ -165,7 +157,6 @@ NOTED = "<!-- APPENDIX_START -->\n## Execution Notes Appendix\n\n- a b\n- c\n<!-
     ],
 )
 def test_guidance_stands_in_its_region_or_before_the_appendix(text: str, after: str) -> None:
-    """A region is replaced where it stands; a new one ends the document, but for an appendix at the end."""
     assert tail.replace_guidance(Skill(text=text), "\nCheck signs.\n\nThen units. ").text == after
 
 
@@ -180,12 +171,10 @@ def test_guidance_stands_in_its_region_or_before_the_appendix(text: str, after: 
     ],
 )
 def test_notes_are_bullets_under_a_heading(text: str, after: str) -> None:
-    """The appendix has its heading and one bullet a note; a new one ends the document."""
     assert tail.replace_notes(Skill(text=text), ["a\n  b", " ", "c"]).text == after
 
 
 def test_an_empty_region_is_reserved_once() -> None:
-    """Reserving adds an empty region, leaves one that is there alone, and empty guidance empties it."""
     empty = "<!-- SLOW_UPDATE_START -->\n<!-- SLOW_UPDATE_END -->"
     assert tail.reserve_guidance_region(Skill(text="Old.\n")).text == f"Old.\n\n{empty}\n"
     assert tail.reserve_guidance_region(Skill(text=f"Old.\n{SLOW}\n")).text == f"Old.\n{SLOW}\n"
@@ -193,7 +182,6 @@ def test_an_empty_region_is_reserved_once() -> None:
 
 
 def test_no_notes_add_no_region_and_empty_one() -> None:
-    """Without notes a document gets no appendix, and an appendix that is there loses its notes alone."""
     assert tail.replace_notes(Skill(text="Old.\n"), []).text == "Old.\n"
     emptied = tail.replace_notes(Skill(text=f"Old.\n{NOTES}\n"), [])
     assert emptied.text == "Old.\n<!-- APPENDIX_START -->\n<!-- APPENDIX_END -->\n"
@@ -210,18 +198,15 @@ def test_no_notes_add_no_region_and_empty_one() -> None:
     ],
 )
 def test_notes_of_other_hands_are_read(inside: str, read: tuple[str, ...]) -> None:
-    """Bullets begin notes, other lines continue them, nothing but the heading is dropped."""
     assert tail.read_notes(f"Old.\n<!--APPENDIX_START-->{inside}<!--APPENDIX_END-->\n") == read
 
 
 def test_what_says_the_same_stays_as_it_is_spelt() -> None:
-    """Writing the notes or the guidance that stand there keeps the document's bytes and so its hash."""
     text = "<!--APPENDIX_START-->- a\n- b<!--APPENDIX_END--><!--SLOW_UPDATE_START-->c<!--SLOW_UPDATE_END-->"
     assert tail.replace_notes(Skill(text=text), ["a", "b"]).text == text
     assert tail.replace_guidance(Skill(text=text), "c\n").text == text
 
 
 def test_the_same_reminder_is_added_once() -> None:
-    """Case and white space make no new note, and the earlier spelling stays."""
     notes = tail.merge_notes(["Check units."], ["check  UNITS.", "Straße", " STRASSE\n", "", "Check signs."])
     assert notes == ("Check units.", "Straße", "Check signs.")

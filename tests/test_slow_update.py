@@ -116,7 +116,6 @@ async def test_pairs_are_taken_along_the_seeded_order(
 
 
 async def test_changed_pairs_are_topped_up_until_there_are_enough() -> None:
-    """Further train items are rolled out in the seeded order, ``samples`` at once, as long as needed."""
     scores = dict.fromkeys(ORDER, (0.0, 0.0)) | {ORDER[1]: (0.0, 1.0), ORDER[4]: (1.0, 0.0)}
     world = World(dict(scores))
     assert await compared(world, "changed", 2) == [(ORDER[1], "improved"), (ORDER[4], "regressed")]
@@ -126,14 +125,12 @@ async def test_changed_pairs_are_topped_up_until_there_are_enough() -> None:
 
 
 async def test_the_threshold_says_what_failed() -> None:
-    """A hard score below the success threshold is a failure on both sides."""
     world = World(dict.fromkeys(ORDER, (0.5, 1.0)))
     assert {kind for _, kind in await compared(world, "mixed", 4)} == {"stable_success"}
     assert {kind for _, kind in await compared(world, "mixed", 4, 0.8)} == {"improved"}
 
 
 async def test_a_run_compares_its_sample(tmp_path: Path) -> None:
-    """A run shows ``samples`` train items of the epoch's order, under the skills at both last steps."""
     done = await run(tmp_path, **EPOCHS, slow_update={"enabled": True, "samples": 3})
     (closed,) = [epoch for epoch in done.epochs if epoch.epoch == 2]
     train = WORLD.items(Split.train)
@@ -147,7 +144,6 @@ async def test_a_run_compares_its_sample(tmp_path: Path) -> None:
 
 
 async def test_an_unmeasured_top_up_is_no_end_of_the_run(tmp_path: Path) -> None:
-    """Where none of a later round's items can be measured the comparison does with those it has."""
     environment = ToyEnvironment(train=9, val=4, test=4)
     last = shuffle(environment.items(Split.train), 42 + 4000, "slow")[-1]
     steps: dict[str, Any] = {"train": {"num_epochs": 2, "batch_size": 9}, "reflect": {"minibatch_size": 9}}
@@ -170,7 +166,6 @@ async def test_an_unmeasured_top_up_is_no_end_of_the_run(tmp_path: Path) -> None
 
 
 async def test_nothing_to_compare_asks_nothing(tmp_path: Path) -> None:
-    """Where no item has the outcome that is shown, nobody is asked for guidance or memory, and it is said."""
     steps: dict[str, Any] = {"train": {"num_epochs": 2, "batch_size": 8}}
     policy = {"enabled": True, "pair_policy": "changed"}
     done = await run(tmp_path, script=playing(IDLE), slow_update=policy, **steps)
@@ -184,14 +179,12 @@ async def test_nothing_to_compare_asks_nothing(tmp_path: Path) -> None:
 
 
 async def test_without_slow_updates_nothing_happens_at_an_epochs_end(tmp_path: Path) -> None:
-    """Switched off there is no comparison, no call and no region."""
     done = await run(tmp_path, **EPOCHS)
     assert (done.epochs, done.asked("slow_update")) == ((), [])
     assert not any("SLOW_UPDATE" in text for text in done.texts.values())
 
 
 async def test_the_first_epoch_reserves_the_region_of_ungated_guidance(tmp_path: Path) -> None:
-    """The empty region is a version that shows its parent's score as inherited; best stays without it."""
     done = await run(tmp_path, script=playing(IDLE), **EPOCHS, **UNGATED)
     first = done.epochs[0]
     assert first.slow_update.action == "reserved"
@@ -203,7 +196,6 @@ async def test_the_first_epoch_reserves_the_region_of_ungated_guidance(tmp_path:
 
 
 async def test_gated_guidance_brings_its_region_along(tmp_path: Path) -> None:
-    """Until the gate has accepted guidance the document has no region, and no version is unmeasured."""
     done = await run(tmp_path, script=playing(IDLE, guided("Be kind.")), **EPOCHS, **SLOW)
     assert [epoch.created_versions for epoch in done.epochs] == [(), ()]
     assert done.epochs[0].slow_update is None
@@ -211,7 +203,6 @@ async def test_gated_guidance_brings_its_region_along(tmp_path: Path) -> None:
 
 
 async def test_guidance_that_wins_is_accepted_and_measured(tmp_path: Path) -> None:
-    """Guidance that improves validation becomes current and best with the score that the gate measured."""
     done = await run(tmp_path, script=playing(IDLE), **EPOCHS, **SLOW)
     closed = done.epochs[-1]
     assert (closed.slow_update.action, closed.slow_update.verdict.action) == ("accepted", "accept_new_best")
@@ -222,7 +213,6 @@ async def test_guidance_that_wins_is_accepted_and_measured(tmp_path: Path) -> No
 
 
 async def test_rejected_guidance_leaves_the_old_one_and_is_tried_again(tmp_path: Path) -> None:
-    """The next epoch is told of the guidance in force, not of the one that failed, and writes another."""
     good = LINES["double"]
     script = playing(IDLE, guided(good, "Be kind.", "Be brief."))
     done = await run(tmp_path, script=script, train={"num_epochs": 4}, **SLOW)
@@ -237,7 +227,6 @@ async def test_rejected_guidance_leaves_the_old_one_and_is_tried_again(tmp_path:
 
 
 async def test_a_reply_that_cannot_be_had_is_not_done(tmp_path: Path) -> None:
-    """An epoch without a valid reply keeps guidance and document, says so, and the next epoch asks again."""
     good = LINES["double"]
     script = playing(IDLE, guided(good, "<!-- SLOW_UPDATE_END -->", "<!-- SLOW_UPDATE_END -->", "", good))
     done = await run(tmp_path, script=script, train={"num_epochs": 4}, **SLOW)
@@ -251,7 +240,6 @@ async def test_a_reply_that_cannot_be_had_is_not_done(tmp_path: Path) -> None:
 
 
 async def test_a_document_may_bring_guidance(tmp_path: Path) -> None:
-    """Guidance that stands in the initial document is the one in force, and is replaced in its place."""
     initial = (
         "---\nname: toy\n---\n# Toy\n\n"
         "<!-- SLOW_UPDATE_START -->\nOld words.\n<!-- SLOW_UPDATE_END -->\n\nAfterword.\n"
@@ -269,7 +257,6 @@ def harmed(skill: Skill, message: str, times: int) -> str | None:
 
 
 async def test_forced_guidance_never_reaches_best_unmeasured(tmp_path: Path) -> None:
-    """It is current with an inherited score, best stays what was measured, and the end measures it."""
     script = playing(guided("HARM"))
     done = await run(
         tmp_path,
@@ -292,7 +279,6 @@ async def test_forced_guidance_never_reaches_best_unmeasured(tmp_path: Path) -> 
 
 
 async def test_forced_guidance_may_return_to_an_earlier_document(tmp_path: Path) -> None:
-    """What the optimizer writes is forced in, also where the run has held that very document before."""
     script = playing(IDLE, guided("One.", "Two.", "One."))
     done = await run(tmp_path, script=script, train={"num_epochs": 4}, **UNGATED)
     assert [e.slow_update.action for e in done.epochs if e.slow_update] == [

@@ -66,9 +66,7 @@ class EffectBelief:
 
 @dataclass(frozen=True)
 class EffectObservation:
-    """An effect as it was observed, with the variance of normal noise, and the log of the odds that
-    this is the case.
-    """
+    """An effect as it was observed with normal noise, and the log of the odds of this case."""
 
     observed: float
     variance: float
@@ -126,9 +124,8 @@ def compare_paired(differences: Sequence[float], *, n_items: int, variance: floa
     observed = fmean(differences)
     squares = math.fsum((difference - observed) ** 2 for difference in differences)
     explained = 2 * variance * (m - 1)
-    between = (PSEUDO_ITEMS * ITEM_VARIANCE + max(0.0, squares - explained)) / (
-        PSEUDO_ITEMS + m - 1
-    )
+    between = PSEUDO_ITEMS * ITEM_VARIANCE + max(0.0, squares - explained)
+    between /= PSEUDO_ITEMS + m - 1
     unseen = 1 - m / n_items
     return update_effect(EffectObservation(observed, (2 * variance + unseen * between) / m))
 
@@ -191,8 +188,7 @@ class Posterior:
     def find_effect(
         self, skill_hash: str, weights: Sequence[float] = WEIGHTS
     ) -> EffectBelief | None:
-        """Return what is believed of a version's difference to its parent; None if nothing was
-        observed.
+        """Return what is believed of a version's difference to its parent; None if unobserved.
 
         It follows from all passes of the version and its descendants, against what is known of its
         parent without them. The scale of the parent's own effect is not known either: a parent that
@@ -203,18 +199,14 @@ class Posterior:
             return None
         observed = self._weighted[i] / self._precisions[i]
         noise = 1 / self._precisions[i]
-        return update_effect(
-            *(
-                EffectObservation(observed - mean, noise + variance, log_weight)
-                for mean, variance, log_weight in self._list_parent_cases(i)
-            ),
-            weights=weights,
-        )
+        cases = [
+            EffectObservation(observed - mean, noise + variance, log_weight)
+            for mean, variance, log_weight in self._list_parent_cases(i)
+        ]
+        return update_effect(*cases, weights=weights)
 
     def find_change_variance(self, skill_hash: str) -> float | None:
-        """Return the prior variance of a version's effect with which one normal prior shrinks as
-        the mixture does.
-        """
+        """Return the variance with which one normal prior of the effect shrinks as the mixture."""
         effect = self.find_effect(skill_hash)
         if effect is None:
             return None
@@ -224,16 +216,11 @@ class Posterior:
         return noise * effect.slope / max(1 - effect.slope, 1e-9)
 
     def _list_parent_cases(self, i: int) -> Iterator[tuple[float, float, float]]:
-        """Yield the means and variances that a version's parent may have without it, and the logs
-        of their odds.
-        """
+        """Yield means and variances that a parent may have without a version, and their log odds."""
         parent = self._parents[i]
-        if not parent:
-            yield (*self._find_cavity(i), 0.0)
-            return
         sent, weight = self._find_message(i)
         precision = self._precisions[parent] - sent
-        if precision <= 1e-9:
+        if not parent or precision <= 1e-9:
             yield (*self._find_cavity(i), 0.0)
             return
         observed = (self._weighted[parent] - weight) / precision
@@ -246,18 +233,13 @@ class Posterior:
             yield mean + EXPECTED_CHANGE + slope * surprise, slope / precision, log_weight
 
     def _find_message(self, i: int) -> tuple[float, float]:
-        """Return the precision and the weighted mean that a version and its descendants add to its
-        parent.
-        """
-        shrink = 1 + self._changes[i] * self._precisions[i]
-        return self._precisions[i] / shrink, (
-            self._weighted[i] - EXPECTED_CHANGE * self._precisions[i]
-        ) / shrink
+        """Return the precision and the weighted mean that a version's subtree adds to its parent."""
+        precision = self._precisions[i]
+        shrink = 1 + self._changes[i] * precision
+        return precision / shrink, (self._weighted[i] - EXPECTED_CHANGE * precision) / shrink
 
     def _find_cavity(self, i: int) -> tuple[float, float]:
-        """Return the mean and the variance of a version's parent without the version and its
-        descendants.
-        """
+        """Return the mean and the variance of a version's parent without the version's subtree."""
         parent = self._parents[i]
         sent, weight = self._find_message(i)
         variance = 1 / (1 / self._variances[parent] - sent)
@@ -286,9 +268,7 @@ class Posterior:
         return product * self._variances[a]
 
     def find_probability(self, better: str, than: str) -> float:
-        """Return the probability that one version's true mean is greater than another's; 0.5 for
-        the same.
-        """
+        """Return the probability that one version's true mean is the greater; 0.5 for the same."""
         if better == than:
             return 0.5
         i = self._indices[better]
@@ -301,10 +281,9 @@ class Posterior:
         return _STANDARD.cdf((self._means[i] - self._means[j]) / math.sqrt(max(variance, 1e-18)))
 
     def find_worth(self, measured: str, first: str, second: str, noise: float) -> float:
-        """Return what another pass of ``measured`` adds to the choice between two versions, as a
-        mean score.
+        """Return what another pass of ``measured`` adds to the choice between two versions.
 
-        It is the expected gain of choosing after the pass instead of before it (the knowledge
+        In mean scores, it is the expected gain of choosing after the pass instead of before it (the knowledge
         gradient); ``noise`` is the variance of a pass's mean.
         """
         spread = abs(self.covariance(first, measured) - self.covariance(second, measured))
@@ -332,38 +311,34 @@ def start_ranking(
     if not is_hard and repeats:
         squares = math.fsum(result.squares for result in passes)
         room = math.fsum(result.repeats * (result.room or 0.0) for result in passes)
-        ranking = ranking.model_copy(
-            update={"prior_variance": squares / repeats, "prior_room": room / repeats}
-        )
-        passes = [
-            result.model_copy(update={"variance": ranking.find_variance(result.mean)})
-            for result in passes
-        ]
+        prior = {"prior_variance": squares / repeats, "prior_room": room / repeats}
+        ranking = ranking.model_copy(update=prior)
+        for i, result in enumerate(passes):
+            variance = ranking.find_variance(result.mean)
+            passes[i] = result.model_copy(update={"variance": variance})
     return reduce(Ranking.add_pass, passes, ranking)
 
 
 def choose_pass(
-    ranking: Ranking, candidate: str, current: str, *, worth: float, n: int, most: int
+    ranking: Ranking, candidate: str, current: str, *, worth: float, n: int
 ) -> str | None:
-    """Return which of two versions gets another pass of ``n`` items; None if none is worth its
-    rollouts.
+    """Return which of two versions gets another pass of ``n`` items; None if none is worth it.
 
     A candidate without a pass gets one. ``worth`` is the least gain of the mean for each rollout; a
-    version gets at most ``most`` passes.
+    version gets at most ``MAX_PASSES``.
     """
     if not ranking.count_passes(candidate):
         return candidate
     posterior = Posterior(ranking)
-    open_versions = [
-        version for version in (candidate, current) if ranking.count_passes(version) < most
-    ]
-    worths = []
-    for version in open_versions:
+    chosen = None
+    greatest = worth * n
+    for version in (candidate, current):
         noise = ranking.find_variance(posterior.find_mean(version)) / n
-        worths.append(posterior.find_worth(version, candidate, current, noise))
-    if not worths or max(worths) <= worth * n:
-        return None
-    return open_versions[worths.index(max(worths))]
+        gain = posterior.find_worth(version, candidate, current, noise)
+        if gain > greatest and ranking.count_passes(version) < MAX_PASSES:
+            chosen = version
+            greatest = gain
+    return chosen
 
 
 def choose_version(posterior: Posterior, contenders: Sequence[str]) -> str:

@@ -142,7 +142,7 @@ async def _compare_skills(
     async def roll(items: Sequence[Item], skill: Skill) -> Sequence[Rollout]:
         count = make_progress_counter(run, "slow_update", step, len(items))
         runner = make_runner(run, step, feedback=True, on_rollout=count)
-        measured = await runner.roll_out(items, skill, coverage=None)
+        (measured,) = await runner.roll_out_trials(items, skill, (0,))
         sides[skill.hash].extend(measured)
         return measured
 
