@@ -51,7 +51,6 @@ def test_guidance_is_read_as_it_was_written(text: str, new: str) -> None:
     after = tail.replace_guidance(Skill(text=text), new)
     assert tail.read_guidance(after.text) == new.replace("\r\n", "\n").replace("\r", "\n").strip()
     assert tail.replace_guidance(after, new) == after
-    assert tail.reserve_guidance_region(after) == after
 
 
 @cases(1000)
@@ -130,7 +129,6 @@ def test_text_that_holds_a_marker_is_refused(text: str, bearing: str) -> None:
 @given(st.tuples(documents(), st.sampled_from(MARKERS)).map("".join))
 def test_a_malformed_document_is_refused(text: str) -> None:
     for write in (
-        tail.reserve_guidance_region,
         lambda s: tail.replace_guidance(s, "x"),
         lambda s: tail.replace_notes(s, ["x"]),
     ):
@@ -174,10 +172,9 @@ def test_notes_are_bullets_under_a_heading(text: str, after: str) -> None:
     assert tail.replace_notes(Skill(text=text), ["a\n  b", " ", "c"]).text == after
 
 
-def test_an_empty_region_is_reserved_once() -> None:
+def test_empty_guidance_leaves_an_empty_region() -> None:
     empty = "<!-- SLOW_UPDATE_START -->\n<!-- SLOW_UPDATE_END -->"
-    assert tail.reserve_guidance_region(Skill(text="Old.\n")).text == f"Old.\n\n{empty}\n"
-    assert tail.reserve_guidance_region(Skill(text=f"Old.\n{SLOW}\n")).text == f"Old.\n{SLOW}\n"
+    assert tail.replace_guidance(Skill(text="Old.\n"), "").text == f"Old.\n\n{empty}\n"
     assert tail.replace_guidance(Skill(text=f"Old.\n{SLOW}\n"), "").text == f"Old.\n{empty}\n"
 
 
