@@ -141,13 +141,6 @@ def test_a_conversation_is_shown_with_roles() -> None:
     )
 
 
-def test_the_right_answer_survives_a_long_task() -> None:
-    one = rollout([turn("user", "x" * 9000), turn("assistant", "5")], feedback="Too much.")
-    text = shown([one], tokens=500)
-    assert "wrong answer: 5\nremark: Too much.\nright answer: right" in text
-    assert len(sizes(text)) == 1
-
-
 def test_key_turns_stay_and_the_others_are_counted() -> None:
     filler = [turn("assistant", f"step {n} " + "." * 300) for n in range(20)]
     turns = [
@@ -193,25 +186,6 @@ def test_decisive_turns_go_before_later_ones(seen: str, said: str) -> None:
     assert f"tool: {seen}" in after
     assert f"assistant: {said}" not in after
     assert [n for n in range(10) if f"tool: {n} rows" in after] == [9]
-
-
-def test_room_that_key_turns_leave_goes_to_the_last_ones() -> None:
-    turns = [turn("user", "Go."), *(turn("assistant", f"{n}" * 200) for n in range(1, 9))]
-    after = fit_conversation(turns, 1200)
-    assert [line[:12] for line in after.split("\n")] == [
-        "user: Go.",
-        "[... 4 turns",
-        *(f"assistant: {n}" for n in range(5, 9)),
-    ]
-
-
-def test_a_long_turn_is_cut_inside() -> None:
-    turns = [turn("user", "Go."), turn("tool", "begin " + "x" * 5000 + " end"), turn("assistant", "Done.")]
-    after = fit_conversation(turns, 1000)
-    assert re.fullmatch(
-        r"user: Go\.\ntool: begin x+\n\[\.\.\. 4,\d\d\d characters cut \.\.\.\]\nx+ end\nassistant: Done\.",
-        after,
-    )
 
 
 def test_however_small_the_room_something_is_said() -> None:

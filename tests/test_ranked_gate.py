@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
 from statistics import NormalDist, fmean
-from types import FrameType
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -26,7 +23,6 @@ from reflact.gate.ranked_decision import (
     EffectObservation,
     Posterior,
     build_pass,
-    choose_pass,
     choose_version,
     compare_paired,
     start_ranking,
@@ -236,50 +232,6 @@ def test_a_version_without_a_pass_stands_for_the_one_it_was_made_from() -> None:
     assert ranking.list_contenders(("0", "1", "2")) == ("0", "2")
     measured = ranking.add_pass(observe("2", 0, 0.1))
     assert measured.list_contenders(("0", "1", "2")) == ("0", "1", "2")
-
-
-def count_lines(work: Callable[[], object]) -> int:
-    """Return how many lines of Python some work executes, which no machine's speed changes."""
-    lines, before = 0, sys.gettrace()
-
-    def trace(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        return trace
-
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return lines
-
-
-@pytest.mark.parametrize("reach", [1, 1000])
-def test_a_decision_takes_time_in_proportion_to_the_versions(reach: int) -> None:
-    chance = random.Random(7)
-
-    def decide(versions: int) -> Callable[[], object]:
-        parents = [str(max(0, n - 1 - chance.randrange(reach))) for n in range(1, versions)]
-        nodes = [VersionNode(skill_hash="0")]
-        nodes += [VersionNode(skill_hash=str(n), parent=parent) for n, parent in enumerate(parents, start=1)]
-        passes = [
-            PassResult(skill_hash=node.skill_hash, trial=0, mean=chance.random(), n=20, variance=0.14)
-            for node in nodes
-        ]
-        ranking = Ranking(nodes=tuple(nodes), passes=tuple(passes))
-        ends = nodes[-1].skill_hash, nodes[-2].skill_hash
-
-        def work() -> None:
-            choose_pass(ranking, *ends, worth=0.00005, n=20)
-            posterior = Posterior(ranking)
-            choose_version(posterior, [node.skill_hash for node in nodes])
-            posterior.find_probability(ends[0], "0")
-
-        return work
-
-    few, many = (count_lines(decide(versions)) for versions in (250, 500))
-    assert many < 2.1 * few
 
 
 def flicker(skill: Skill, message: str, times: int) -> str | None:

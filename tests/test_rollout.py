@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import anyio
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from doubles import RUN, opened
 from reflact.errors import AccessDenied, EnvironmentFailure, RequestRefused, RunFailed
 from reflact.protocols import Session
-from reflact.stages.rollout import RolloutRunner, derive_rollout_seed, log_unmeasured
+from reflact.stages.rollout import RolloutRunner, derive_rollout_seed
 from reflact.testing import InMemoryRunStore
 from reflact.types import Grade, Item, Rollout, Score, Skill, Split, Turn
 
@@ -186,14 +185,6 @@ async def test_below_the_coverage_nothing_is_used(lost: list[str], coverage: flo
     assert len(environment.ran) == 3 + len(lost)
 
 
-@pytest.mark.parametrize(("coverage", "size", "measured"), [(0.9, 10, 9), (0.7, 10, 7), (0.07, 100, 7)])
-async def test_exactly_the_coverage_is_enough(coverage: float, size: int, measured: int) -> None:
-    for count in (measured, measured - 1):
-        lost = losing(*(f"i{n}" for n in range(count, size)))
-        with pytest.raises(RunFailed) if count < measured else nullcontext():
-            await rolled(Scripted(lost), items(size), store=await opened(), coverage=coverage)
-
-
 def shown(rollouts: Sequence[Rollout]) -> list[tuple[str, float | None]]:
     """Return item and score of rollouts."""
     return [(r.item_id, None if r.score is None else r.score.hard) for r in rollouts]
@@ -236,15 +227,6 @@ def test_what_is_lost_in_a_pass_is_tried_once_more(
     final = [(f"i{n}", None if losses > 1 else score) for n, (score, losses) in enumerate(outcomes)]
     assert shown(anyio.run(run)) == final
     assert max(Counter(environment.ran).values(), default=0) <= 2
-
-
-async def test_what_stays_unmeasured_is_noted_by_who_uses_it() -> None:
-    environment, store, batch = Scripted(losing("i1")), await opened(), items(2)
-    found = await passed(environment, batch, store=store)
-    assert shown(found) == [("i0", 1.0), ("i1", None)]
-    await log_unmeasured(found, decision_log=store.decision_log(RUN), step=1)
-    assert shown(await passed(environment, batch, store=store)) == shown(found)
-    assert Counter(environment.ran)["i1", "new"] == 2
 
 
 async def test_what_is_refused_for_ever_does_not_count_and_is_not_repeated() -> None:

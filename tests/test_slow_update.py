@@ -1,11 +1,12 @@
-"""Slow guidance: what two epochs are compared on, and how guidance comes into the document or stays out."""
+"""The end of an epoch: the comparison, guidance that comes in or stays out, and the optimizer's memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,13 +14,14 @@ from hypothesis import strategies as st
 from reflact.config.training import SlowUpdateConfig
 from reflact.data import shuffle
 from reflact.errors import ProviderDown, RunFailed
+from reflact.messages import ReplyModel
 from reflact.skills.document import read_guidance
 from reflact.stages.reply_models import AnalystReply
-from reflact.stages.slow_update import GuidanceReply, compare_skills
+from reflact.stages.slow_update import GuidanceReply, MemoryReply, compare_skills
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Item, Rollout, Score, Skill, Split
-from toy_runs import LINES, WORLD, Actor, Part, playing, run
+from toy_runs import LINES, Actor, Part, Ran, playing, run
 
 SLOW: dict[str, Any] = {"slow_update": {"enabled": True}}
 UNGATED: dict[str, Any] = {"slow_update": {"enabled": True, "gated": False}}
@@ -124,25 +126,6 @@ async def test_changed_pairs_are_topped_up_until_there_are_enough() -> None:
     assert [ids for text, ids in world.rolled if text == "earlier"] == rolled
 
 
-async def test_the_threshold_says_what_failed() -> None:
-    world = World(dict.fromkeys(ORDER, (0.5, 1.0)))
-    assert {kind for _, kind in await compared(world, "mixed", 4)} == {"stable_success"}
-    assert {kind for _, kind in await compared(world, "mixed", 4, 0.8)} == {"improved"}
-
-
-async def test_a_run_compares_its_sample(tmp_path: Path) -> None:
-    done = await run(tmp_path, **EPOCHS, slow_update={"enabled": True, "samples": 3})
-    (closed,) = [epoch for epoch in done.epochs if epoch.epoch == 2]
-    train = WORLD.items(Split.train)
-    assert [c.item_id for c in closed.comparisons] == [i.id for i in shuffle(train, 42 + 4000, "slow")[:3]]
-    (shown,) = done.shown("slow_update")
-    last = {record.epoch: record for record in done.records}
-    before, now = (done.texts[last[epoch].current.skill_hash].strip() for epoch in (1, 2))
-    assert before != now
-    assert shown.index(before) < shown.rindex(now)
-    assert "3 tasks" in shown
-
-
 async def test_an_unmeasured_top_up_is_no_end_of_the_run(tmp_path: Path) -> None:
     environment = ToyEnvironment(train=9, val=4, test=4)
     last = shuffle(environment.items(Split.train), 42 + 4000, "slow")[-1]
@@ -193,13 +176,6 @@ async def test_the_first_epoch_reserves_the_region_of_ungated_guidance(tmp_path:
     assert read_guidance(done.texts[made.skill_hash]) == ""
     assert "SLOW_UPDATE" in done.texts[made.skill_hash]
     assert first.best.number == 0
-
-
-async def test_gated_guidance_brings_its_region_along(tmp_path: Path) -> None:
-    done = await run(tmp_path, script=playing(IDLE, guided("Be kind.")), **EPOCHS, **SLOW)
-    assert [epoch.created_versions for epoch in done.epochs] == [(), ()]
-    assert done.epochs[0].slow_update is None
-    assert "SLOW_UPDATE" not in done.current
 
 
 async def test_guidance_that_wins_is_accepted_and_measured(tmp_path: Path) -> None:
@@ -278,13 +254,114 @@ async def test_forced_guidance_never_reaches_best_unmeasured(tmp_path: Path) -> 
     assert (tmp_path / "best_skill.md").read_text("utf-8") == done.best
 
 
-async def test_forced_guidance_may_return_to_an_earlier_document(tmp_path: Path) -> None:
-    script = playing(IDLE, guided("One.", "Two.", "One."))
-    done = await run(tmp_path, script=script, train={"num_epochs": 4}, **UNGATED)
-    assert [e.slow_update.action for e in done.epochs if e.slow_update] == [
-        "reserved",
-        "forced",
-        "forced",
-        "forced",
-    ]
-    assert read_guidance(done.current) == "One."
+META: Mapping[str, Any] = {"enabled": True}
+
+
+def remembering(*memories: str) -> Part:
+    """Play a keeper of memory that writes these one after the other, and the last one from then on."""
+    left = list(memories)
+
+    def give(*_: object) -> ScriptedAnswer:
+        return {"reasoning": "r", "memory": left.pop(0) if len(left) > 1 else left[0]}
+
+    return MemoryReply, give
+
+
+def told(done: Ran, purpose: str) -> dict[int, set[str]]:
+    """Return, by epoch of two steps, which memories the calls for a purpose were shown."""
+    seen: dict[int, set[str]] = {}
+    for call, shown in zip(done.asked(purpose), done.shown(purpose), strict=True):
+        epoch = (call.call_id.step + 1) // 2
+        seen.setdefault(epoch, set()).update(m for m in ("Alpha.", "Beta.") if m in shown)
+    return seen
+
+
+async def test_memory_begins_after_the_second_epoch(tmp_path: Path) -> None:
+    script = playing(IDLE, remembering("Alpha.", "Beta."))
+    done = await run(tmp_path, script=script, train={"num_epochs": 3}, meta_skill=META)
+    assert [epoch.meta_skill for epoch in done.epochs] == [None, "Alpha.", "Beta."]
+    assert done.state.meta_skill == "Beta."
+    first, second = done.shown("meta_skill")
+    assert "<advice>" not in first
+    assert "<advice>\nAlpha.\n</advice>" in second
+    assert [f"step {n}:" in first for n in (1, 3, 4)] == [False, True, True]
+
+
+async def test_everybody_who_decides_on_edits_is_told(tmp_path: Path) -> None:
+    def proposing(wanted: type[ReplyModel], shown: str) -> ScriptedAnswer:
+        return append_reply(wanted, f"- nonsense {len(shown)}", "- more nonsense")
+
+    script = playing((AnalystReply, proposing), remembering("Alpha."))
+    done = await run(
+        tmp_path,
+        script=script,
+        train={"num_epochs": 3},
+        reflect={"minibatch_size": 2},
+        select={"max_edits": 2, "min_edits": 1, "scheduler": "linear", "lr_control": "autonomous"},
+        meta_skill=META,
+    )
+    for purpose in ("analyst_failure", "merge", "step_size"):
+        assert told(done, purpose) == {1: set(), 2: set(), 3: {"Alpha."}}, purpose
+
+
+async def test_an_epoch_without_a_memory_keeps_the_old_one(tmp_path: Path) -> None:
+    left: list[ScriptedAnswer] = [{"reasoning": "r", "memory": "Alpha."}, "no", "no", "no"]
+
+    def give(*_: object) -> ScriptedAnswer:
+        return left.pop(0) if left else {"reasoning": "r", "memory": "Beta."}
+
+    script = playing(IDLE, (MemoryReply, give))
+    done = await run(tmp_path, script=script, train={"num_epochs": 5}, meta_skill=META)
+    assert [epoch.meta_skill for epoch in done.epochs] == [None, "Alpha.", None, "Beta.", "Beta."]
+    assert [[f.label for f in epoch.fallbacks] for epoch in done.epochs] == [[], [], ["meta_skill"], [], []]
+    assert told(done, "analyst_failure")[4] == {"Alpha."}
+    assert told(done, "analyst_failure")[5] == {"Beta."}
+
+
+async def test_without_slow_updates_the_comparison_is_its_own(tmp_path: Path) -> None:
+    with_slow = await run(
+        tmp_path / "a", train={"num_epochs": 2}, meta_skill=META, slow_update={"enabled": True}
+    )
+    alone = await run(tmp_path / "b", train={"num_epochs": 2}, meta_skill=META)
+    assert alone.epochs[-1].comparisons == with_slow.epochs[-1].comparisons != ()
+    assert alone.shown("meta_skill") == with_slow.shown("meta_skill")
+    assert (alone.asked("slow_update"), alone.epochs[-1].slow_update) == ([], None)
+
+
+def under(shown: str) -> list[str]:
+    """Return the documents that a prompt shows, in order."""
+    return [part.partition("\n</document>")[0] for part in shown.split("<document>\n")[1:]]
+
+
+@pytest.mark.parametrize("after", [30, 52])
+async def test_skills_are_compared_as_they_stood_at_the_last_steps(tmp_path: Path, after: int) -> None:
+    sections: dict[str, Any] = {
+        "environment": ToyEnvironment(train=8, val=4, test=4, rules=4),
+        "search": {"sources": ["edits"]},
+        "train": {"num_epochs": 3},
+        "meta_skill": META,
+        "slow_update": {"enabled": True, "gated": False},
+    }
+    with anyio.CancelScope() as scope:
+        asked = 0
+
+        def stop(*_: object) -> None:
+            nonlocal asked
+            asked += 1
+            if asked == after:
+                scope.cancel()
+
+        await run(tmp_path, actor=Actor(stop), **sections)
+    assert scope.cancelled_caught
+    done = await run(tmp_path, **sections)
+    whole = await run(tmp_path / "whole", **sections)
+    assert done.epochs == whole.epochs
+    last = {record.epoch: record.current.skill_hash for record in whole.records}
+    assert [epoch.last_hash for epoch in whole.epochs] == [last[1], last[2], last[3]]
+    for call, shown in zip(whole.asked("meta_skill"), whole.shown("meta_skill"), strict=True):
+        assert call.call_id.step in {4, 6}
+        epoch = call.call_id.step // 2
+        bodies = [whole.texts[last[n]].partition("<!--")[0].strip("\n") for n in (epoch - 1, epoch)]
+        assert under(shown) == [text for text in bodies if text]
+    guided = [e.slow_update.guidance for e in whole.epochs if e.slow_update and e.slow_update.guidance]
+    assert any(line in str(guided) for line in [*LINES.values(), "Answer every task."])

@@ -216,7 +216,7 @@ class Posterior:
         return noise * effect.slope / max(1 - effect.slope, 1e-9)
 
     def _list_parent_cases(self, i: int) -> Iterator[tuple[float, float, float]]:
-        """Yield means and variances that a parent may have without a version, and their log odds."""
+        """Yield the means and variances a parent may have without a version, and log odds."""
         parent = self._parents[i]
         sent, weight = self._find_message(i)
         precision = self._precisions[parent] - sent
@@ -233,7 +233,7 @@ class Posterior:
             yield mean + EXPECTED_CHANGE + slope * surprise, slope / precision, log_weight
 
     def _find_message(self, i: int) -> tuple[float, float]:
-        """Return the precision and the weighted mean that a version's subtree adds to its parent."""
+        """Return the precision and the weighted mean that a subtree adds to its parent."""
         precision = self._precisions[i]
         shrink = 1 + self._changes[i] * precision
         return precision / shrink, (self._weighted[i] - EXPECTED_CHANGE * precision) / shrink
@@ -283,8 +283,8 @@ class Posterior:
     def find_worth(self, measured: str, first: str, second: str, noise: float) -> float:
         """Return what another pass of ``measured`` adds to the choice between two versions.
 
-        In mean scores, it is the expected gain of choosing after the pass instead of before it (the knowledge
-        gradient); ``noise`` is the variance of a pass's mean.
+        In mean scores, it is the expected gain of choosing after the pass instead of before it (the
+        knowledge gradient); ``noise`` is the variance of a pass's mean.
         """
         spread = abs(self.covariance(first, measured) - self.covariance(second, measured))
         spread /= math.sqrt(self.covariance(measured, measured) + noise)

@@ -100,7 +100,7 @@ class _Node:
 
 
 def _build_leaf(position: int, patch: Patch) -> _Node:
-    """Return one report's patch with each edit once; its cases, and so the support, are the same."""
+    """Return one report's patch with each edit once, whose support stays the same."""
     unique = {_identify(edit): edit for edit in reversed(patch.edits)}
     reports = frozenset({position})
     edits = tuple(edit for edit in patch.edits if unique[_identify(edit)] is edit)

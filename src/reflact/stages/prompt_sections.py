@@ -34,8 +34,9 @@ _LONG_TEXTS = 5
 # Words of trouble. Their first letters come first, since long texts are searched, and few letters
 # begin a word.
 _TROUBLE = re.compile(
-    r"(?=[cdefinrtuw])(?:error|exception|traceback|\b(?:fail|invalid|illegal|unexpected|unknown|denied|refused"
-    r"|forbidden|timed?[ -]?out|not found|no such|cannot|could not|unable|nothing happens|wrong\b|incorrect))",
+    r"(?=[cdefinrtuw])(?:error|exception|traceback|\b(?:fail|invalid|illegal|unexpected|unknown"
+    r"|denied|refused|forbidden|timed?[ -]?out|not found|no such|cannot|could not|unable"
+    r"|nothing happens|wrong\b|incorrect))",
     re.IGNORECASE,
 )
 
@@ -87,7 +88,7 @@ def share_bytes(sizes: Sequence[int], max_bytes: int) -> tuple[int, ...]:
 
 
 def truncate(text: str, max_bytes: int) -> str:
-    """Return a text in at most ``max_bytes``: two thirds from its beginning, one third from its end.
+    """Return a text in at most ``max_bytes``: two thirds from its beginning, the rest from its end.
 
     A mark between them states the size of the cut. If ``max_bytes`` is too small even for the mark,
     the result is the mark alone, or the text if it is shorter.
@@ -106,11 +107,11 @@ def truncate(text: str, max_bytes: int) -> str:
 def fit_conversation(turns: Sequence[Turn], max_bytes: int) -> str:
     """Return a conversation in at most ``max_bytes``: its key turns, then others that fit.
 
-    Later ones of the others go first. The key turns are, in order of priority: the first turn and the first of the user; the last
+    The key turns are, in order of priority: the first turn and the first of the user; the last
     turn, the last answer and the turn before it; turns in which the user or a tool reports trouble;
     and turns before an answer that changes course, by words such as "instead". They share the bytes
-    as in ``share_bytes``. Cuts in a turn are marked; omitted turns are counted in a mark at their
-    position.
+    as in ``share_bytes``. Of the others, the last ones go first. Cuts in a turn are marked; omitted
+    turns are counted in a mark at their position.
     """
     texts = [_format_turn(turn) for turn in turns]
     sizes = [count_bytes(text) for text in texts]

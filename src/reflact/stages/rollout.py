@@ -218,7 +218,7 @@ class RolloutRunner:
     async def read_stored(
         self, items: Sequence[Item], skill: Skill, *, trial: int
     ) -> tuple[Rollout, ...]:
-        """Return the stored rollouts of a trial, in the order of the items, without missing ones."""
+        """Return those rollouts of a trial that are stored, in the order of the items."""
         jobs = self._make_jobs(items, skill, trial)
         await self.find_stored(jobs)
         return tuple(self._known[job.key] for job in jobs if job.key in self._known)

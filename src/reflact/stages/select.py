@@ -72,8 +72,9 @@ async def select(
     """Select at most ``budget`` edits; None takes all.
 
     ``attempts`` are the epoch's earlier steps with their verdicts, ``notes`` the optimizer's
-    memory. The optimizer ranks a pool that is larger than the budget. If it gives no valid ranking, the edits with the highest
-    support are taken, earlier ones first among equals, and the result records the fallback.
+    memory. The optimizer ranks a pool that is larger than the budget. If it gives no valid ranking,
+    the edits with the highest support are taken, earlier ones first among equals, and the result
+    records the fallback.
     """
     pool = merged.patch.edits
     outcome = SelectResult(patch=merged.patch, pool_size=len(pool), budget=budget)
