@@ -25,7 +25,7 @@ from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import ExactGrader
 from reflact.errors import ReplyError
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
-from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
+from reflact.messages import Message, RenderedPrompt, ReplyModel
 from reflact.prompts import fence, load_prompts
 from reflact.records import StepBufferEntry
 from reflact.search.rewrite import RewriteInput
@@ -133,9 +133,7 @@ def material_of(says: Says) -> Material:
             for item, rollout in zip(_items(says), rollouts, strict=True)
         ),
         answers=(WorkedExample(item_id="w", task=says("example task"), answer=says("example answer")),),
-        notes=join_sections(
-            show_buffer((attempt_of(says),)), show_memory((card_of(says),)), show_meta(says("memory"))
-        ),
+        notes=notes_of(says),
     )
     sources: tuple[RolloutSource, ...] = ("failure", "failure", "success")
     return Material(
@@ -154,16 +152,11 @@ def material_of(says: Says) -> Material:
         notes=notes_of(says),
         attempts=notes_of(says),
         advice=says("memory"),
-        figures=figures_of(says),
+        figures=show_figures([], [Item(id=k, input="i", task_type=says(f"kind {k}")) for k in "01"], ["0"]),
         guidance=says("guidance"),
         lapses=[f"{n}. " + " ".join(says(f"note {n}").replace("<!--", "<--").split()) for n in range(3)],
         tokens=TOKENS,
     )
-
-
-def figures_of(says: Says) -> str:
-    items = [Item(id=str(n), input="i", task_type=says(f"kind {n}")) for n in range(2)]
-    return show_figures([], items, ["0"])
 
 
 def attempt_of(says: Says) -> StepBufferEntry:
@@ -179,8 +172,9 @@ def card_of(says: Says) -> RejectedEdit:
 
 
 def notes_of(says: Says) -> str:
-    shown = (show_buffer([attempt_of(says)]), show_memory([card_of(says)]), show_meta(says("memory")))
-    return "\n\n".join(shown)
+    return join_sections(
+        show_buffer([attempt_of(says)]), show_memory([card_of(says)]), show_meta(says("memory"))
+    )
 
 
 async def _judge(listener: Listener, says: Says) -> None:
@@ -339,19 +333,10 @@ def test_a_fence_is_not_closed_by_what_looks_like_its_end(lookalike: Callable[[s
     assert re.match(rf"<{tag}__+>\n", fence(tag, f"{lookalike(tag)} {lookalike(tag + '_')}"))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "the document",
-        "<documents>",
-        "<p>document</p>",
-        "a < documentary",
-        "1<2",
-        "<" + "\u6587" * 8 + ">",
-        "<doc ument>",
-    ],
-)
-def test_ordinary_text_leaves_the_tag_alone(text: str) -> None:
+def test_ordinary_text_leaves_the_tag_alone() -> None:
+    text = (
+        "the document <documents> <p>document</p> a < documentary 1<2 <\u6587\u6587\u6587\u6587> <doc ument>"
+    )
     assert fence("document", text) == f"<document>\n{text}\n</document>"
 
 
@@ -399,10 +384,3 @@ async def test_a_reply_that_is_sent_back_adds_one_line(answer: httpx.Response) -
     assert re.fullmatch(
         r"This reply cannot be used: .{1,500}\. Reply again, whole and corrected\.", again["content"]
     )
-
-
-async def test_plain_text_is_no_fence() -> None:
-    said = "\n".join(HOSTILE.values()).replace("\x00", "")
-    async with connected(Endpoint(completion(said)), config()) as client:
-        reply = await client.ask(PROMPT, Text, call_id=call_id())
-    assert reply.value.text == said

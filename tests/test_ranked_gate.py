@@ -153,18 +153,20 @@ def test_a_large_gain_is_believed_and_what_follows_is_no_gain() -> None:
     assert posterior.find_probability("2", "1") < 0.5
 
 
-def test_the_score_of_a_version_is_the_mean_of_what_was_measured() -> None:
+def test_unmeasured_items_are_filled_in_for_beliefs_and_left_out_of_scores() -> None:
     easy = {item: float(n < 10) for n, item in enumerate(ITEMS)}
     missing = {item: None if n < 2 else score for n, (item, score) in enumerate(easy.items())}
     ranking = start_ranking("0", [easy], is_hard=True).add_version("1", "0")
     assert ranking.find_score("1") is None
-    ranking = ranking.add_pass(build_pass(ranking, "1", missing, earlier=(), others=[easy]))
+    alone, result = (build_pass(ranking, "1", missing, earlier=(), others=others) for others in ((), [easy]))
+    assert (result.n, result.mean) == (18, pytest.approx(0.5, abs=0.01))
+    assert alone.mean == pytest.approx(8 / 18)
+    ranking = ranking.add_pass(result)
     ranking = ranking.add_pass(build_pass(ranking, "1", easy, earlier=[missing], others=[easy]))
     assert ranking.find_score("1") == MeasuredScore(score=18 / 38, n=20, trials=2)
 
 
-@pytest.mark.parametrize("observed", [-0.4, -0.1, 0.0, 0.02, 0.3, 0.5])
-@pytest.mark.parametrize("variance", [1e-3, 0.01, 0.03])
+@pytest.mark.parametrize(("observed", "variance"), [(-0.4, 0.01), (0.0, 1e-3), (0.02, 0.03), (0.3, 0.01)])
 def test_an_effect_is_the_posterior_of_the_mixture(observed: float, variance: float) -> None:
     effect = update_effect(EffectObservation(observed, variance))
     grid = [(k + 0.5) / 1000 for k in range(-1200, 1200)]
@@ -217,16 +219,6 @@ def test_soft_scores_expect_the_variance_of_the_baselines_passes() -> None:
     assert still.variance == MIN_VARIANCE
 
 
-def test_unmeasured_items_are_filled_in_from_the_other_version() -> None:
-    easy = {item: float(n < 10) for n, item in enumerate(ITEMS)}
-    missing = {item: None if n < 2 else score for n, (item, score) in enumerate(easy.items())}
-    ranking = start_ranking("0", [easy], is_hard=True).add_version("1", "0")
-    result = build_pass(ranking, "1", missing, earlier=(), others=[easy])
-    assert result.n == 18
-    assert result.mean == pytest.approx(0.5, abs=0.01)
-    assert build_pass(ranking, "1", missing, earlier=(), others=()).mean == pytest.approx(8 / 18)
-
-
 def test_a_version_without_a_pass_stands_for_the_one_it_was_made_from() -> None:
     ranking = grow([0, 1], [(0, 0.4), (1, 0.7)])
     assert ranking.list_contenders(("0", "1", "2")) == ("0", "2")
@@ -243,52 +235,39 @@ def flicker(skill: Skill, message: str, times: int) -> str | None:
 NOISY = {"target": {"deterministic": False}}
 
 
-async def test_a_noisy_run_records_its_beliefs(tmp_path: Path) -> None:
-    done = await run(tmp_path, actor=Actor(flicker), train={"num_epochs": 3}, **NOISY)
-    judged = [record.verdict for record in done.records if record.verdict.ranked is not None]
-    assert judged
-    assert done.state.ranking is not None
-    taken = [result for verdict in judged if verdict.ranked for result in verdict.ranked.passes]
-    assert done.state.ranking.passes[2:] == tuple(taken)
-    posterior = Posterior(done.state.ranking)
-    kept = [version.skill_hash for version in done.state.kept]
-    contenders = done.state.ranking.list_contenders(kept)
-    assert done.state.current.skill_hash == choose_version(posterior, contenders)
-    measured = done.state.ranking.find_score(done.state.current.skill_hash)
-    assert measured is not None
-    assert (done.state.current.score, done.state.current.n, done.state.current.trials) == (
-        measured.score,
-        measured.n,
-        measured.trials,
-    )
-    assert done.promotions == ()
-    trials = [(result.skill_hash, result.trial) for result in done.state.ranking.passes]
-    assert len(trials) == len(set(trials))
-
-
-async def test_the_state_is_a_fold_of_the_records(tmp_path: Path) -> None:
+async def test_a_noisy_run_records_its_beliefs_and_its_state_is_their_fold(tmp_path: Path) -> None:
+    """Each decision holds the passes it took; applying the records to the first state gives the last one."""
     done = await run(tmp_path, actor=Actor(flicker), train={"num_epochs": 3}, **NOISY)
     last = done.state
+    judged = [record.verdict for record in done.records if record.verdict.ranked is not None]
+    assert judged
     assert last.ranking is not None
+    taken = [result for verdict in judged if verdict.ranked for result in verdict.ranked.passes]
+    assert last.ranking.passes[2:] == tuple(taken)
+    trials = [(result.skill_hash, result.trial) for result in last.ranking.passes]
+    assert len(trials) == len(set(trials))
+    contenders = last.ranking.list_contenders([version.skill_hash for version in last.kept])
+    assert last.current.skill_hash == choose_version(Posterior(last.ranking), contenders)
+    measured = last.ranking.find_score(last.current.skill_hash)
+    current = last.current
+    assert measured == MeasuredScore(score=current.score or 0, n=current.n, trials=current.trials)
+
     first = last.kept[0]
-    baseline = last.ranking.model_copy(
-        update={"nodes": last.ranking.nodes[:1], "passes": (), "squares": 0.0, "repeats": 0, "room": 0.0}
-    )
-    baseline = baseline.add_pass(last.ranking.passes[0]).add_pass(last.ranking.passes[1])
-    state = last.model_copy(
-        update={
-            "step": 0,
-            "epoch": 0,
-            "commits": 1,
-            "current": first,
-            "best": first,
-            "latest_version": 0,
-            "step_buffer": (),
-            "seen_hashes": (first.skill_hash,),
-            "kept": (first,),
-            "ranking": baseline,
-        }
-    )
+    empty = {"nodes": last.ranking.nodes[:1], "passes": (), "squares": 0.0, "repeats": 0, "room": 0.0}
+    baseline = last.ranking.model_copy(update=empty)
+    beginning = {
+        "step": 0,
+        "epoch": 0,
+        "commits": 1,
+        "latest_version": 0,
+        "step_buffer": (),
+        "current": first,
+        "best": first,
+        "kept": (first,),
+        "seen_hashes": (first.skill_hash,),
+        "ranking": baseline.add_pass(last.ranking.passes[0]).add_pass(last.ranking.passes[1]),
+    }
+    state = last.model_copy(update=beginning)
     one_by_one = reduce(lambda last, record: last.after([record]), done.records, state)
     state = state.after(done.records)
     assert state == one_by_one
