@@ -45,6 +45,10 @@ def deaf(skill: Skill, message: str, times: int) -> str | None:
     return "unknown" if message.startswith("double") else None
 
 
+THREE = document("double", "square", "negate")
+SMALL: dict[str, Any] = {"environment": ToyEnvironment(train=4, val=4, test=4), "actor": Actor(deaf)}
+
+
 def body_of(text: str) -> str:
     """Return what stands before the appendix."""
     return text.partition("<!-- APPENDIX_START -->")[0].rstrip("\n")
@@ -73,15 +77,7 @@ async def test_a_step_of_lapses_alone_keeps_its_reminders(tmp_path: Path, mode: 
 
 @MODES
 async def test_an_accepted_step_keeps_its_reminders(tmp_path: Path, mode: str) -> None:
-    known = document("double", "square", "negate")
-    done = await run(
-        tmp_path,
-        initial=known,
-        environment=ToyEnvironment(train=4, val=4, test=4),
-        actor=Actor(deaf),
-        update={"mode": mode},
-        **ON,
-    )
+    done = await run(tmp_path, initial=THREE, **SMALL, update={"mode": mode}, **ON)
     (record,) = done.records
     assert record.verdict.action == "accept_new_best"
     accepted, noted = record.created_versions
@@ -96,41 +92,26 @@ async def test_an_accepted_step_keeps_its_reminders(tmp_path: Path, mode: str) -
 
 @MODES
 async def test_a_rejected_step_keeps_its_reminders(tmp_path: Path, mode: str) -> None:
-    known = document("double", "square", "negate")
-
-    worse = f"{known}- nonsense"
-    script = playing(
-        IDLE,
-        (RewriteReply, {"summary": "s", "document": worse}),
-    )
-    done = await run(
-        tmp_path,
-        initial=known,
-        environment=ToyEnvironment(train=4, val=4, test=4),
-        actor=Actor(deaf),
-        script=script,
-        update={"mode": mode},
-        **ON,
-    )
+    script = playing(IDLE, (RewriteReply, {"summary": "s", "document": f"{THREE}- nonsense"}))
+    done = await run(tmp_path, initial=THREE, script=script, **SMALL, update={"mode": mode}, **ON)
     (record,) = done.records
     assert record.verdict.action == "reject"
     assert read_notes(done.current) == (DEAF,)
-    assert body_of(done.current) == known.rstrip("\n")
+    assert body_of(done.current) == THREE.rstrip("\n")
     assert record.best.number == 0
-    assert done.best == known
+    assert done.best == THREE
 
 
 async def test_an_inherited_score_is_shown_as_inherited_and_decides_nothing(tmp_path: Path) -> None:
     def harmed(skill: Skill, message: str, times: int) -> str | None:
         return "unknown" if "Mind" in skill.text else deaf(skill, message, times)
 
-    known = document("double", "square", "negate")
-    done = await run(tmp_path, initial=known, actor=Actor(harmed), script=playing(IDLE), **ON)
+    done = await run(tmp_path, initial=THREE, actor=Actor(harmed), script=playing(IDLE), **ON)
     first, second = done.records
     assert (first.current.inherited, first.current.score) == (True, 0.5)
     assert second.skill_before == first.current.skill_hash
     assert second.verdict.current_score == 0.0
-    assert done.best == known
+    assert done.best == THREE
     (promotion,) = done.promotions
     assert (promotion.current.inherited, promotion.current.score) == (False, 0.0)
     assert promotion.best.number == 0

@@ -53,23 +53,16 @@ def _refusal(text: str, op: EditKind, target: str = "", content: str = "") -> st
 
 
 @cases(2500)
-@given(edited(wild))
-def test_any_edits_on_any_text_give_one_result_each(case: tuple[str, list[Edit]]) -> None:
+@given(edited(wild | documents()))
+def test_any_edits_on_any_text_give_one_result_each_and_keep_protected_regions(
+    case: tuple[str, list[Edit]],
+) -> None:
     text, edits = case
     candidate = skills.apply_edits(Skill(text=text), edits)
     assert [result.edit for result in candidate.results] == edits
     assert all((result.status == "rejected") == bool(result.reason) for result in candidate.results)
     assert protected(candidate.skill.text) == protected(text)
-
-
-@cases(2000)
-@given(edited(documents()))
-def test_protected_regions_come_out_byte_identical(case: tuple[str, list[Edit]]) -> None:
-    text, edits = case
-    after = skills.apply_edits(Skill(text=text), edits).skill.text
-    assert well_formed(after)
-    assert protected(after) == protected(text)
-    assert all((region in after) == (region in text) for region in (SLOW, NOTES))
+    assert well_formed(candidate.skill.text) == well_formed(text)
 
 
 @cases(1500)
@@ -320,25 +313,6 @@ def test_writing_keeps_every_byte_outside_its_region(
         assert before[place:].strip("\r\n") == ""
 
 
-@cases(1000)
-@given(writable, words, some_notes, plain, st.booleans())
-def test_an_update_of_either_mode_keeps_the_tail(
-    text: str, new: str, new_notes: list[str], content: str, whole: bool
-) -> None:
-    skill = skills.replace_notes(skills.replace_guidance(Skill(text=text), new), new_notes)
-    after = skills.apply_edits(skill, [Edit(op="rewrite" if whole else "append", content=content)]).skill
-    assert protected(after.text) == protected(skill.text)
-    assert skills.read_guidance(after.text) == skills.read_guidance(skill.text)
-    assert skills.read_notes(after.text) == skills.read_notes(skill.text)
-
-
-@cases(500)
-@given(wild)
-def test_any_text_can_be_read(text: str) -> None:
-    assert skills.read_guidance(text) == skills.read_guidance(text).strip()
-    assert all(note == _flat(note) and note for note in skills.read_notes(text))
-
-
 @cases(500)
 @given(some_notes, some_notes)
 def test_added_notes_stand_once_and_in_order(old: list[str], new: list[str]) -> None:
@@ -406,17 +380,13 @@ def test_notes_are_bullets_under_a_heading(text: str, after: str) -> None:
     assert skills.replace_notes(Skill(text=text), ["a\n  b", " ", "c"]).text == after
 
 
-def test_empty_guidance_leaves_an_empty_region() -> None:
-    empty = "<!-- SLOW_UPDATE_START -->\n<!-- SLOW_UPDATE_END -->"
-    assert skills.replace_guidance(Skill(text="Old.\n"), "").text == f"Old.\n\n{empty}\n"
-    assert skills.replace_guidance(Skill(text=f"Old.\n{SLOW}\n"), "").text == f"Old.\n{empty}\n"
-
-
-def test_no_notes_add_no_region_and_empty_one() -> None:
+def test_empty_guidance_and_notes_leave_an_empty_region() -> None:
     assert skills.replace_notes(Skill(text="Old.\n"), []).text == "Old.\n"
     emptied = skills.replace_notes(Skill(text=f"Old.\n{NOTES}\n"), [])
     assert emptied.text == "Old.\n<!-- APPENDIX_START -->\n<!-- APPENDIX_END -->\n"
-    assert skills.read_notes(emptied.text) == ()
+    empty = "<!-- SLOW_UPDATE_START -->\n<!-- SLOW_UPDATE_END -->"
+    assert skills.replace_guidance(Skill(text="Old.\n"), "").text == f"Old.\n\n{empty}\n"
+    assert skills.replace_guidance(Skill(text=f"Old.\n{SLOW}\n"), "").text == f"Old.\n{empty}\n"
 
 
 @pytest.mark.parametrize(
@@ -436,10 +406,3 @@ def test_what_says_the_same_stays_as_it_is_spelt() -> None:
     text = "<!--APPENDIX_START-->- a\n- b<!--APPENDIX_END--><!--SLOW_UPDATE_START-->c<!--SLOW_UPDATE_END-->"
     assert skills.replace_notes(Skill(text=text), ["a", "b"]).text == text
     assert skills.replace_guidance(Skill(text=text), "c\n").text == text
-
-
-def test_the_same_reminder_is_added_once() -> None:
-    notes = skills.merge_notes(
-        ["Check units."], ["check  UNITS.", "Straße", " STRASSE\n", "", "Check signs."]
-    )
-    assert notes == ("Check units.", "Straße", "Check signs.")
