@@ -98,12 +98,9 @@ async def test_a_merge_that_cannot_be_had_joins_the_proposals() -> None:
     assert [f.label for f in pool.fallbacks] == ["merge/failure/1/0", "merge_final/final"]
 
 
-async def test_a_report_supports_a_merged_edit_once() -> None:
-    pool = await merged([report("failure", 0, "- a", "- b"), report("failure", 1, "- c")], ScriptedLLM(merge))
-    assert [(e.content, e.support_count) for e in pool.patch.edits] == [("- a / - b / - c", 2)]
-
-
 async def test_no_two_edits_of_the_pool_are_equal() -> None:
+    once = await merged([report("failure", 0, "- a", "- b"), report("failure", 1, "- c")], ScriptedLLM(merge))
+    assert [(e.content, e.support_count) for e in once.patch.edits] == [("- a / - b / - c", 2)]
     pool = await merged([report("failure", 0, "- a", "- b", "- a\n")], ScriptedLLM(useless))
     assert [(e.content, e.support_count) for e in pool.patch.edits] == [("- a", 1), ("- b", 1)]
 

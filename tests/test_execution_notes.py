@@ -54,12 +54,6 @@ def body_of(text: str) -> str:
     return text.partition("<!-- APPENDIX_START -->")[0].rstrip("\n")
 
 
-async def test_switched_off_there_are_no_reminders(tmp_path: Path) -> None:
-    done = await run(tmp_path, initial=ALL, actor=Actor(deaf))
-    assert (done.asked("lapse_failure"), done.asked("lapse_success")) == ([], [])
-    assert not any("APPENDIX" in text for text in done.texts.values())
-
-
 @MODES
 async def test_a_step_of_lapses_alone_keeps_its_reminders(tmp_path: Path, mode: str) -> None:
     done = await run(tmp_path, initial=ALL, actor=Actor(deaf), update={"mode": mode}, **ON)

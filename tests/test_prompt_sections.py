@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -170,22 +169,6 @@ def test_key_turns_stay_and_the_others_are_counted() -> None:
             "assistant: The sum is 7.",
         ]
     )
-
-
-@pytest.mark.parametrize(
-    ("seen", "said"),
-    [
-        ("Error: no such column" + "." * 279, "next" + "." * 296),
-        ("no rows" + "." * 293, "I will try the other table instead" + "." * 266),
-    ],
-)
-def test_decisive_turns_go_before_later_ones(seen: str, said: str) -> None:
-    calm = [turn("tool", f"{n} rows" + "." * 294) for n in range(10)]
-    turns = [turn("user", "Go."), turn("tool", seen), turn("assistant", said), *calm, turn("assistant", "7")]
-    after = fit_conversation(turns, 1000)
-    assert f"tool: {seen}" in after
-    assert f"assistant: {said}" not in after
-    assert [n for n in range(10) if f"tool: {n} rows" in after] == [9]
 
 
 def test_however_small_the_room_something_is_said() -> None:

@@ -34,7 +34,6 @@ from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.types import (
-    HARD_VARIANCE,
     MIN_VARIANCE,
     MeasuredScore,
     PassResult,
@@ -126,13 +125,6 @@ def test_the_worth_of_a_pass_is_the_expected_gain_of_the_choice(ranking: Ranking
     if first != second:
         assert worth == pytest.approx(later - today, abs=2e-4)
     assert worth >= 0
-
-
-def test_scores_near_the_ends_vary_less() -> None:
-    ranking = Ranking(nodes=(VersionNode(skill_hash="0"),))
-    assert ranking.find_variance(0.5) == ranking.variance == HARD_VARIANCE
-    assert ranking.find_variance(0.9) == pytest.approx(HARD_VARIANCE * 0.09 / 0.25)
-    assert ranking.find_variance(0.0) == ranking.find_variance(1.0) == pytest.approx(HARD_VARIANCE / 5)
 
 
 def test_a_baseline_that_fails_everything_makes_no_later_pass_certain() -> None:

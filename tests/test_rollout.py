@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from doubles import RUN, opened
-from reflact.errors import AccessDenied, EnvironmentFailure, RequestRefused, RunFailed
+from reflact.errors import EnvironmentFailure, RequestRefused, RunFailed
 from reflact.protocols import Session
 from reflact.stages.rollout import RolloutRunner, derive_rollout_seed
 from reflact.testing import InMemoryRunStore
@@ -240,14 +240,6 @@ async def test_what_is_refused_for_ever_does_not_count_and_is_not_repeated() -> 
     assert Counter(item for item, _ in environment.ran) == dict.fromkeys(("i0", "i1", "i2", "i3"), 2)
     with pytest.raises(RunFailed, match="only 0 of 1"):
         await rolled(Scripted(lambda *_: RequestRefused("no", status=400)), items(1), store=await opened())
-
-
-async def test_an_endpoint_that_refuses_ends_the_pass() -> None:
-    def outcome(item: str, skill: str, attempt: int) -> float | Exception:
-        return AccessDenied("no key") if item == "i1" else 1.0
-
-    with pytest.raises(AccessDenied, match="no key"):
-        await passed(Scripted(outcome, waits=4), items(3), store=await opened())
 
 
 async def test_a_cancellation_of_an_environments_own_leaves_the_item_unmeasured() -> None:

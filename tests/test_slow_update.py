@@ -117,15 +117,6 @@ async def test_pairs_are_taken_along_the_seeded_order(
     assert await compared(world, policy, samples) == expected
 
 
-async def test_changed_pairs_are_topped_up_until_there_are_enough() -> None:
-    scores = dict.fromkeys(ORDER, (0.0, 0.0)) | {ORDER[1]: (0.0, 1.0), ORDER[4]: (1.0, 0.0)}
-    world = World(dict(scores))
-    assert await compared(world, "changed", 2) == [(ORDER[1], "improved"), (ORDER[4], "regressed")]
-    rolled = [ids for text, ids in world.rolled if text == "later"]
-    assert rolled == [ORDER[0:2], ORDER[2:4], ORDER[4:6]]
-    assert [ids for text, ids in world.rolled if text == "earlier"] == rolled
-
-
 async def test_an_unmeasured_top_up_is_no_end_of_the_run(tmp_path: Path) -> None:
     environment = ToyEnvironment(train=9, val=4, test=4)
     last = shuffle(environment.items(Split.train), 42 + 4000, "slow")[-1]
@@ -159,17 +150,6 @@ async def test_nothing_to_compare_asks_nothing(tmp_path: Path) -> None:
     assert end.slow_update.action == "unchanged"
     assert [f.label for f in end.fallbacks] == ["comparison"]
     assert (done.asked("slow_update"), done.asked("meta_skill")) == ([], [])
-
-
-async def test_the_first_epoch_reserves_the_region_of_ungated_guidance(tmp_path: Path) -> None:
-    done = await run(tmp_path, script=playing(IDLE), **EPOCHS, **UNGATED)
-    first = done.epochs[0]
-    assert first.slow_update.action == "reserved"
-    (made,) = first.created_versions
-    assert (made.inherited, made.score) == (True, 0.0)
-    assert read_guidance(done.texts[made.skill_hash]) == ""
-    assert "SLOW_UPDATE" in done.texts[made.skill_hash]
-    assert first.best.number == 0
 
 
 async def test_guidance_that_wins_is_accepted_and_measured(tmp_path: Path) -> None:
@@ -227,7 +207,11 @@ async def test_forced_guidance_never_reaches_best_unmeasured(tmp_path: Path) -> 
         **EPOCHS,
         **UNGATED,
     )
-    closed = done.epochs[-1]
+    first, closed = done.epochs
+    assert first.slow_update.action == "reserved"
+    (reserved,) = first.created_versions
+    assert reserved.inherited
+    assert "SLOW_UPDATE_START -->\n<!--" in done.texts[reserved.skill_hash]
     assert (closed.slow_update.action, closed.slow_update.verdict) == ("forced", None)
     assert (closed.current.inherited, closed.current.score) == (True, closed.best.score)
     assert "HARM" in done.texts[closed.current.skill_hash]

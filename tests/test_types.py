@@ -13,15 +13,11 @@ from pydantic import JsonValue, ValidationError
 
 from reflact.jsonutil import CHUNK_SIZE, is_same_json, is_short, iter_json_chunks, measure_size
 from reflact.messages import CallId
-from reflact.records import SkillScore
 from reflact.types import (
     Edit,
-    Grade,
     Item,
-    Rollout,
     Score,
     Skill,
-    Split,
     canonical_json,
     digest_json,
 )
@@ -102,18 +98,6 @@ def test_values_are_frozen_and_closed() -> None:
         Score.of(math.nan)
     with pytest.raises(ValidationError):
         Score.of(1.5)
-
-
-def test_scores_are_members_of_sets() -> None:
-    scores = [Score.of(1), Score.of(1), Score.of(1, {"seconds": 2})]
-    assert len({Grade(score=score, answer="a") for score in scores}) == len(set(scores)) == 2
-    assert len({Rollout(key="k", item_id="i", skill_hash="s", score=score) for score in scores}) == 2
-    assert (
-        len(
-            {SkillScore(name="best", skill_hash="s", split=Split.val, n=1, metrics=s.metrics) for s in scores}
-        )
-        == 2
-    )
 
 
 def size(value: JsonValue) -> int:

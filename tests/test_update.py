@@ -142,21 +142,6 @@ async def test_a_whole_document_is_written_by_one_call_and_never_ranked(tmp_path
     assert all(LINES[name] in done.texts[first.candidate_hash] for name in missed)
 
 
-async def test_a_document_of_100_kb_is_rewritten_once() -> None:
-    skill = Skill(text="\n".join(f"- Rule {n}: {'x' * 80}" for n in range(1200)) + "\n")
-    assert len(skill.text) > 100_000
-    document = f"{skill.text}- New."
-    llm = ScriptedLLM(lambda *_: {"summary": "A rule was added. " * 100, "document": document})
-    chosen = SelectResult(patch=Patch(edits=(Edit(op="suggest", content="Add a rule."),)), pool_size=1)
-    candidate = await update(
-        skill, chosen, context=await open_context(llm), attempts="Earlier attempts: none."
-    )
-    assert len(llm.calls) == 1
-    assert candidate.skill.text.strip() == document
-    assert candidate.summary.startswith("A rule was added.")
-    assert "Earlier attempts: none." in llm.calls[0].prompt.messages[-1].content
-
-
 @pytest.mark.parametrize(
     ("written", "kept"),
     [
