@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from doubles import RUN, opened
 from reflact.errors import EnvironmentFailure, RequestRefused, RunFailed
 from reflact.protocols import Session
-from reflact.stages.rollout import RolloutRunner, derive_rollout_seed
+from reflact.stages.rollout import RolloutRunner, derive_rollout_seed, log_unmeasured, require_coverage
 from reflact.testing import InMemoryRunStore
 from reflact.types import Grade, Item, Rollout, Score, Skill, Split, Turn
 
@@ -114,10 +114,12 @@ async def rolled(
     trial: int = 0,
     **settings: Any,
 ) -> tuple[Rollout, ...]:
-    """Roll items out under one skill."""
-    return await make_runner(environment, store, **settings).roll_out(
-        batch, NEW, coverage=coverage, trial=trial
-    )
+    """Roll items out under one skill, and log what stays unmeasured if the coverage is enough."""
+    runner = make_runner(environment, store, **settings)
+    (rollouts,) = await runner.roll_out_trials(batch, NEW, (trial,))
+    require_coverage(rollouts, coverage)
+    await log_unmeasured(rollouts, decision_log=runner.decision_log, step=runner.step)
+    return rollouts
 
 
 async def passed(

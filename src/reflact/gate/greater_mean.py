@@ -129,7 +129,7 @@ def count_required(coverage: float, total: int) -> int:
 def check_pairs(
     coverage: float, pairs: Sequence[ScorePair], *, other: str = "current"
 ) -> Ruling | None:
-    """Return the decision if too few pairs are measured; those refused on both sides do not count."""
+    """Return the decision if too few pairs are measured; refused on both sides do not count."""
     counted = [p for p in pairs if not (p.candidate_refused and p.current_refused)]
     return check_coverage(
         coverage,

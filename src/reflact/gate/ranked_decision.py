@@ -1,5 +1,4 @@
-"""Beliefs about the versions of a run and the effects of edits: Bayesian ranking and selection with
-the value of information.
+"""Beliefs about the versions of a run: Bayesian ranking and selection by value of information.
 
 The true validation mean of the baseline has a broad prior. That of a child is its parent's, plus a
 small loss and an effect whose scale is not known: a mixture of normals. A pass over all items is

@@ -63,8 +63,7 @@ class PackageFile(FrozenModel):
 
 
 class SkillPackage(FrozenModel):
-    """A package that can be written: its checked name and description, its files, and what to
-    improve.
+    """A package that can be written; its name and description are checked.
 
     ``left_out`` are files and folders that no package has: hidden ones, caches and links.
     """

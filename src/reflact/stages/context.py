@@ -20,9 +20,7 @@ REPLY_TOKENS = 300
 
 @dataclass
 class AskedTokens:
-    """The estimated tokens of a step's calls; a resumed step, whose replies are stored, has the
-    same.
-    """
+    """The estimated tokens of a step's calls; the same for a resumed step with stored replies."""
 
     tokens: int = 0
 

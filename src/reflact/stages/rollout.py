@@ -162,27 +162,14 @@ class RolloutRunner:
         self._target = adapt_target(self.target)
         self._environment = adapt_environment(self.environment)
 
-    async def roll_out(
-        self, items: Sequence[Item], skill: Skill, *, coverage: float, trial: int = 0
-    ) -> tuple[Rollout, ...]:
-        """Return one rollout for each item, in the order of the items.
-
-        A rollout has no score if the provider or the environment failed. It is logged under the
-        step before it is returned, so that a resumed run decides on the same evidence. ``coverage``
-        is the share of items that must be measured, 0..1, and at least one.
-
-        Raises:
-            RunFailed: Less than ``coverage`` of the items could be measured; nothing is logged.
-        """
-        (rollouts,) = await self.roll_out_trials(items, skill, (trial,))
-        require_coverage(rollouts, coverage)
-        await log_unmeasured(rollouts, decision_log=self.decision_log, step=self.step)
-        return rollouts
-
     async def roll_out_trials(
         self, items: Sequence[Item], skill: Skill, trials: Sequence[int]
     ) -> tuple[tuple[Rollout, ...], ...]:
-        """Return the rollouts of trials that run together; the caller logs unmeasured ones."""
+        """Return the rollouts of trials that run together, each in the order of the items.
+
+        A rollout has no score if the provider or the environment failed. The caller logs it before
+        it decides, so that a resumed run decides on the same evidence.
+        """
         return await self._run_groups([self._make_jobs(items, skill, trial) for trial in trials])
 
     async def roll_out_pass(
