@@ -114,14 +114,11 @@ def test_a_rewrite_leaves_the_new_text_and_the_regions(text: str, content: str) 
     [
         ("", "New.\n"),
         ("Old.", "Old.\n\nNew.\n"),
-        ("Old.\n", "Old.\n\nNew.\n"),
         ("Old.\n\n\n", "Old.\n\n\nNew.\n"),
         ("Old.\r\n", "Old.\r\n\r\nNew.\r\n"),
         (FRONT, f"{FRONT}\n\nNew.\n"),
-        (SLOW, f"New.\n\n{SLOW}"),
         (f"Old.\n{SLOW}\n\n{NOTES}\n", f"Old.\n\nNew.\n\n{SLOW}\n\n{NOTES}\n"),
         (f"{SLOW}\nOld.\n{NOTES}", f"{SLOW}\nOld.\n\nNew.\n\n{NOTES}"),
-        (f"{SLOW}\nOld.", f"{SLOW}\nOld.\n\nNew.\n"),
     ],
 )
 def test_append_adds_a_paragraph_before_the_tail(text: str, after: str) -> None:
@@ -132,13 +129,10 @@ def test_append_adds_a_paragraph_before_the_tail(text: str, after: str) -> None:
     ("text", "target", "after"),
     [
         ("- one two\n- three\n", "one", "- one two\n  - new\n- three\n"),
-        ("- one\n- three\n", "- one\n", "- one\n  - new\n- three\n"),
         ("- one\n- three\n", "one\n- three", "- one\n- three\n  - new\n"),
         ("- one", "one", "- one\n  - new\n"),
         ("- one\r\n- two\r\n", "one", "- one\r\n  - new\r\n- two\r\n"),
         (f"one {SLOW}", "one", f"one \n  - new\n{SLOW}"),
-        (f"one{SLOW}", "one", f"one\n  - new\n{SLOW}"),
-        (f"one\n{SLOW}", "one", f"one\n  - new\n{SLOW}"),
     ],
 )
 def test_insert_after_adds_lines_after_the_anchors_line(text: str, target: str, after: str) -> None:
@@ -161,7 +155,6 @@ def test_edits_are_read_with_the_documents_line_breaks() -> None:
 @pytest.mark.parametrize(
     ("text", "after"),
     [
-        ("", "New.\n\n- a\n"),
         ("Old.", "New.\n\n- a\n"),
         ("Old.\r\nOlder.\r\n", "New.\r\n\r\n- a\r\n"),
         (f"{FRONT}\nOld.\n", f"{FRONT}\n\nNew.\n\n- a\n"),
@@ -178,26 +171,17 @@ def test_a_rewrite_stands_between_front_matter_and_tail(text: str, after: str) -
     ("text", "op", "target", "content", "reason"),
     [
         ("aaa!", "delete", "aa", "", "more than once"),
-        ("twice.\nor twice.", "replace", "twice.", "once", "more than once"),
         ("one two", "append", "", f"new {MARKERS[0]}", "marker of a protected region"),
         ("one two", "delete", f"one {MARKERS[-1]}", "", "marker of a protected region"),
         (f"one\n{SLOW}", "insert_after", "one\n<", "new", "lies in a protected region"),
         ("one two", "delete", " \t\n", "", "the target is empty"),
         ("one two", "replace", "two", "two", "changes nothing"),
         ("one two", "replace", "two", " \n", "the content is empty"),
-        ("one two", "append", "", "", "the content is empty"),
-        ("", "delete", "one", "", "does not occur"),
         ("one two", "suggest", "", "Say more on units.", "a suggestion is for a rewrite"),
-        ("one two", "rewrite", "", " \n", "the content is empty"),
-        ("one two", "rewrite", "", f"one\n{NOTES}", "the content holds the marker"),
         ("one two", "rewrite", "", f"\n{FRONT}\nNew.", "opens front matter"),
-        (f"{FRONT}\none", "rewrite", "", "---\nnew", "opens front matter"),
         (f"{FRONT}\none\n{SLOW}", "rewrite", "", "\none\n", "changes nothing"),
         ("---\nname: x", "rewrite", "", "New.", "open, close or change"),
-        (f"one\n{SLOW}", "delete", "check units", "", "lies in a protected region"),
         (f"Never.\n{FRONT}", "delete", "Never.\n", "", "open, close or change"),
-        ("", "append", "", "---\nname: x\n---", "open, close or change"),
-        ("---\na: 1\n---\none", "replace", "\none", "one", "open, close or change"),
         (f"one\n{FRONT}", "replace", "one", "---", "open, close or change"),
         ("<!-- APPENDIX_ START -->", "replace", "<!-- APPENDIX_ ", "<!-- APPENDIX_", "open, close or change"),
     ],
@@ -353,12 +337,9 @@ NOTED = "<!-- APPENDIX_START -->\n## Execution Notes Appendix\n\n- a b\n- c\n<!-
     [
         ("", f"{GUIDED}\n"),
         ("Old.", f"Old.\n\n{GUIDED}\n"),
-        ("Old.\n\n\n", f"Old.\n\n\n{GUIDED}\n"),
-        (FRONT, f"{FRONT}\n\n{GUIDED}\n"),
         (f"Old.\n{NOTES}", f"Old.\n\n{GUIDED}\n\n{NOTES}"),
         (f"{NOTES}\nOld.\n", f"{NOTES}\nOld.\n\n{GUIDED}\n"),
         (f"a\n{SLOW}\nb", f"a\n{GUIDED}\nb"),
-        (f"{NOTES}\n{SLOW}", f"{NOTES}\n{GUIDED}"),
         ("\ufeffOld.\r\n", "\ufeffOld.\r\n\r\n" + GUIDED.replace("\n", "\r\n") + "\r\n"),
     ],
 )
@@ -370,10 +351,8 @@ def test_guidance_stands_in_its_region_or_before_the_appendix(text: str, after: 
     ("text", "after"),
     [
         ("", f"{NOTED}\n"),
-        ("Old.", f"Old.\n\n{NOTED}\n"),
         (f"Old.\n{SLOW}", f"Old.\n{SLOW}\n\n{NOTED}\n"),
         (f"a\n{NOTES}\n{SLOW}\n", f"a\n{NOTED}\n{SLOW}\n"),
-        ("Old.\r\n", "Old.\r\n\r\n" + NOTED.replace("\n", "\r\n") + "\r\n"),
     ],
 )
 def test_notes_are_bullets_under_a_heading(text: str, after: str) -> None:

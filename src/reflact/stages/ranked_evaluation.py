@@ -27,7 +27,7 @@ from reflact.types import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RankedEvaluator:
     """One decision of the ranked gate on a candidate, which was made from the current skill.
 
@@ -58,28 +58,28 @@ class RankedEvaluator:
         for skill in skills.values():
             trials = range(ranking.count_passes(skill.hash))
             self._passes[skill.hash] = [await self.read_pass(skill, n, items) for n in trials]
-        version: str | None = None
+        version = self._choose_pass(ranking)
         if measures_current and not self._passes[self.current.hash]:
             version = self.current.hash
-        while (version := version or self._choose_pass(ranking)) is not None:
+        while version is not None:
             own = self._passes[version]
             (others,) = (passes for name, passes in self._passes.items() if name != version)
             rollouts = await self.run_pass(skills[version], len(own), items)
             usual = others if version == self.candidate.hash else ()
+            earlier = [self.metric.score_items(each) for each in own]
+            own.append(rollouts)
             lack = _find_lack(self.settings.coverage, rollouts, usual)
             if lack is not None:
-                own.append(rollouts)
                 return self._build_result(lack)
             result = build_pass(
                 ranking,
                 version,
                 self.metric.score_items(rollouts),
-                earlier=[self.metric.score_items(each) for each in own],
+                earlier=earlier,
                 others=[self.metric.score_items(each) for each in others],
             )
             ranking = ranking.add_pass(result)
-            own.append(rollouts)
-            version = None
+            version = self._choose_pass(ranking)
         return self._build_result(await self._decide(ranking, known))
 
     def _choose_pass(self, ranking: Ranking) -> str | None:
