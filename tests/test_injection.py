@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -42,6 +42,7 @@ from reflact.targets.chat import ChatTarget
 from reflact.types import (
     Case,
     FailurePattern,
+    FrozenModel,
     Item,
     Rollout,
     RolloutSource,
@@ -50,6 +51,8 @@ from reflact.types import (
     Turn,
     WorkedExample,
 )
+
+V = TypeVar("V", bound=FrozenModel)
 
 Says = Callable[[str], str]
 """Gives the text for a place that is named."""
@@ -159,22 +162,20 @@ def material_of(says: Says) -> Material:
     )
 
 
-def attempt_of(says: Says) -> StepBufferEntry:
-    edits = (edit("replace", says("tried"), "failure", target=says("tried target")),)
-    pattern = FailurePattern(type=says("pattern"), count=1, description=says("pattern in words"))
-    return StepBufferEntry(
-        step=1, action="reject", n_failures=1, n_total=2, patterns=(pattern,), rejected_edits=edits
-    )
-
-
-def card_of(says: Says) -> RejectedEdit:
-    return RejectedEdit(op="replace", target=says("card target"), content=says("card"), origin="step 1")
-
-
 def notes_of(says: Says) -> str:
-    return join_sections(
-        show_buffer([attempt_of(says)]), show_memory([card_of(says)]), show_meta(says("memory"))
+    tried = edit("replace", says("tried"), "failure", target=says("tried target"))
+    pattern = fill(FailurePattern, says, count=1)
+    attempt = StepBufferEntry(
+        step=1, action="reject", n_failures=1, n_total=2, patterns=(pattern,), rejected_edits=(tried,)
     )
+    card = fill(RejectedEdit, says, op="replace")
+    return join_sections(show_buffer([attempt]), show_memory([card]), show_meta(says("memory")))
+
+
+def fill(kind: type[V], says: Says, **fixed: Any) -> V:
+    """Return a value whose required and free texts are those of its fields' names."""
+    texts = {name: says(name) for name, field in kind.model_fields.items() if field.annotation is str}
+    return kind(**{**texts, **fixed})
 
 
 async def _judge(listener: Listener, says: Says) -> None:
@@ -190,50 +191,32 @@ async def _judge(listener: Listener, says: Says) -> None:
 
 async def _contrast(listener: Listener, says: Says) -> None:
     """Ask for mistakes, compare pairs, judge evaluations; of text and of JSON states."""
-    events = [
-        ScoreEvent(
-            step=step,
-            transition=transition,
-            evaluation=Evaluation(
-                progress_before=1,
-                progress_after=4,
-                reasoning=says("evaluation"),
-                evidence=(says("evidence"),),
-            ),
-            label=Label(progress_before=1, progress_after=4, source="program", reasoning=says("gold")),
-        )
-        for step, transition in enumerate(_transitions(says))
-    ]
+    label = Label(progress_before=1, progress_after=4, source="program", reasoning=says("gold"))
+    said = _evaluation(says, 4)
+    transitions = enumerate(_transitions(says))
+    events = [ScoreEvent(step=n, transition=each, evaluation=said, label=label) for n, each in transitions]
     await ask_for_pairs(listener, events, says("purpose"), state_tokens=TOKENS)
+
+
+def _evaluation(says: Says, progress: int) -> Evaluation:
+    evidence = (says(f"evidence {progress}"),)
+    return fill(Evaluation, says, progress_before=1, progress_after=progress, evidence=evidence)
 
 
 def _transitions(says: Says) -> tuple[Transition, Transition]:
     """Return a transition of text states and one of JSON states."""
-    texts = Transition(before=says("before"), action=_action(says), after=says("after"))
-    values = Transition(
-        before={"field": says("old"), "gone": 1},
-        action=_action(says),
-        after={"field": says("new"), "there": [2]},
-    )
-    return texts, values
-
-
-def _action(says: Says) -> Action:
-    return Action(name=says("tool"), arguments={"argument": says("argument")})
+    action = Action(name=says("tool"), arguments={"argument": says("argument")})
+    texts = Transition(before=says("before"), action=action, after=says("after"))
+    old, new = {"field": says("old"), "gone": 1}, {"field": says("new"), "there": [2]}
+    return texts, Transition(before=old, action=action, after=new)
 
 
 def _pair(says: Says, transition: Transition) -> ContrastPair:
-    right, wrong = (
-        Evaluation(
-            progress_before=1, progress_after=phi, reasoning=says(f"{side} reasoning"), evidence=(says(side),)
-        )
-        for phi, side in ((1, "right"), (9, "wrong"))
-    )
     return ContrastPair(
         purpose=says("example purpose"),
         transition=transition,
-        right=right,
-        wrong=wrong,
+        right=_evaluation(says, 1),
+        wrong=_evaluation(says, 9),
         reason=says("why"),
         mistake="inflated_score",
         construction="asked",

@@ -88,13 +88,11 @@ def decide(settings: GateSettings, pairs: Sequence[ScorePair], *, other: str = "
     lost = sum(pair.is_lost for pair in pairs)
     if is_greater and settings.no_regression is not None and lost > settings.no_regression:
         return Ruling(action="reject", reason=explain_veto(lost, settings.no_regression))
-    relation = "is" if is_greater else "is not"
     n = f"{len(pairs)}" if len(measured) == len(pairs) else f"{len(measured)} of {len(pairs)}"
-    return Ruling(
-        action="accept" if is_greater else "reject",
-        reason=f"The candidate's {new:.4g} {relation} above the {other} skill's {old:.4g}, on {n} "
-        "items.",
-    )
+    means = f"above the {other} skill's {old:.4g}, on {n} items."
+    if is_greater:
+        return Ruling(action="accept", reason=f"The candidate's {new:.4g} is {means}")
+    return Ruling(action="reject", reason=f"The candidate's {new:.4g} is not {means}")
 
 
 def choose_repeats(pairs: Sequence[ScorePair]) -> tuple[str, ...]:
@@ -151,9 +149,11 @@ def check_coverage(
     is_barred = 100 * barred > MAX_REFUSED_PERCENT * total
     if not is_barred and measured >= count_required(coverage, total):
         return None
-    refused = f" The endpoint refuses {barred} with the candidate alone." if barred else ""
-    return Ruling(
-        action="reject" if is_barred else "unmeasured",
-        reason=f"Only {measured} of {total} items are measured with the candidate and the {other} "
-        f"skill; the gate needs a share of {coverage:g}.{refused}",
+    reason = (
+        f"Only {measured} of {total} items are measured with the candidate and the {other} skill; "
+        f"the gate needs a share of {coverage:g}."
     )
+    if not is_barred:
+        return Ruling(action="unmeasured", reason=reason)
+    refused = f"The endpoint refuses {barred} with the candidate alone."
+    return Ruling(action="reject", reason=f"{reason} {refused}")

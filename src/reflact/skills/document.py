@@ -469,7 +469,8 @@ def replace_notes(skill: Skill, new: Sequence[str]) -> Skill:
     if notes == read_notes(skill.text):
         return skill
     bullets = "\n".join(f"- {note}" for note in notes)
-    return _write_region(skill.text, "appendix", f"{NOTES_HEADING}\n\n{bullets}" if notes else "")
+    inside = f"{NOTES_HEADING}\n\n{bullets}" if notes else ""
+    return _write_region(skill.text, "appendix", inside)
 
 
 def merge_notes(notes: Iterable[str], reminders: Iterable[str]) -> tuple[str, ...]:

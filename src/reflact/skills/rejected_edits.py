@@ -75,6 +75,7 @@ def collect_rejected_edits(
     """
     edits = list(known)
     for record in records:
+        origin = f"step {record.step}" if run_id is None else run_id
         tried = [
             RejectedEdit(
                 op=result.edit.op,
@@ -82,7 +83,7 @@ def collect_rejected_edits(
                 content=result.edit.content,
                 score_before=record.verdict.current_score,
                 score_after=record.verdict.candidate_score,
-                origin=f"step {record.step}" if run_id is None else run_id,
+                origin=origin,
             )
             for result in _list_tried_edits(record.edits)
         ]

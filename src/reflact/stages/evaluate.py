@@ -94,15 +94,17 @@ def build_measurement(skill_hash: str, split: Split, rollouts: Sequence[Rollout]
     if any(rollout.skill_hash != skill_hash for rollout in rollouts):
         raise ValueError(f"rollouts of another skill than {skill_hash} cannot measure it")
     scores = [rollout.score for rollout in rollouts if rollout.score is not None]
-    lost = {rollout.item_id for rollout in rollouts if rollout.score is None}
+    lost = tuple(sorted({rollout.item_id for rollout in rollouts if rollout.score is None}))
     n = len(scores)
+    if not n:
+        return Measurement(skill_hash=skill_hash, split=split, n=0, unmeasured=lost)
     return Measurement(
         skill_hash=skill_hash,
         split=split,
         n=n,
-        unmeasured=tuple(sorted(lost)),
-        hard=math.fsum(score.hard for score in scores) / n if n else None,
-        soft=math.fsum(score.soft for score in scores) / n if n else None,
+        unmeasured=lost,
+        hard=math.fsum(score.hard for score in scores) / n,
+        soft=math.fsum(score.soft for score in scores) / n,
     )
 
 

@@ -104,13 +104,14 @@ class RankedEvaluator:
             passes=ranking.passes[known:],
         )
         action = choose_action(decision)
-        if veto is not None and chosen == self.current.hash:
-            action = "reject"
         reason = _explain(decision, ranking)
+        if veto is not None:
+            reason = f"{reason} {veto}"
+            action = "reject" if chosen == self.current.hash else action
         new, old = (self._measure(skill) for skill in (self.candidate, self.current))
         return Verdict(
             action=action,
-            reason=reason if veto is None else f"{reason} {veto}",
+            reason=reason,
             candidate=new,
             current=old,
             candidate_score=self.metric.score_measurement(new),

@@ -86,7 +86,8 @@ class Minibatch(FrozenModel):
 
 def shuffle_batch(values: Sequence[T], *, seed: int, step: int, batch: int = 0) -> tuple[T, ...]:
     """Return a batch in the order in which it is dealt."""
-    return shuffle(values, seed, f"reflect/{step}" if batch == 0 else f"reflect/{step}/{batch}")
+    label = f"reflect/{step}" if batch == 0 else f"reflect/{step}/{batch}"
+    return shuffle(values, seed, label)
 
 
 def list_edit_kinds(config: UpdateConfig) -> tuple[EditKind, ...]:
@@ -326,16 +327,20 @@ async def roll_out_and_reflect(
     def find_ready(batch: int, prefix: Sequence[Rollout]) -> list[_ReadyMinibatch]:
         return [(minibatch, prefix) for minibatch in dealers[batch].add(prefix[-1])]
 
+    def find_nothing(batch: int, prefix: Sequence[Rollout]) -> list[_ReadyMinibatch]:
+        return []
+
     async def report(case: _ReadyMinibatch) -> AnalystReport:
         minibatch, known = case
         finished = await analyse(minibatch)
         await log_unmeasured(known, decision_log=runner.decision_log, step=runner.step)
         return finished
 
+    ready = find_ready if config.overlap else find_nothing
     rows, early = await fan_out_then(
         runner.run,
         ordered,
-        ready=find_ready if config.overlap else lambda *_: [],
+        ready=ready,
         then=report,
         limit=runner.limit,
         then_limit=config.concurrency,

@@ -259,17 +259,15 @@ def failure_reply_type(
     There is at least one pattern and one edit. Several cases share a pattern, so small models name
     at most half as many patterns as cases, and at most three.
     """
-    pattern: type[ReplyModel] = PatternReply
-    most_patterns = max(1, min(3, cases // 2))
-    if reasoned:
-        number = Annotated[int, Field(ge=1, le=cases)]
-        pattern = narrow_reply_type(ReasonedPattern, cases=list_between(number, 1, cases))
-        most_patterns = cases
-    return narrow_reply_type(
-        ReasonedAnalystReply if reasoned else AnalystReply,
-        patterns=list_between(pattern, 1, most_patterns),
-        edits=list_between(edit_reply_type(operations, reasoned=reasoned), min(1, most), most),
-    )
+    edit = edit_reply_type(operations, reasoned=reasoned)
+    edits = list_between(edit, min(1, most), most)
+    if not reasoned:
+        patterns = list_between(PatternReply, 1, max(1, min(3, cases // 2)))
+        return narrow_reply_type(AnalystReply, patterns=patterns, edits=edits)
+    number = Annotated[int, Field(ge=1, le=cases)]
+    pattern = narrow_reply_type(ReasonedPattern, cases=list_between(number, 1, cases))
+    patterns = list_between(pattern, 1, cases)
+    return narrow_reply_type(ReasonedAnalystReply, patterns=patterns, edits=edits)
 
 
 @lru_cache(maxsize=64)
@@ -287,7 +285,8 @@ def merge_reply_type(
 ) -> type[MergeReply]:
     """Return the reply type of a merge of ``proposals`` numbered edits."""
     edits = list_between(edit_reply_type(operations, proposals=proposals), 1, proposals)
-    return narrow_reply_type(ReasonedMergeReply if reasoned else MergeReply, edits=edits)
+    base = ReasonedMergeReply if reasoned else MergeReply
+    return narrow_reply_type(base, edits=edits)
 
 
 @lru_cache(maxsize=64)
