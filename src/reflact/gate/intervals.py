@@ -155,18 +155,10 @@ def within_item_interval(
 
     Each item has at least two scores on each side; only their variance within the item counts (a z
     test stratified by item), so the interval says nothing about other items.
-
-    Raises:
-        ValueError: There are no items, not the same number on both sides, or a single score of an
-            item.
     """
-    if len(before) != len(after) or not before or min(map(len, (*before, *after))) < 2:
-        raise ValueError("each item needs at least two scores before and after")
     differences = [fmean(new) - fmean(old) for old, new in zip(before, after, strict=True)]
-    variance = (
-        math.fsum(variance_of(scores) / len(scores) for scores in (*before, *after))
-        / len(before) ** 2
-    )
+    variances = [variance_of(scores) / len(scores) for scores in (*before, *after)]
+    variance = math.fsum(variances) / len(before) ** 2
     mean = fmean(differences)
     spread = Z_95 * math.sqrt(variance)
     return mean, max(-1.0, mean - spread), min(1.0, mean + spread)

@@ -111,15 +111,8 @@ def compare_paired(differences: Sequence[float], *, n_items: int, variance: floa
             one trial a side.
         n_items: The number of validation items.
         variance: The variance of one score within an item; 0 if the target is deterministic.
-
-    Raises:
-        ValueError: There is no difference, or there are more than items.
     """
     m = len(differences)
-    if not 0 < m <= n_items:
-        raise ValueError(
-            f"{m} differences cannot be a slice of {n_items} items; give 1 to {n_items}"
-        )
     observed = fmean(differences)
     squares = math.fsum((difference - observed) ** 2 for difference in differences)
     explained = 2 * variance * (m - 1)
@@ -153,36 +146,32 @@ class Posterior:
         self._indices = {node.skill_hash: i for i, node in enumerate(ranking.nodes)}
         size = len(ranking.nodes)
         self._changes = [PRIOR_VARIANCE] * size
-        precisions = [0.0] * size
-        weighted = [0.0] * size
+        self._precisions = [0.0] * size
+        self._weighted = [0.0] * size
         for result in ranking.passes:
             i = self._indices[result.skill_hash]
             precision = result.n / result.variance
-            precisions[i] += precision
-            weighted[i] += precision * result.mean
+            self._precisions[i] += precision
+            self._weighted[i] += precision * result.mean
             if result.change_variance is not None:
                 self._changes[i] = result.change_variance
         self._parents = [-1] + [self._indices[node.parent or ""] for node in ranking.nodes[1:]]
         for i in range(size - 1, 0, -1):
-            parent = self._parents[i]
-            shrink = 1 + self._changes[i] * precisions[i]
-            precisions[parent] += precisions[i] / shrink
-            weighted[parent] += (weighted[i] - EXPECTED_CHANGE * precisions[i]) / shrink
-        root = 1 / BASELINE_VARIANCE + precisions[0]
-        self._means = [(BASELINE_MEAN / BASELINE_VARIANCE + weighted[0]) / root]
+            precision, weight = self._find_message(i)
+            self._precisions[self._parents[i]] += precision
+            self._weighted[self._parents[i]] += weight
+        root = 1 / BASELINE_VARIANCE + self._precisions[0]
+        self._means = [(BASELINE_MEAN / BASELINE_VARIANCE + self._weighted[0]) / root]
         self._variances = [1 / root]
         self._slopes = [1.0]
         for i in range(1, size):
             parent = self._parents[i]
             change = self._changes[i]
-            slope = 1 / (1 + change * precisions[i])
+            slope = 1 / (1 + change * self._precisions[i])
+            mean = self._means[parent] + EXPECTED_CHANGE + change * self._weighted[i]
             self._slopes.append(slope)
-            self._means.append(
-                slope * (self._means[parent] + EXPECTED_CHANGE + change * weighted[i])
-            )
+            self._means.append(slope * mean)
             self._variances.append(slope**2 * self._variances[parent] + slope * change)
-        self._precisions = precisions
-        self._weighted = weighted
 
     def find_effect(
         self, skill_hash: str, weights: Sequence[float] = WEIGHTS

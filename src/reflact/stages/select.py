@@ -120,14 +120,7 @@ def edit_budget(
     ``constant`` or the run has one step. Between them the budget falls linearly, or along half a
     cosine wave (Loshchilov and Hutter, SGDR, 2017, without restarts). It is rounded to the nearest
     integer, halves upward.
-
-    Raises:
-        ValueError: An argument is out of its range.
     """
-    if not 1 <= step <= total_steps:
-        raise ValueError(f"step {step} is not within 1..{total_steps}")
-    if not 0 <= floor <= max_edits:
-        raise ValueError(f"floor {floor} is not within 0..{max_edits}")
     if scheduler == "constant" or total_steps == 1:
         return max_edits
     done = (step - 1) / (total_steps - 1)
