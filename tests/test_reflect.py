@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from pydantic import JsonValue
 
 from doubles import open_context
-from reflact import Trainer, read_run
+from reflact import Trainer
 from reflact.config.training import EnvironmentConfig, UpdateConfig
 from reflact.environments.dataset import find_grader
 from reflact.errors import ContextOverflow, ReplyError
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.records import StepRecord
 from reflact.stages.prompt_sections import show_edits, show_figures
 from reflact.stages.reflect import Analyst, Minibatch, group_failures
 from reflact.stages.reply_models import failure_reply_type
@@ -23,7 +22,7 @@ from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import AnalystReport, Item, Rollout, Score, Skill, Split, Turn, is_failure
-from toy_runs import WORLD, run, shown_to
+from toy_runs import WORLD, run, settings, shown_to
 
 QUERY = "SELECT COUNT(*) FROM airports WHERE state = 'OH'"
 OHIO = Item(id="ohio", input="How many airports are in Ohio?", reference=QUERY)
@@ -190,14 +189,11 @@ async def test_an_environment_brings_its_own_prompts(tmp_path: Path) -> None:
     class Prompting(ToyEnvironment):
         prompt_folder = write("environment", "Study the numbers.")
 
-    seen = {}
-    for name, config in (("a", {}), ("b", {"prompts": {"folder": write("own", "Study the words.")}})):
-        llm = ScriptedLLM(toy_optimizer())
-        short = {"train": {"num_epochs": 1, "batch_size": 8}}
-        run_id = await train(tmp_path / name, llm, environment=Prompting(), settings=short, **config)
-        analyses = {c.prompt.messages[0].content for c in llm.calls if c.prompt.name == "analyst_failure"}
-        seen[run_id] = analyses
-    assert [*seen.values()] == [{"Study the numbers. 4"}, {"Study the words. 4"}]
+    own = {"prompts": {"folder": write("own", "Study the words.")}}
+    runs = [await run(tmp_path / str(n), environment=Prompting(), **each) for n, each in enumerate(({}, own))]
+    first = [done.asked("analyst_failure")[0].prompt.messages[0].content for done in runs]
+    assert first == ["Study the numbers. 1", "Study the words. 1"]
+    assert len({done.summary.run_id for done in runs}) == 2
 
 
 def test_every_grader_is_described_to_the_optimizer() -> None:
@@ -216,8 +212,8 @@ async def test_environments_and_targets_describe_themselves(
         description = "Even and odd are words."
 
     llm = ScriptedLLM(toy_optimizer())
-    own = {"environment": DescribedEnvironment(), "target": Described()}
-    await train(tmp_path, llm, **own, settings={"environment": {"description": description}})
+    config = settings(tmp_path, environment={"description": description})
+    await Trainer(config, environment=DescribedEnvironment(), target=Described(), optimizer=llm).train()
     prompts = [call.prompt.messages[-1].content for call in llm.calls if call.prompt.name != "merge"]
     backgrounds = [text for text in prompts if "<background>" in text]
     assert backgrounds
@@ -238,54 +234,28 @@ def test_figures_of_a_step_name_failures_by_kind() -> None:
     assert "count: 0 of 1 failed\njoin: 2 of 2 failed" in text
 
 
-async def train(
-    folder: Path,
-    llm: ScriptedLLM,
-    *,
-    environment: ToyEnvironment | None = None,
-    target: ToyTarget | None = None,
-    settings: dict[str, Any] | None = None,
-    **sections: Any,
-) -> str:
-    """Train in the toy world and return the id of the run."""
-    config = {
-        "out_dir": folder,
-        "report": False,
-        "search": {"sources": ["edits"]},
-        "train": {"num_epochs": 2, "batch_size": 4},
-        **sections,
-        **(settings or {}),
-    }
-    world = environment or ToyEnvironment(train=8)
-    trainer = Trainer(config, environment=world, target=target or ToyTarget(), optimizer=llm)
-    await trainer.train()
-    assert trainer.run_id is not None
-    return trainer.run_id
-
-
-async def read_steps(folder: Path) -> Sequence[StepRecord]:
-    return (await read_run(folder)).steps
-
-
 async def test_what_stages_said_reaches_later_ones_and_the_record(tmp_path: Path) -> None:
     """The step buffer reaches rewrite and step size; summaries and the memory's reasoning are kept."""
-    llm = ScriptedLLM(toy_optimizer(edits=2))
-    select = {"lr_control": "autonomous", "max_edits": 1, "min_edits": 1}
-    await train(tmp_path, llm, update={"mode": "rewrite"}, select=select)
-    asked = {(call.prompt.name, call.call_id.step): call.prompt.messages[-1].content for call in llm.calls}
+    done = await run(
+        tmp_path,
+        script=toy_optimizer(edits=2),
+        train={"num_epochs": 2},
+        update={"mode": "rewrite"},
+        select={"lr_control": "autonomous"},
+        meta_skill={"enabled": True},
+    )
+    asked = {(call.prompt.name, call.call_id.step): shown_to(call) for call in done.calls}
     for name in ("rewrite", "step_size"):
         assert "step 1: 4 of 4 cases failed" in asked[name, 2], name
     assert "4 tasks under the document as it is: 4 failed" in asked["step_size", 1]
-    steps = await read_steps(tmp_path)
-    assert {step.rewrite_summary for step in steps if step.edits} == {"Rules added."}
-    assert (await read_run(tmp_path)).epochs[-1].meta_skill_reasoning == "Lines helped."
+    assert {step.rewrite_summary for step in done.records if step.edits} == {"Rules added."}
+    assert done.epochs[-1].meta_skill_reasoning == "Lines helped."
 
 
 async def test_records_keep_the_measurements_of_each_batch(tmp_path: Path) -> None:
     """A step with several batches records each one's scores, in order; together they are the step's."""
-    sizes = {"num_epochs": 1, "batch_size": 2, "accumulation": 2}
-    await train(tmp_path, ScriptedLLM(toy_optimizer()), train=sizes)
-    for step in await read_steps(tmp_path):
+    done = await run(tmp_path, train={"batch_size": 2, "accumulation": 2})
+    for step in done.records:
         assert [batch.n for batch in step.batches] == [2, 2]
         total = sum((batch.hard or 0) * batch.n for batch in step.batches)
         assert total == (step.rollout.hard or 0) * step.rollout.n
