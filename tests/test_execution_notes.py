@@ -29,7 +29,7 @@ from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import AnalystReport, Skill
 from skill_documents import documents
-from toy_runs import LINES, Actor, Part, document, playing, right, run
+from toy_runs import LINES, Actor, Part, document, playing, run
 
 ON: dict[str, Any] = {"appendix": {"enabled": True}}
 ALL = document("double", "square", "negate", "parity")
@@ -201,29 +201,3 @@ async def test_notes_are_carried_into_the_document_that_becomes_current_again() 
     noted = await update_appendix(older, [], context=context, threshold=None, earlier=read_notes(before.text))
     assert noted.skill == carried
     assert noted.notes == ("One.", "Two.")
-
-
-async def test_a_run_that_returns_keeps_its_reminders(tmp_path: Path) -> None:
-    def lucky_once(skill: Skill, message: str, times: int) -> str | None:
-        solved: tuple[str, ...] = ("square",)
-        if "nonsense" in skill.text:
-            solved = ("square", "parity") if skill.text.count("nonsense") == 1 else ()
-        return right(message) if message.startswith(solved or "-") else "unknown"
-
-    idle = playing((AnalystReply, lambda wanted, shown: append_reply(wanted, f"- nonsense {len(shown)}")))
-    done = await run(
-        tmp_path,
-        initial=document("double"),
-        actor=Actor(lucky_once),
-        script=idle,
-        train={"num_epochs": 4},
-        target={"deterministic": False},
-        gate={"worth": 1.0},
-        **ON,
-    )
-    returns = [record for record in done.records if record.verdict.action == "return"]
-    assert returns
-    for record in returns:
-        lost = read_notes(done.texts[record.skill_before])
-        assert lost
-        assert set(lost) <= set(read_notes(done.texts[record.current.skill_hash]))

@@ -180,18 +180,6 @@ async def test_rejected_or_missing_guidance_leaves_the_old_one_and_is_tried_agai
         assert "Be kind." not in later
 
 
-async def test_a_document_may_bring_guidance(tmp_path: Path) -> None:
-    initial = (
-        "---\nname: toy\n---\n# Toy\n\n"
-        "<!-- SLOW_UPDATE_START -->\nOld words.\n<!-- SLOW_UPDATE_END -->\n\nAfterword.\n"
-    )
-    good = LINES["square"]
-    script = playing(IDLE, guided(good))
-    done = await run(tmp_path, initial=initial, script=script, **EPOCHS, **SLOW)
-    assert "<guidance>\nOld words.\n</guidance>" in done.shown("slow_update")[0]
-    assert done.current == initial.replace("Old words.", good)
-
-
 def harmed(skill: Skill, message: str, times: int) -> str | None:
     """Answer wrongly wherever the guidance is harmful."""
     return "unknown" if "HARM" in skill.text else None

@@ -16,7 +16,7 @@ from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Edit, Patch, SelectResult, Skill, Split
 from skill_documents import documents, plain, protected, wild
-from toy_runs import LINES, WORLD, Actor, Ran, playing, run
+from toy_runs import LINES, WORLD, Ran, playing, run
 
 MODES = pytest.mark.parametrize("mode", ["patch", "rewrite", "full_rewrite"])
 GUARDED = (
@@ -49,34 +49,6 @@ async def test_a_run_leaves_protected_regions_as_they_were(tmp_path: Path, mode:
     assert all(protected(each) == protected(text) for each in done.texts.values())
     assert done.summary.accepts > 0
     assert done.summary.best.score == 1.0
-
-
-@pytest.mark.parametrize("mode", ["patch", "rewrite"])
-async def test_each_region_is_written_by_its_own_stage_alone(tmp_path: Path, mode: str) -> None:
-    known = GUARDED.replace("Heed the rules.", LINES["double"])
-    done = await run(
-        tmp_path,
-        initial=known,
-        actor=Actor(lambda skill, message, times: "unknown" if "double" in message else None),
-        update={"mode": mode},
-        train={"num_epochs": 2},
-        slow_update={"enabled": True, "gated": False},
-        appendix={"enabled": True},
-    )
-    front, slow, notes = range(3)
-    initial = protected(known)
-    for record in done.records:
-        before, candidate = done.texts[record.skill_before], done.texts[record.candidate_hash]
-        assert protected(candidate) == protected(before)
-        after = protected(done.texts[record.current.skill_hash])
-        assert after[:notes] == protected(before)[:notes]
-        assert (after[notes] == protected(before)[notes]) == (record.notes is None)
-    for closed in done.epochs:
-        now, last = (protected(done.texts[h]) for h in (closed.current.skill_hash, closed.last_hash))
-        assert (now[front], now[notes]) == (last[front], last[notes])
-    assert protected(done.current)[front] == initial[front]
-    assert protected(done.current)[slow] != initial[slow]
-    assert "Mind the rule double." in protected(done.current)[notes]
 
 
 async def test_suggestions_are_merged_ranked_and_written_in_by_one_call(tmp_path: Path) -> None:
