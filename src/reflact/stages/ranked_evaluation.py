@@ -53,7 +53,7 @@ class RankedEvaluator:
         """
         items = self.settings.item_ids
         skills = {skill.hash: skill for skill in (self.candidate, self.current)}
-        known = len(ranking.passes)
+        earlier_passes = len(ranking.passes)
         ranking = ranking.add_version(self.candidate.hash, self.current.hash)
         for skill in skills.values():
             trials = range(ranking.count_passes(skill.hash))
@@ -62,32 +62,48 @@ class RankedEvaluator:
         if measures_current and not self._passes[self.current.hash]:
             version = self.current.hash
         while version is not None:
-            own = self._passes[version]
-            (others,) = (passes for name, passes in self._passes.items() if name != version)
-            rollouts = await self.run_pass(skills[version], len(own), items)
-            usual = others if version == self.candidate.hash else ()
-            earlier = [self.metric.score_items(each) for each in own]
-            own.append(rollouts)
-            lack = _find_lack(self.settings.coverage, rollouts, usual)
+            (other,) = skills.keys() - {version}
+            earlier = self._score_passes(version)
+            rollouts = await self.run_pass(skills[version], len(earlier), items)
+            self._passes[version].append(rollouts)
+            lack = self._find_lack(rollouts, is_candidate=version == self.candidate.hash)
             if lack is not None:
                 return self._build_result(lack)
-            result = build_pass(
-                ranking,
-                version,
-                self.metric.score_items(rollouts),
-                earlier=earlier,
-                others=[self.metric.score_items(each) for each in others],
-            )
+            scores = self.metric.score_items(rollouts)
+            others = self._score_passes(other)
+            result = build_pass(ranking, version, scores, earlier=earlier, others=others)
             ranking = ranking.add_pass(result)
             version = self._choose_pass(ranking)
-        return self._build_result(await self._decide(ranking, known))
+        return self._build_result(await self._decide(ranking, earlier_passes))
+
+    def _score_passes(self, skill_hash: str) -> list[dict[str, float | None]]:
+        return [self.metric.score_items(rollouts) for rollouts in self._passes[skill_hash]]
+
+    def _find_lack(self, rollouts: Sequence[Rollout], *, is_candidate: bool) -> Verdict | None:
+        """Return the verdict if a pass measured too little.
+
+        Items that are refused do not count, unless the candidate is refused alone.
+        """
+        current = [r for each in self._passes[self.current.hash] for r in each]
+        measured = {r.item_id for r in current if r.score is not None and is_candidate}
+        barred = sum(r.refused and r.item_id in measured for r in rollouts)
+        ruling = check_coverage(
+            self.settings.coverage,
+            total=sum(not r.refused for r in rollouts) + barred,
+            measured=sum(r.score is not None for r in rollouts),
+            barred=barred,
+            other="current",
+        )
+        if ruling is None:
+            return None
+        return Verdict(action=ruling.action, reason=ruling.reason, deterministic=False)
 
     def _choose_pass(self, ranking: Ranking) -> str | None:
         worth = self.settings.worth
         n = len(self.settings.item_ids)
         return choose_pass(ranking, self.candidate.hash, self.current.hash, worth=worth, n=n)
 
-    async def _decide(self, ranking: Ranking, known: int) -> Verdict:
+    async def _decide(self, ranking: Ranking, earlier_passes: int) -> Verdict:
         posterior = Posterior(ranking)
         kept = ranking.list_contenders(self.settings.kept)
         chosen = choose_version(posterior, (*kept, self.candidate.hash))
@@ -101,7 +117,7 @@ class RankedEvaluator:
             current=posterior.find_belief(self.current.hash),
             p_better=posterior.find_probability(self.candidate.hash, self.current.hash),
             chosen=chosen,
-            passes=ranking.passes[known:],
+            passes=ranking.passes[earlier_passes:],
         )
         action = choose_action(decision)
         reason = _explain(decision, ranking)
@@ -167,28 +183,6 @@ def choose_action(decision: RankedDecision) -> GateAction:
     if decision.chosen != decision.current.skill_hash:
         return "return"
     return "reject" if decision.p_better < REJECT_BELOW else "set_aside"
-
-
-def _find_lack(
-    coverage: float, rollouts: Sequence[Rollout], others: Sequence[Sequence[Rollout]]
-) -> Verdict | None:
-    """Return the verdict if a pass measured too little.
-
-    Items that are refused do not count, unless ``others``, the passes of the current skill, have
-    them.
-    """
-    usual = {r.item_id for each in others for r in each if r.score is not None}
-    barred = sum(r.refused and r.item_id in usual for r in rollouts)
-    ruling = check_coverage(
-        coverage,
-        total=sum(not r.refused for r in rollouts) + barred,
-        measured=sum(r.score is not None for r in rollouts),
-        barred=barred,
-        other="current",
-    )
-    if ruling is None:
-        return None
-    return Verdict(action=ruling.action, reason=ruling.reason, deterministic=False)
 
 
 def _explain(decision: RankedDecision, ranking: Ranking) -> str:
