@@ -78,10 +78,7 @@ class SkillPackage(FrozenModel):
 def load_skill(path: Path, files: Sequence[str] = ()) -> Skill:
     """Return the skill document in a file, or in the ``SKILL.md`` of a folder.
 
-    Args:
-        path: The file or the folder.
-        files: Further Markdown files of the folder that belong to the document, relative to the
-            folder.
+    ``files`` are further Markdown files that belong to the document, relative to the folder.
 
     Raises:
         SkillError: A file cannot be read or may not belong to the document, or the document is
@@ -122,17 +119,10 @@ def build_package(
 ) -> SkillPackage:
     """Return the package of a skill document.
 
-    Its front matter stays byte for byte, unless a value is missing or replaced. A document without
-    front matter gets some.
-
-    Args:
-        skill: The document.
-        name: Replaces the name of the front matter; None: keep it.
-        description: Replaces its description. Both together also replace front matter that cannot
-            be read.
-        defaults: The name and the description if neither the front matter nor the caller has them.
-        source: A folder whose other files belong to the skill.
-        files: The further files that the document joins.
+    Its front matter stays byte for byte, unless a value is missing or replaced by ``name`` and
+    ``description``; both together also replace front matter that cannot be read. ``defaults`` are
+    the name and the description if neither the front matter nor the caller has them. ``source`` is
+    a folder whose other files belong to the skill, ``files`` are those that the document joins.
 
     Raises:
         SkillError: A name, a description or the front matter breaks the rules, or ``source`` cannot

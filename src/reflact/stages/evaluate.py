@@ -228,12 +228,8 @@ async def evaluate_once(
 ) -> Verdict:
     """Return the verdict on whether a candidate has a greater mean score, for a loop of your own.
 
-    Args:
-        candidate: The new document.
-        current: The document that it would replace.
-        items: The validation items.
-        roll_out: Returns one rollout for each of the items under a document, in their order.
-        metric: How a score becomes one number; None: the hard score.
+    ``items`` are those of the validation split. ``roll_out`` returns one rollout for each item
+    under a document, in their order. Without a ``metric``, the hard score counts.
     """
     by_id = {item.id: item for item in items}
 

@@ -160,16 +160,9 @@ async def reflect(
 ) -> tuple[AnalystReport, ...]:
     """Return the analysts' reports on minibatches of failures and of successes.
 
-    Args:
-        rollouts: The rollouts, in the order of the items.
-        items: The items.
-        skill: The document that the rollouts were under.
-        context: The optimizer and its prompts.
-        update: Which kinds of edit are proposed; None: the defaults.
-        config: How minibatches are made; None: the defaults.
-        max_edits: The most edits of an analyst.
-        notes: What earlier steps tried, for the analysts.
-        threshold: The hard score from which a rollout is a success; None: above 0.
+    The ``rollouts`` under the ``skill`` are in the order of the items. Each analyst proposes at
+    most ``max_edits`` edits of the kinds in ``update``; ``notes`` tell it what was tried before. A
+    rollout is a success if its hard score reaches ``threshold``; None: if it is above 0.
     """
     config = config or ReflectConfig()
     analyst = Analyst(
