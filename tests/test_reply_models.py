@@ -182,6 +182,11 @@ FITTING: dict[str, list[tuple[str, Any, str]]] = {
     "analyst_failure": [
         ("wrong anchor", ANALYSIS | {"edits": [WRONG]}, "edit 1 (replace)"),
         ("case out of range", ANALYSIS | {"patterns": [PATTERN | {"cases": [2]}]}, "less than or equal to 1"),
+        (
+            "an answer",
+            ANALYSIS | {"edits": [edit("What? Answer: this.")]},
+            "edit 1 records the answer of case 1",
+        ),
         ("too many edits", ANALYSIS | {"edits": [edit("a"), edit("b"), edit("c")]}, "at most 2"),
     ],
     "analyst_success": [

@@ -150,6 +150,7 @@ def test_edits_are_read_with_the_documents_line_breaks() -> None:
     assert _edited("one\ntwo\n", "replace", "one\r\ntwo", "1\r\n2") == "1\n2\n"
     assert _edited("one\r\ntwo\n", "replace", "two\n", "2\n") == "one\r\n2\n"
     assert "does not occur" in _refusal("one\r\ntwo\n", "delete", "one\ntwo")
+    assert "middle of a word" in _refusal("Never retry.", "delete", "Nev")
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,8 @@ KNOWN_REASON = "the document says this already"
 NOTES_HEADING = "## Execution Notes Appendix"
 
 # The mark of a list's entry.
+# Two letters or digits between which a word is cut, in scripts that put spaces between words.
+SPLIT_WORD = re.compile(r"[0-9A-Za-z\u00c0-\u052f\u0300-\u036f]{2}")
 LIST_MARK = re.compile(r"^(?:[-*+\u2022]|\d+[.)])\s+")
 
 _FENCE = re.compile(r"\ufeff?---[ \t]*(?=\r?\n|\Z)")
@@ -346,6 +348,11 @@ def _locate(text: str, target: str) -> int:
         for match in pattern.finditer(text, start, end)
     ]
     if len(matches) == 1:
+        for end in (matches[0], matches[0] + len(target)):
+            if SPLIT_WORD.match(text, max(0, end - 1)) and end > 0:
+                raise _Rejected(
+                    "the target begins or ends in the middle of a word; quote whole words"
+                )
         return matches[0]
     if matches:
         raise _Rejected(

@@ -115,10 +115,10 @@ class Analyst:
         prompt = f"{ANALYST_PROMPTS[self.config.mode]}_{batch.source}"
         kinds = list_allowed_operations(self.skill, list_edit_kinds(self.config))
         cases = None
+        reasoned = self.context.prompts.is_reasoned(prompt)
         reply_type: type[AnalysisReply] = success_reply_type(kinds, most=self.max_edits)
         if batch.source == "failure":
             cases = len(batch.items)
-            reasoned = self.context.prompts.is_reasoned(prompt)
             reply_type = failure_reply_type(
                 kinds, cases=cases, most=self.max_edits, reasoned=reasoned
             )
@@ -138,6 +138,7 @@ class Analyst:
                 check_reply,
                 skill=self.skill,
                 cases=cases,
+                items=batch.items if reasoned else (),
                 material=list_material(batch.items, batch.rollouts),
             ),
         )

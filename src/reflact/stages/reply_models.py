@@ -17,7 +17,9 @@ from pydantic import Field, create_model
 from reflact.messages import ReplyModel
 from reflact.protocols import R
 from reflact.skills.document import KNOWN_REASON, apply_edits, editable_text, is_same_body
-from reflact.types import Edit, EditKind, Skill
+from reflact.skills.rejected_edits import content_words
+from reflact.stages.prompt_sections import show_json
+from reflact.types import Edit, EditKind, Item, Skill
 
 # The tags that fence material in prompts, and the names of a case's parts as tags.
 PLACEHOLDER = re.compile(
@@ -28,6 +30,20 @@ PLACEHOLDER = re.compile(
 
 # A whole text in the tags of a document.
 WRAPPED_DOCUMENT = re.compile(r"\s*<(document_*)>\n?(.*?)\n?</\1>\s*", re.DOTALL)
+
+
+# The length from which a reference in a text counts as quoted, whatever stands beside it.
+MIN_QUOTED_LENGTH = 24
+
+# Content words that a rule has at least, beside a quoted answer and its question.
+MIN_RULE_WORDS = 4
+
+# Words that speak of answering, not of a rule.
+ANSWER_WORDS = content_words(
+    "answer answers answered asked case cases correct example examples exactly follow following "
+    "give gives given input like output question questions reply respond response result return "
+    "returns right such task tasks this write asks ask kind type"
+)
 
 
 def unwrap_document(text: str) -> str:
@@ -311,15 +327,17 @@ def check_reply(
     *,
     skill: Skill,
     cases: int | None = None,
+    items: Sequence[Item] = (),
     material: Iterable[str] = (),
 ) -> None:
     """Refuse a reply that does not fit its ``cases`` or the document.
 
-    ``material`` is what the cases or the proposals say, without the tags around them.
+    No edit may only record the answer of one of ``items``. ``material`` is what the cases or the
+    proposals say, without the tags around them.
 
     Raises:
-        ValueError: A pattern claims more cases than there are, an edit cannot be applied, or a text
-            holds a placeholder of the prompt.
+        ValueError: A pattern claims more cases than there are, an edit cannot be applied or only
+            records an answer, or a text holds a placeholder of the prompt.
     """
     if cases is not None and isinstance(reply, AnalystReply):
         high = [p.type for p in reply.patterns if isinstance(p, PatternReply) and p.count > cases]
@@ -337,6 +355,13 @@ def check_reply(
     if wrong:
         raise ValueError("; ".join(wrong))
     for number, edit in enumerate(edits, 1):
+        for case, item in enumerate(items, 1):
+            if _records_answer(edit.content, item):
+                raise ValueError(
+                    f"edit {number} records the answer of case {case}, which will not come again; "
+                    "state the rule that leads to such answers, in words that hold for other tasks "
+                    "too"
+                )
         _check_placeholders(f"edit {number}", edit.content, (skill.text, *material))
 
 
@@ -348,6 +373,27 @@ def _check_placeholders(name: str, text: str, known: Iterable[str]) -> None:
             f"{name} holds {', '.join(sorted(tags))}, which only marks the material; leave it out, "
             "or write in its place what holds for other tasks too"
         )
+
+
+def _records_answer(content: str, item: Item) -> bool:
+    """Whether a text quotes an item's reference and says hardly anything beside it and the input.
+
+    A reference of few characters may be part of a rule, such as ``even``. So it counts as quoted
+    only if the text holds the item's input as well.
+    """
+    if not _quotes_answer(_flatten(content), item):
+        return False
+    material = content_words(show_json(item.reference)) | content_words(show_json(item.input))
+    return len(content_words(content) - material - ANSWER_WORDS) < MIN_RULE_WORDS
+
+
+def _quotes_answer(shown: str, item: Item) -> bool:
+    given, right = map(_flatten, (show_json(item.input), show_json(item.reference)))
+    return bool(right) and right in shown and (len(right) >= MIN_QUOTED_LENGTH or given in shown)
+
+
+def _flatten(text: str) -> str:
+    return " ".join(text.casefold().split())
 
 
 def check_ranking(reply: ReasonedRankReply) -> None:
