@@ -208,7 +208,7 @@ async def test_each_rollout_of_a_batch_is_stored_by_itself() -> None:
             feedback=False,
             limit=4,
         )
-        rollouts = await runner.roll_out(items[:count], Skill(text=""), coverage=None)
+        (rollouts,) = await runner.roll_out_trials(items[:count], Skill(text=""), (0,))
         return [rollout.score is not None for rollout in rollouts]
 
     assert await roll_out(4) == [True, False, True, True]

@@ -507,19 +507,6 @@ def test_no_marker_reaches_an_exported_skill() -> None:
     assert split_files(remove_markers(joined)) == (plain, (("b.md", "x\n"),))
 
 
-def test_large_bodies_and_unknown_keys_have_hints() -> None:
-    """A package above the recommended size, with keys that hosts may refuse or without a body has a hint."""
-    front = "---\nname: a\ndescription: b\nmodel: c\n---\n"
-    for body, parts in (
-        ("", ("empty", "model")),
-        ("x\n" * 501, ("501 lines", "model")),
-        ("fine", ("model",)),
-    ):
-        hints = build_package(Skill(text=front + body), defaults=("a", "")).hints
-        assert len(hints) == len(parts)
-        assert all(part in hint for part, hint in zip(parts, hints, strict=True))
-
-
 def test_a_folder_has_to_hold_plain_files(tmp_path: Path, folder: Path) -> None:
     """A link for SKILL.md, a folder that is gone and a folder without SKILL.md are refused with a reason."""
     bad = write_folder(tmp_path / "bad")

@@ -18,9 +18,7 @@ from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel, Text
 from reflact.protocols import LLM, Environment, Target
 from reflact.records import Usage
 from reflact.stages.reply_models import (
-    build_edit,
     failure_reply_type,
-    list_changes,
     success_reply_type,
 )
 from reflact.testing import (
@@ -207,7 +205,7 @@ async def test_an_appending_reply_fits_what_is_asked_for(
     )
     llm = ScriptedLLM(lambda prompt, reply_type, call_id: append_reply(reply_type, "one", "two", "three"))
     reply = (await llm.ask(PROMPT, reply_type, call_id=SAMPLE)).value
-    edits = [build_edit(change) for change in list_changes(reply)]
+    edits = [change.build_edit() for change in reply.edits]
     assert {edit.op for edit in edits} == {"append"}
     assert [edit.content for edit in edits] == ["one", "two"]
 

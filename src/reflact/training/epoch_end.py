@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from reflact.concurrency import run_both
 from reflact.messages import NoReply
 from reflact.records import EpochRecord, RunState, SkillVersion, SlowUpdate
-from reflact.skills.document import read_guidance, replace_guidance, reserve_guidance_region
+from reflact.skills.document import read_guidance, replace_guidance
 from reflact.stages.execution_notes import carry_notes
 from reflact.stages.prompt_sections import show_buffer
 from reflact.stages.rollout import log_unmeasured
@@ -84,7 +84,7 @@ def reserve_guidance(run: Run, current: Skill, state: RunState) -> Guidance:
     config = run.config.slow_update
     if not config.enabled or config.gated:
         return Guidance(current=state.current, best=state.best)
-    skill = reserve_guidance_region(current)
+    skill = replace_guidance(current, read_guidance(current.text))
     slow = SlowUpdate(action="reserved", candidate_hash=skill.hash)
     return _create_version(run, slow, skill, state, epoch=1)
 
@@ -142,7 +142,7 @@ async def _compare_skills(
     async def roll(items: Sequence[Item], skill: Skill) -> Sequence[Rollout]:
         count = make_progress_counter(run, "slow_update", step, len(items))
         runner = make_runner(run, step, feedback=True, on_rollout=count)
-        measured = await runner.roll_out(items, skill, coverage=None)
+        (measured,) = await runner.roll_out_trials(items, skill, (0,))
         sides[skill.hash].extend(measured)
         return measured
 

@@ -23,7 +23,7 @@ from reflact.search.race import (
 )
 from reflact.skills.document import diff_texts
 from reflact.stages.evaluate import EvaluationResult, evaluate, force_accept
-from reflact.stages.ranked_evaluation import RankedEvaluator, RankSettings
+from reflact.stages.ranked_evaluation import RankedEvaluator
 from reflact.stages.rollout import log_unmeasured
 from reflact.training.plan import RunPlan
 from reflact.training.rollouts import make_pass_reader, make_pass_runner
@@ -47,7 +47,7 @@ def rank_baseline(plan: RunPlan, passes: Sequence[Sequence[Rollout]]) -> Ranking
     gate = plan.config.gate
     if not gate.enabled or gate.policy != "ranked":
         return None
-    scores = [{r.item_id: plan.metric.score_rollout(r) for r in rollouts} for rollouts in passes]
+    scores = [plan.metric.score_items(rollouts) for rollouts in passes]
     return start_ranking(plan.initial_skill.hash, scores, is_hard=gate.metric == "hard")
 
 
@@ -146,18 +146,15 @@ async def _evaluate(
         if evaluated is not None:
             return evaluated
     assert state.ranking is not None, "only the ranked policy repeats items"
-    ranked = RankSettings(
-        item_ids=run.plan.gate_order,
-        kept=tuple(version.skill_hash for version in state.kept),
-        worth=find_worth(run.plan),
-        max_passes=MAX_PASSES,
-        coverage=gate.coverage,
-        no_regression=gate.no_regression,
+    evaluator = RankedEvaluator(
+        candidate=candidate,
+        current=current,
+        settings=settings,
+        metric=metric,
+        run_pass=run_pass,
+        read_pass=make_pass_reader(run),
     )
-    evaluator = RankedEvaluator(ranked, metric, run_pass=run_pass, read_pass=make_pass_reader(run))
-    return await evaluator.evaluate(
-        candidate, current, state.ranking, measures_current=state.deterministic
-    )
+    return await evaluator.evaluate(state.ranking, measures_current=state.deterministic)
 
 
 def find_worth(plan: RunPlan) -> float:
@@ -178,6 +175,8 @@ def _build_settings(plan: RunPlan, state: RunState) -> GateSettings:
         coverage=gate.coverage,
         no_regression=gate.no_regression,
         confirms=confirms and not (is_limited and len(state.kept) > CONFIRMED_VERSIONS),
+        kept=tuple(version.skill_hash for version in state.kept),
+        worth=find_worth(plan),
     )
 
 

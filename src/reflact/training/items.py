@@ -115,7 +115,6 @@ def _make_key_finder(
             environment=str(identity["environment"]),
             feedback=False,
             trial=trial,
-            phase=None,
         )
 
     return find

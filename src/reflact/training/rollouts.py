@@ -101,7 +101,9 @@ async def roll_out_constant(
         make_runner(run, step, feedback=False, on_rollout=counter),
         target=ConstantTarget(answer.text),
     )
-    return await runner.roll_out(items, answer.document, coverage=run.config.gate.coverage)
+    trials = await runner.roll_out_trials(items, answer.document, (0,))
+    await require_trials(run, trials, step=step)
+    return trials[0]
 
 
 def make_pass_runner(run: Run, *, step: int, part: str) -> PassRunner:
