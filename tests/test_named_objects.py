@@ -152,7 +152,7 @@ def test_entry_points_are_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     [
         ("missing_module:agent", {}, "target.kind: missing_module:agent cannot be imported: ModuleNotFound"),
         ("my_support:agend", {}, "target.kind: my_support:agend cannot be imported: AttributeError"),
-        ("my_support:number", {}, "my_support:number cannot be used: the target, of type int, has no `id"),
+        ("my_support:number", {}, "my_support:number cannot be used: `identity` of the target, of type int"),
         ("my_support:number", {"a": 1}, "target.options has no effect: my_support:number is an object"),
         (
             "my_support:make_target",
