@@ -24,7 +24,6 @@ from reflact.concurrency import (
     fan_out_then,
     finish_if_cancelled,
     open_task_group,
-    run_both,
     run_in_thread,
     start_ahead,
 )
@@ -367,21 +366,6 @@ async def test_functions_that_start_ahead_fail_when_they_are_asked_for() -> None
             with pytest.raises(ValueError, match="no"):
                 await take("fail")
         started.clear()
-
-
-async def test_two_functions_that_run_together_share_their_errors() -> None:
-    """Both results are returned; an error of either cancels the other."""
-
-    async def answer() -> int:
-        return 1
-
-    async def fail() -> int:
-        raise ValueError("no")
-
-    assert await run_both(answer, answer) == (1, 1)
-    for pair in ((fail, anyio.sleep_forever), (anyio.sleep_forever, fail)):
-        with pytest.raises(ValueError, match="no"):
-            await run_both(*pair)
 
 
 async def test_fan_outs_share_slots() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from doubles import check_beside_loop
 from processes import is_busy, is_gone, is_locked_in, list_children, until
-from reflact.concurrency import fan_out, run_beside
+from reflact.concurrency import fan_out, open_task_group
 from reflact.environments.sql_grader import MAX_QUERY_CHARS, SQLGrader, read_tables
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.processes.sandbox import can_confine
@@ -227,7 +227,9 @@ async def test_a_process_that_was_killed_is_no_wrong_answer(grader: SQLGrader) -
         os.kill(int(process), 9)
 
     with pytest.raises(EnvironmentFailure, match="killed"):
-        await run_beside(lambda: graded(grader, COUNT, LONG_STEP), kill)
+        async with open_task_group() as tasks:
+            tasks.start_soon(kill)
+            await graded(grader, COUNT, LONG_STEP)
     assert (await graded(grader, COUNT, "SELECT 4")).score.hard == 1
 
 

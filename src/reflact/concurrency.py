@@ -17,7 +17,8 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, nullcontext, suppress
-from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, Generic, NoReturn, Self, TypeAlias, TypeVar
 
 import anyio
 from anyio import CapacityLimiter, TaskHandle, to_thread
@@ -49,8 +50,7 @@ class Subscription(Generic[T]):
     """One consumer's iterator over a stream; it can be iterated once.
 
     When its buffer is full, the stream waits. Leaving the iteration, or ``async with``, detaches
-    the subscription and does not affect the others. The iteration ends after the last element of
-    the stream.
+    the subscription and does not affect the others.
     """
 
     def __init__(self, size: int, subject: Subject[T] | None) -> None:
@@ -177,86 +177,52 @@ async def fan_out_then(
 async def start_ahead(
     calls: Mapping[K, Callable[[], Awaitable[T]]], *, lazily: bool = False
 ) -> AsyncIterator[Callable[[K], Awaitable[T]]]:
-    """Start async functions together, and yield a function that waits for the result of one by its
-    key.
+    """Start async functions together, and yield a function that waits for one result by its key.
 
     An error is raised to the caller that waits for it, so it does not depend on which function ends
     first. The end of the block cancels the functions whose results nobody has waited for.
     ``lazily`` starts a function only when somebody asks for its result.
     """
-    handles: dict[K, TaskHandle[T | _FailedCall]] = {}
+    handles: dict[K, TaskHandle[Callable[[], T]]] = {}
 
-    async def attempt(call: Callable[[], Awaitable[T]]) -> T | _FailedCall:
+    async def attempt(call: Callable[[], Awaitable[T]]) -> Callable[[], T]:
         try:
-            return await call()
+            result = await call()
         except Exception as error:  # noqa: BLE001 - raised to the caller that waits for it
-            return _FailedCall(error)
+            return partial(_raise, error)
+        return lambda: result
 
     async with open_task_group() as tasks:
 
-        def start(key: K) -> None:
+        async def take(key: K) -> T:
             if key not in handles:
                 handles[key] = tasks.start_soon(attempt, calls[key])
-
-        async def take(key: K) -> T:
-            start(key)
             await handles[key].wait()
-            if handles[key].status is TaskHandle.Status.FAILED:
-                await (
-                    anyio.sleep_forever()
-                )  # no Exception, so it cancels this block, which raises it
-            result = handles[key].return_value
-            if isinstance(result, _FailedCall):
-                raise result.error
-            return result
+            return handles[key].return_value()
 
-        for key in () if lazily else calls:
-            start(key)
+        if not lazily:
+            handles |= {key: tasks.start_soon(attempt, call) for key, call in calls.items()}
         yield take
         tasks.cancel_scope.cancel()
 
 
-async def run_both(
-    first: Callable[[], Awaitable[T]], second: Callable[[], Coroutine[Any, Any, U]]
-) -> tuple[T, U]:
-    """Return the results of two async functions that run together; the first error cancels the
-    other and is raised.
-    """
-    async with open_task_group() as tasks:
-        handle = tasks.start_soon(second)
-        result = await first()
-    return result, handle.return_value
-
-
-async def run_beside(
-    work: Callable[[], Awaitable[T]], background: Callable[[], Coroutine[Any, Any, None]]
-) -> T:
-    """Return the result of ``work`` while ``background`` runs; then cancel ``background``.
-
-    An error of either cancels the other and is raised without an exception group.
-    """
-    async with open_task_group() as tasks:
-        tasks.start_soon(background)
-        result = await work()
-        tasks.cancel_scope.cancel()
-    return result
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 async def finish_if_cancelled(work: Callable[[], Awaitable[T]], *, seconds: float = 0.2) -> T:
     """Do work; if the caller is cancelled, let it continue for at most ``seconds``."""
     results: list[T] = []
     shield = anyio.CancelScope(shield=True)
-    done = anyio.Event()
 
     async def finish() -> None:
         with shield:
             results.append(await work())
-        done.set()
 
     async with open_task_group() as tasks:
-        tasks.start_soon(finish)
+        handle = tasks.start_soon(finish)
         try:
-            await done.wait()
+            await handle.wait()
         except anyio.get_cancelled_exc_class():
             shield.deadline = anyio.current_time() + seconds
             raise
@@ -275,15 +241,9 @@ def _limit_calls(
     return one
 
 
-class _FailedCall(NamedTuple):
-    error: Exception
-
-
 @asynccontextmanager
 async def open_task_group() -> AsyncIterator[TaskGroup]:
-    """Open a task group that raises its first error without an exception group, but for one that
-    ends the process.
-    """
+    """Open a task group that raises its first error bare, unless it ends the process."""
     first: BaseException | None = None
     try:
         async with anyio.create_task_group() as tasks:
@@ -329,8 +289,7 @@ async def open_outbox(
 
 
 class SharedTask:
-    """A task that belongs to none of its callers, each of which may be cancelled by itself; the
-    last one ends it.
+    """A task of several callers, each of which may be cancelled by itself; the last one ends it.
 
     It starts at once. A caller that ends it waits until it has cleaned up. ``work`` handles its own
     errors.
@@ -429,10 +388,7 @@ class Stream(Generic[T]):
         return subscription
 
     async def aclose(self) -> None:
-        """Cancel the producer if it still runs, and wait until it has cleaned up.
-
-        Further calls do not cancel again, because that would interrupt its clean-up.
-        """
+        """Cancel the producer if it still runs, once, and wait until it has cleaned up."""
         self._end_subscriptions()
         if self._task is None:
             return
@@ -464,7 +420,7 @@ class Stream(Generic[T]):
             self._end_subscriptions()
 
     async def _emit(self, element: T) -> None:
-        """Give an element to all subscriptions, as soon as each has room."""
+        """Give an element to all subscriptions, when each has room."""
         async with self._turn:
             while full := [s for s in self._subscriptions if not s.has_room(element)]:
                 await full[0].wait_for_room()
@@ -488,10 +444,7 @@ _THREAD_LIMITER: RunVar[CapacityLimiter] = RunVar("reflact_thread_limiter")
 async def run_in_thread(
     work: Callable[[], T], *inputs: JsonValue, inline_limit: int = INLINE_LIMIT
 ) -> T:
-    """Call a pure function on a worker thread, or in place if ``inputs``, which it reads, are
-    short.
-
-    ``inputs`` are short if they have at most ``inline_limit`` characters and values.
+    """Call a pure function on a worker thread, or in place if ``inputs``, which it reads, are short.
 
     A cancelled caller leaves at once. The function then finishes without effect.
     """
@@ -499,9 +452,7 @@ async def run_in_thread(
 
 
 async def run_beside_loop(work: Callable[[], T]) -> T:
-    """Call a pure function on a worker thread, one such call after the other; see
-    ``run_in_thread``.
-    """
+    """Call a pure function on a worker thread, one such call after the other."""
     limiter = _THREAD_LIMITER.get(None)
     if limiter is None:
         limiter = CapacityLimiter(1)

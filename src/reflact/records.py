@@ -125,8 +125,9 @@ class StepRecord(FrozenModel):
     @property
     def patterns(self) -> tuple[FailurePattern, ...]:
         """The patterns that analysts or the proposer named, or else the failures by feedback."""
-        sources = (*self.reports, *self.rewrites[:1])
-        return tuple(p for source in sources for p in source.patterns) or self.fail_reasons
+        named = [pattern for report in self.reports for pattern in report.patterns]
+        named += [pattern for rewrite in self.rewrites[:1] for pattern in rewrite.patterns]
+        return tuple(named) or self.fail_reasons
 
 
 ComparisonCategory = Literal["improved", "regressed", "persistent_failure", "stable_success"]

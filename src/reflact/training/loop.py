@@ -12,7 +12,7 @@ import anyio
 from pydantic import TypeAdapter
 
 from reflact import events
-from reflact.concurrency import finish_if_cancelled, run_beside
+from reflact.concurrency import finish_if_cancelled, open_task_group
 from reflact.config.training import TrainerConfig
 from reflact.errors import (
     BudgetSpent,
@@ -119,7 +119,10 @@ async def train_to_end(run: Run) -> None:
         BudgetSpent: The budget has no room for a call, or its time is over.
     """
     with anyio.CancelScope(deadline=run.budget.deadline) as time:
-        await run_beside(partial(run_loop, run), partial(keep_time, run))
+        async with open_task_group() as tasks:
+            tasks.start_soon(keep_time, run)
+            await run_loop(run)
+            tasks.cancel_scope.cancel()
     if time.cancelled_caught:
         raise run.budget.out_of_time()
 
