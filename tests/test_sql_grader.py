@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -222,14 +223,14 @@ async def test_a_process_that_was_killed_is_no_wrong_answer(grader: SQLGrader) -
     """If another process ends it while an answer is graded, the answer has no score; the next one has."""
     process = await start_process(grader)
 
-    async def kill() -> None:
-        await until(lambda: is_busy(process))
-        os.kill(int(process), 9)
+    async def grade_and_kill() -> None:
+        async with open_task_group() as tasks:
+            tasks.start_soon(partial(graded, grader, COUNT, LONG_STEP))
+            await until(lambda: is_busy(process))
+            os.kill(int(process), 9)
 
     with pytest.raises(EnvironmentFailure, match="killed"):
-        async with open_task_group() as tasks:
-            tasks.start_soon(kill)
-            await graded(grader, COUNT, LONG_STEP)
+        await grade_and_kill()
     assert (await graded(grader, COUNT, "SELECT 4")).score.hard == 1
 
 
