@@ -84,7 +84,7 @@ def configuration() -> str:
     for name, field in TrainerConfig.model_fields.items():
         own = [row for row in rows if row[0].startswith(f"{name}.")]
         if own:
-            lines += ["", f"## {name}", "", str(field.description)]
+            lines += ["", f"## {name}", "", str(inspect.getdoc(field.annotation))]
             lines += ["ROLE is `target`, `optimizer` or `critic`."] * (name == "models")
             lines += ["", *TABLE, *(_row(*row) for row in own)]
     lines += ["", "## Calibration", ""]

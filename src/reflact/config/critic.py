@@ -31,7 +31,11 @@ class CriticSettings(ConfigSection):
 
 
 class CriticConfig(CriticSettings):
-    """The critic of a training run, and its uses."""
+    """The critic, whose model is `models.critic`.
+
+    It grades if `environment.grader` is `critic`, and advises failure analysts if `annotate` is
+    true.
+    """
 
     memory: Path | None = changeable_field(
         None,

@@ -1,6 +1,4 @@
-"""Configuration of models by role, executors and telemetry, the base of all sections, and the names
-of secrets.
-"""
+"""Models by role, executors and telemetry, the base of all sections, and names of secrets."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ def resolve_path(folder: Path, path: Path | None) -> Path | None:
 
 
 def expand_home(path: Path) -> Path:
-    """Return a path with a home folder in place of a leading ``~``; one of an unknown user stays as
-    it is.
-    """
+    """Return a path with a home folder in place of a leading ``~``, if it is known."""
     try:
         return path.expanduser()
     except RuntimeError:
@@ -68,16 +64,12 @@ def changeable_field(default: Any, **arguments: Any) -> Any:
 
 
 def option(default: Any, **arguments: Any) -> Any:
-    """Return a pydantic field with a default; type checkers would take one that ``Field`` has by
-    position for none.
-    """
+    """Return a pydantic field with a default, which type checkers see only in this form."""
     return Field(default, **arguments)
 
 
 class ConfigSection(BaseModel):
-    """Base of all sections: immutable, unknown keys refused, true and false refused in place of
-    numbers.
-    """
+    """Base of all sections: immutable, without unknown keys, true and false are no numbers."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -90,11 +82,7 @@ class ConfigSection(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_wrong_values(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse a truth value as number, which pydantic would take for 0 or 1, and a NUL, which no
-        path may have.
-
-        YAML reads ``off`` as a truth value too.
-        """
+        """Refuse a truth value as number, as which YAML reads ``off``, and a NUL."""
         if isinstance(value, str | Path) and "\0" in str(value):
             raise ValueError("it has a NUL character; remove it")
         values = value.values() if isinstance(value, Mapping) else (value,)
@@ -127,8 +115,7 @@ class ModelConfig(ConfigSection):
     model: str = option(
         "",
         description="Model name of the endpoint; required unless the role is passed in Python. "
-        "With `api: pydantic_ai` it has the form `provider:name`, such as "
-        "`anthropic:claude-sonnet-4-5`.",
+        "With `api: pydantic_ai`: `provider:name`, such as `anthropic:claude-sonnet-4-5`.",
     )
     base_url: str = option(
         "https://api.openai.com/v1",
@@ -137,10 +124,9 @@ class ModelConfig(ConfigSection):
     )
     api: Literal["openai", "azure", "pydantic_ai"] = option(
         "openai",
-        description="The kind of API. `pydantic_ai` calls providers that are not "
-        "OpenAI-compatible, through pydantic-ai; roles with the same `base_url` then share limits, "
-        "and the key comes from the provider's own environment variable unless `api_key_env` names "
-        "one.",
+        description="The kind of API. `pydantic_ai` calls other providers, through pydantic-ai; "
+        "the key then comes from the provider's own environment variable unless `api_key_env` "
+        "names one.",
     )
     api_version: str | None = option(
         None, description="Azure's API version; used by `api: azure` only."
@@ -244,11 +230,9 @@ class ModelConfig(ConfigSection):
     @property
     def title(self) -> str:
         """The model and where it is asked, for messages."""
-        return (
-            f"{self.model} through pydantic-ai"
-            if self.api == "pydantic_ai"
-            else f"{self.model} at {self.base_url}"
-        )
+        if self.api == "pydantic_ai":
+            return f"{self.model} through pydantic-ai"
+        return f"{self.model} at {self.base_url}"
 
     @model_validator(mode="before")
     @classmethod
@@ -256,27 +240,19 @@ class ModelConfig(ConfigSection):
         """Give a model of pydantic-ai an endpoint of its own, and no key of OpenAI."""
         if not isinstance(value, Mapping) or value.get("api") != "pydantic_ai":
             return value
-        provider = re.sub(
-            "[^a-z0-9]+", "-", str(value.get("model", "")).partition(":")[0].lower()
-        ).strip("-")
-        return {
-            "base_url": f"https://{provider or 'provider'}.invalid",
-            "api_key_env": None,
-            **value,
-        }
+        name = str(value.get("model", "")).partition(":")[0].lower()
+        host = re.sub("[^a-z0-9]+", "-", name).strip("-") or "provider"
+        return {"base_url": f"https://{host}.invalid", "api_key_env": None, **value}
 
     @field_validator("base_url")
     @classmethod
     def _check_base_url(cls, value: str) -> str:
         try:
             address = urlsplit(value)
-            bare = address.hostname and not (
-                address.query or address.fragment or "@" in address.netloc
-            )
-            sound = address.scheme in {"http", "https"} and address.port != 0
+            sound = bool(address.hostname) and "@" not in address.netloc and address.port != 0
         except ValueError:
-            bare = sound = False
-        if not bare or not sound or set("?#") & set(value):
+            sound = False
+        if not sound or set("?#") & set(value):
             raise ValueError(
                 "an address may have only http or https, a host, a port (1 to 65535) and a path; "
                 "put a key into the variable that api_key_env names, and Azure's version into "
@@ -289,8 +265,8 @@ class ModelConfig(ConfigSection):
     def _check_call_id_header(cls, value: str | None) -> str | None:
         if value is not None and is_secret_name(value):
             raise ValueError(
-                "a header with this name would hold a key; name another header. Keys come from the "
-                "variable that api_key_env names"
+                "a header with this name would hold a key; keys come from the variable that "
+                "api_key_env names"
             )
         return value
 
@@ -345,23 +321,15 @@ LIMIT_KEYS = (
 
 
 class ModelsConfig(ConfigSection):
-    """The models by role; optimizer and critic inherit the target's connection unless they set
-    their own.
+    """The models by role; optimizer and critic inherit the target's connection.
 
     With the target's endpoint they also inherit its limits, and with its model its prices. The
     critic does not inherit the model, because by default no model should judge itself.
     """
 
-    target: ModelConfig = Field(
-        default_factory=ModelConfig, description="The model of the agent under training."
-    )
-    optimizer: ModelConfig = Field(
-        default_factory=ModelConfig, description="The model that analyses and edits."
-    )
-
-    critic: ModelConfig = Field(
-        default_factory=ModelConfig, description="The model that scores, if a critic is used."
-    )
+    target: ModelConfig = ModelConfig()
+    optimizer: ModelConfig = ModelConfig()
+    critic: ModelConfig = ModelConfig()
 
     @property
     def is_optimizer_separate(self) -> bool:
@@ -374,12 +342,14 @@ class ModelsConfig(ConfigSection):
     def _inherit(cls, value: Any) -> Any:
         if not isinstance(value, Mapping) or not isinstance(value.get("target"), Mapping):
             return value
-        target = value["target"]
         heirs = {}
         for role, names in (("optimizer", CONNECTION_KEYS), ("critic", CONNECTION_KEYS[1:])):
             own = value.get(role)
             if own is None or isinstance(own, Mapping):
-                heirs[role] = {**_select_inherited(target, own or {}, names), **(own or {})}
+                heirs[role] = {
+                    **_select_inherited(value["target"], own or {}, names),
+                    **(own or {}),
+                }
         return {**value, **heirs}
 
 
@@ -437,14 +407,15 @@ def _select_inherited(
     target: Mapping[str, Any], own: Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, Any]:
     """Return the settings that a role inherits from the target."""
-    if own.get("api", target.get("api")) != target.get("api"):
+
+    def is_same(key: str) -> bool:
+        return own.get(key, target.get(key)) == target.get(key)
+
+    if not is_same("api"):
         return {}
-    same_endpoint, same_model = (
-        own.get(key, target.get(key)) == target.get(key) for key in ("base_url", "model")
-    )
-    names = (
-        *names,
-        *(LIMIT_KEYS if same_endpoint else ()),
-        *(PRICING_KEYS if same_endpoint and same_model else ()),
-    )
-    return {key: value for key, value in target.items() if key in names}
+    inherited = [*names]
+    if is_same("base_url"):
+        inherited += LIMIT_KEYS
+    if is_same("base_url") and is_same("model"):
+        inherited += PRICING_KEYS
+    return {key: value for key, value in target.items() if key in inherited}

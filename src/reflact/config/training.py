@@ -130,9 +130,7 @@ class DataConfig(ConfigSection):
         "be 0. null: `2:1:7` from 400 items on, and a larger share of validation items for a "
         "smaller file.",
     )
-    fields: FieldsConfig = Field(
-        default_factory=FieldsConfig, description="Which columns fill the fields of an item."
-    )
+    fields: FieldsConfig = FieldsConfig()
 
 
 class TargetConfig(ConfigSection):
@@ -405,9 +403,10 @@ class AppendixConfig(ConfigSection):
 
 
 class BudgetConfig(ConfigSection):
-    """The limits of a run, over all its starts.
+    """Limits of a run, over all its starts; null: no limit.
 
-    Calls that were interrupted in flight count at their worst case.
+    Calls that were interrupted in flight count at their worst case. A run that reaches a limit ends
+    with the status `budget`; to resume it, raise the limit.
     """
 
     max_usd: float | None = changeable_field(
@@ -506,66 +505,27 @@ class TrainerConfig(ConfigSection):
         description="Further Markdown files of the skill's folder that are trained together with "
         "its `SKILL.md`, such as `[references/tables.md]`; the target reads all of them.",
     )
-    data: DataConfig = Field(default_factory=DataConfig, description="The items and their splits.")
-    environment: EnvironmentConfig = Field(
-        default_factory=EnvironmentConfig, description="How tasks are asked and graded."
-    )
-    target: TargetConfig = Field(
-        default_factory=TargetConfig, description="How the skill reaches the target."
-    )
-    models: ModelsConfig = Field(default_factory=ModelsConfig, description="Models by role.")
-    executor: ExecutorConfig = Field(
-        default_factory=ExecutorConfig, description="Where rollouts run."
-    )
-    train: TrainConfig = Field(default_factory=TrainConfig, description="Epochs and batches.")
-    search: SearchConfig = Field(
-        default_factory=SearchConfig, description="Where the candidates of a step come from."
-    )
-    reflect: ReflectConfig = Field(
-        default_factory=ReflectConfig, description="How analysts read rollouts."
-    )
-    aggregate: AggregateConfig = Field(
-        default_factory=AggregateConfig, description="How proposals are merged."
-    )
-    select: SelectConfig = Field(
-        default_factory=SelectConfig, description="How many edits a step applies."
-    )
-    update: UpdateConfig = Field(
-        default_factory=UpdateConfig, description="How edits become a candidate."
-    )
-    gate: GateConfig = Field(default_factory=GateConfig, description="How the gate decides.")
-    slow_update: SlowUpdateConfig = Field(
-        default_factory=SlowUpdateConfig, description="Guidance from a comparison of two epochs."
-    )
-    meta_skill: MetaSkillConfig = Field(
-        default_factory=MetaSkillConfig, description="The memory of the optimizer."
-    )
-    appendix: AppendixConfig = Field(
-        default_factory=AppendixConfig,
-        description="Reminders of rules that the target did not follow.",
-    )
-    critic: CriticConfig = Field(
-        default_factory=CriticConfig,
-        description="The critic, whose model is `models.critic`: it grades if `environment.grader` "
-        "is `critic`, and advises failure analysts if `annotate` is true.",
-    )
-    test: TestConfig = Field(
-        default_factory=TestConfig, description="The test split at the end of the run."
-    )
-    budget: BudgetConfig = Field(
-        default_factory=BudgetConfig,
-        description="Limits of a run, over all its starts; null: no limit. If a run reaches one, "
-        "it ends with the status `budget`. To resume it, raise the limit.",
-    )
-    prompts: PromptsConfig = Field(
-        default_factory=PromptsConfig, description="Which prompt files are used."
-    )
-    replay: ReplayConfig = Field(
-        default_factory=ReplayConfig, description="Recorded responses instead of a live endpoint."
-    )
-    telemetry: TelemetryConfig = Field(
-        default_factory=TelemetryConfig, description="Spans and metrics."
-    )
+    data: DataConfig = DataConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    target: TargetConfig = TargetConfig()
+    models: ModelsConfig = ModelsConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    train: TrainConfig = TrainConfig()
+    search: SearchConfig = SearchConfig()
+    reflect: ReflectConfig = ReflectConfig()
+    aggregate: AggregateConfig = AggregateConfig()
+    select: SelectConfig = SelectConfig()
+    update: UpdateConfig = UpdateConfig()
+    gate: GateConfig = GateConfig()
+    slow_update: SlowUpdateConfig = SlowUpdateConfig()
+    meta_skill: MetaSkillConfig = MetaSkillConfig()
+    appendix: AppendixConfig = AppendixConfig()
+    critic: CriticConfig = CriticConfig()
+    test: TestConfig = TestConfig()
+    budget: BudgetConfig = BudgetConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    replay: ReplayConfig = ReplayConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
 
     @model_validator(mode="after")
     def _check_combinations(self) -> TrainerConfig:
@@ -577,13 +537,11 @@ class TrainerConfig(ConfigSection):
             raise ValueError(
                 "`appendix.enabled` needs another `update.mode`: `full_rewrite` has no analysts"
             )
-        if self.skill_files and self.update.mode != "patch":
+        joins_files = self.update.mode != "patch" or self.search.sources == ("rewrite",)
+        if self.skill_files and joins_files:
             raise ValueError(
-                "`skill_files` needs `update.mode: patch`: a rewrite would join the files"
-            )
-        if self.skill_files and self.search.sources == ("rewrite",):
-            raise ValueError(
-                "`skill_files` needs another source than `rewrite`, which would join the files"
+                "`skill_files` needs `update.mode: patch` and another source than `rewrite`: a "
+                "rewrite would join the files"
             )
         if self.skill_files and self.skill is None:
             raise ValueError("`skill_files` needs `skill`, the folder of the skill")
@@ -596,12 +554,12 @@ class TrainerConfig(ConfigSection):
 
     @property
     def baseline_passes(self) -> int:
-        """How often the initial skill is measured: twice if beliefs decide from the start, else
-        once.
-        """
+        """How often the initial skill is measured: twice if beliefs decide from the start."""
         gate = self.gate
         is_noisy = self.target.deterministic is False
-        return 2 if gate.enabled and gate.policy == "ranked" and is_noisy else 1
+        if gate.enabled and gate.policy == "ranked" and is_noisy:
+            return 2
+        return 1
 
     @property
     def reports_fresh_trials(self) -> bool:
