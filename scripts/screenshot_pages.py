@@ -61,7 +61,7 @@ async def train_large(folder: Path) -> None:
     with sqlite3.connect(folder / "run.db") as database:
         ((rollouts,),) = database.execute("SELECT count(*) FROM rollouts")
     print(
-        f"the large run: {sum(each.count for each in summary.actions)} steps, {rollouts:,} rollouts"
+        f"the large run: {sum(summary.actions.values())} steps, {rollouts:,} rollouts"
     )
 
 

@@ -71,7 +71,7 @@ def left_by(out_dir: Path) -> Ended:
         "seconds": 0.0,
         "config": None,
         "spend": (),
-        "stages": (),
+        "stages": {},
         "step_costs": (),
         "faults": (),
         "reuse": Reuse(),

@@ -171,15 +171,13 @@ class EnvironmentAdapter:
 
     @property
     def prompt_folder(self) -> Path | None:
-        """A folder of prompts for the optimizer, like ``prompts.folder``; None: those of the
-        package.
-        """
+        """A folder of prompts for the optimizer, like ``prompts.folder``."""
         folder: Path | None = getattr(self.own, "prompt_folder", None)
         return folder
 
     @property
     def scored_by(self) -> CriticDescription | None:
-        """The critic that grades; None if none does."""
+        """The critic that grades, if one does."""
         return find_critic(self.own)
 
     def items(self, split: Split) -> Sequence[Item]:
@@ -213,12 +211,11 @@ class EnvironmentAdapter:
             await close()
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Let the session work on an item and grade the result; see ``protocols.Environment.run``.
+        """Let the session work on an item and grade the result.
 
         Raises:
             InterfaceError: ``run`` is not async, or returned no grade.
-            EnvironmentFailure: It was cancelled, but not by the caller: a task of its own was
-                cancelled.
+            EnvironmentFailure: A task of its own was cancelled, but not the rollout.
             ExitRaised: It would have ended the process.
         """
         context = nullcontext() if self._open_context is None else self._open_context(item, seed)
@@ -234,9 +231,8 @@ class EnvironmentAdapter:
                 if anyio.current_effective_deadline() == -math.inf or (task and task.cancelling()):
                     raise
                 raise EnvironmentFailure(
-                    f"the environment failed on item {item.id}: it raised CancelledError, and "
-                    "nobody cancelled the rollout; catch this where your code waits for a task "
-                    "that may be cancelled"
+                    f"the environment failed on item {item.id}: CancelledError of a task of its "
+                    "own; catch it where your code waits for that task"
                 ) from error
 
             if not (isinstance(grade, Grade) and isinstance(grade.score, Score)):
@@ -265,6 +261,8 @@ class TargetAdapter:
 
     def __init__(self, own: Target) -> None:
         self.own = own
+        # What the agent can do, for the optimizer.
+        self.description = str(getattr(own, "description", ""))
         self.is_connectable = hasattr(own, "connect") and hasattr(own, "describe_model")
         self.preflight = hasattr(own, "test_skill") and bool(getattr(own, "preflight", False))
         self._start: Any = getattr(own, "session_for", None)
@@ -273,11 +271,6 @@ class TargetAdapter:
     def identity(self) -> str:
         """The settings that influence answers."""
         return self.own.identity
-
-    @property
-    def description(self) -> str:
-        """What the agent can do, for the optimizer."""
-        return str(getattr(self.own, "description", ""))
 
     @property
     def instructions(self) -> str:
@@ -575,17 +568,17 @@ def load_named_target(config: TrainerConfig) -> Target | None:
     kind = config.target.kind
     if kind == "chat":
         return None
-    value = _load("target.kind", kind, "reflact.targets")
+    value = _load("target.kind", kind, "targets")
     options: dict[str, Any] = {**config.target.options}
     if is_pydantic_agent(value):
         for name, option in options.items():
             if isinstance(option, str) and ":" in option:
-                options[name] = _load(f"target.options.{name}", option, "")
+                options[name] = _load(f"target.options.{name}", option, "targets")
         options["agent"] = value
-        value = _load("target.kind", AGENT_CLASS, "")
+        value = _load("target.kind", AGENT_CLASS, "targets")
     target: Target = _make("target", kind, value, options)
     if is_pydantic_agent(target):
-        target = _load("target.kind", AGENT_CLASS, "")(target)
+        target = _load("target.kind", AGENT_CLASS, "targets")(target)
     return target
 
 
@@ -594,7 +587,7 @@ def load_named_environment(config: TrainerConfig) -> Environment | None:
     name = config.environment.name
     if name == "dataset":
         return None
-    value = _load("environment.name", name, "reflact.environments")
+    value = _load("environment.name", name, "environments")
     environment: Environment = _make("environment", name, value, config.environment.options)
     return environment
 
@@ -604,8 +597,7 @@ def load_named_proposer(config: TrainerConfig) -> Proposer | None:
     name = config.search.own
     if name is None:
         return None
-    hint = f"; reflact's own sources are {', '.join(ALL_SOURCES)}"
-    value = _load("search.sources", name, "reflact.proposers", hint=hint)
+    value = _load("search.sources", name, "proposers", known=ALL_SOURCES)
     proposer: Proposer = _make("proposer", name, value, {})
     return proposer
 
@@ -613,8 +605,7 @@ def load_named_proposer(config: TrainerConfig) -> Proposer | None:
 def load_named_executor(config: TrainerConfig) -> AbstractAsyncContextManager[Any]:
     """Return the executor that ``executor.name`` names, to be opened."""
     name = config.executor.name
-    hint = "; reflact's own executors are local and ray"
-    value = _load("executor.name", name, "reflact.executors", hint=hint)
+    value = _load("executor.name", name, "executors", known=("local", "ray"))
     opening = _call("executor", name, value, config.executor.options)
     if not isinstance(opening, AbstractAsyncContextManager):
         raise ConfigError(
@@ -623,23 +614,24 @@ def load_named_executor(config: TrainerConfig) -> AbstractAsyncContextManager[An
     return opening
 
 
-def _load(key: str, name: str, group: str, *, hint: str = "") -> Any:
-    """Return the object behind ``module:name`` or the entry point of a group."""
+def _load(key: str, name: str, group: str, *, known: Sequence[str] = ()) -> Any:
+    """Return the object behind ``module:name``, or the entry point of a group of reflact's."""
     module, colon, attribute = name.partition(":")
-    entries = {} if colon else {entry.name: entry for entry in entry_points(group=group)}
-    if not colon and name not in entries:
-        raise ConfigError(
-            f"{key}: no installed package offers {name!r} as an entry point of {group} (there are: "
-            f"{', '.join(sorted(entries)) or 'none'}); write module:name to import an object{hint}"
-        )
     try:
         with CatchExits():
             if colon:
                 return reduce(getattr, attribute.split("."), import_module(module))
-            return entries[name].load()
+            entries = {entry.name: entry for entry in entry_points(group=f"reflact.{group}")}
+            if name in entries:
+                return entries[name].load()
     except Exception as error:  # a module may raise anything while it is imported
-        reason = f"{key}: {name} cannot be imported: {type(error).__name__}: {error}{hint}"
+        reason = f"{key}: {name} cannot be imported: {type(error).__name__}: {error}"
         raise ConfigError(reason) from error
+    raise ConfigError(
+        f"{key}: no installed package offers {name!r} as an entry point of reflact.{group} (there "
+        f"are: {', '.join(sorted({*entries, *known})) or 'none'}); write module:name to import an "
+        "object"
+    )
 
 
 def _make(role: ObjectRole, name: str, value: Any, options: Mapping[str, Any]) -> Any:

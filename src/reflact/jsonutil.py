@@ -141,10 +141,10 @@ def parse_stored(validate: Callable[[S], T], stored: S, what: str) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
+        place = f" at {where}" if where else ""
         raise StoreError(
-            f"the stored {what} cannot be read by this version of reflact: "
-            f"{where or 'the value'}: {first['msg']}; use the version that wrote it, or choose "
-            "another out_dir"
+            f"the stored {what} cannot be read by this version of reflact{place}: {first['msg']}; "
+            "use the version that wrote it, or choose another out_dir"
         ) from None
     except (ValueError, TypeError, RecursionError) as error:
         raise StoreError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field, JsonValue
@@ -492,20 +492,6 @@ class Claim(FrozenModel):
     chance: float | None = Field(default=None, ge=0, le=1)
 
 
-class ActionCount(FrozenModel):
-    """The number of a run's decisions with one outcome."""
-
-    action: GateAction
-    count: int
-
-
-class StageTime(FrozenModel):
-    """Active seconds spent in a stage, over all starts of the run; stages may overlap."""
-
-    stage: str
-    seconds: float
-
-
 class StageCost(FrozenModel):
     """What a stage of a step took, over all starts of the run: active seconds, and spend.
 
@@ -527,6 +513,15 @@ class StepCost(FrozenModel):
     usage: Usage = Usage()
     unsettled: int = 0
     worst_case: Usage = Usage()
+
+
+def sum_stage_seconds(costs: Sequence[StageCost]) -> Mapping[str, float]:
+    """Return the active seconds of each stage, in the order of the names."""
+    seconds: dict[str, float] = {}
+    for cost in sorted(costs, key=lambda cost: cost.stage):
+        if cost.stage and cost.seconds:
+            seconds[cost.stage] = seconds.get(cost.stage, 0.0) + cost.seconds
+    return seconds
 
 
 def sum_step_costs(costs: Sequence[StageCost]) -> tuple[StepCost, ...]:
@@ -704,7 +699,8 @@ class RunSummary(ShortReprModel):
 
     ``claim`` is None if the initial skill is the best one or the claim could not be measured.
     ``missing`` names each final measurement that failed, with the reason. ``faults`` counts faults
-    of attempts of calls, even if a retry succeeded. ``critic`` graded, and ``annotated_by`` wrote
+    of attempts of calls, even if a retry succeeded. ``actions`` counts the decisions, ``stages`` the
+    active seconds, which may overlap. ``critic`` graded, and ``annotated_by`` wrote
     notes for failure analysts. ``version`` is that of reflact. ``verdict`` is the outcome in words.
     ``added_tokens`` is about how many tokens the best document adds to each call of the target,
     beside the initial one.
@@ -719,7 +715,7 @@ class RunSummary(ShortReprModel):
     accepts: int = 0
     rejects: int = 0
     skips: int = 0
-    actions: tuple[ActionCount, ...] = ()
+    actions: Mapping[GateAction, int] = {}
     best: SkillVersion | None = None
     final: SkillVersion | None = None
     scores: tuple[SkillScore, ...] = ()
@@ -730,7 +726,7 @@ class RunSummary(ShortReprModel):
     added_tokens: int = 0
     epochs: tuple[EpochStats, ...] = ()
     spend: tuple[Spend, ...] = ()
-    stages: tuple[StageTime, ...] = ()
+    stages: Mapping[str, float] = {}
     step_costs: tuple[StepCost, ...] = ()
     faults: tuple[FaultCount, ...] = ()
     reuse: Reuse = Reuse()

@@ -233,14 +233,18 @@ def _validate(kind: type[S], raw: Mapping[str, Any]) -> S:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    parsers = {".toml": tomllib.loads, ".yaml": _parse_yaml, ".yml": _parse_yaml}
+    parsers: Mapping[str, Callable[[str], Any]] = {
+        ".toml": tomllib.loads,
+        ".yaml": _parse_yaml,
+        ".yml": _parse_yaml,
+    }
     if path.suffix not in parsers:
         raise ConfigError(
             f"{path}: the name of a configuration must end in .yaml, .yml or .toml; rename the "
             "file, or let `reflact init DATA` write a configuration for your data"
         )
     try:
-        value: Any = parsers[path.suffix](path.read_text(encoding="utf-8"))
+        value = parsers[path.suffix](path.read_text(encoding="utf-8"))
     except OSError as error:
         advice = "" if path.exists() else "; `reflact init DATA` writes a configuration"
         raise ConfigError(

@@ -409,7 +409,7 @@ def _select_inherited(
     """Return the settings that a role inherits from the target."""
 
     def is_same(key: str) -> bool:
-        return own.get(key, target.get(key)) == target.get(key)
+        return bool(own.get(key, target.get(key)) == target.get(key))
 
     if not is_same("api"):
         return {}

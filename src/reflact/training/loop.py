@@ -33,6 +33,7 @@ from reflact.records import (
     RunStatus,
     RunSummary,
     StepRecord,
+    sum_stage_seconds,
     sum_step_costs,
 )
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
@@ -365,6 +366,7 @@ async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunS
         await run.store.forget_responses(run.rejected)
     seconds = await run.store.add_seconds(run.id, *run.timer.read_and_reset())
     records = await run.store.records(run.id)
+    costs = await run.store.stage_costs(run.id)
     summary = RunSummary(
         version=metadata.version("reflact"),
         run_id=run.id,
@@ -376,8 +378,8 @@ async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunS
         missing=tuple(run.results.missing),
         warnings=await _list_warnings(run, records),
         spend=await run.store.spend(run.id),
-        stages=await run.store.stage_times(run.id),
-        step_costs=sum_step_costs(await run.store.stage_costs(run.id)),
+        stages=sum_stage_seconds(costs),
+        step_costs=sum_step_costs(costs),
         faults=await run.store.faults(run.id),
         reuse=run.store.reuse,
         test_openings=run.results.test_openings,

@@ -10,7 +10,6 @@ from reflact import events
 from reflact.config.training import TrainConfig
 from reflact.gate.ranked_decision import BEST_ABOVE, Posterior
 from reflact.records import (
-    ActionCount,
     CommitRecord,
     EpochRecord,
     EpochStats,
@@ -280,9 +279,7 @@ def summarize_history(
             "accepts": sum(r.verdict.accepted for r in records),
             "rejects": actions["reject"],
             "skips": sum(actions[action] for action in UNCHANGED),
-            "actions": tuple(
-                ActionCount(action=a, count=actions[a]) for a in ACTIONS if actions[a]
-            ),
+            "actions": {action: actions[action] for action in ACTIONS if actions[action]},
             "best": state.best if state is not None else None,
             "final": state.current if state is not None else None,
             "deterministic": state is None or state.deterministic,
