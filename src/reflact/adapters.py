@@ -353,8 +353,7 @@ def read_turns(session: Session | None) -> tuple[Turn, ...]:
                 f"`turns` of {type(session).__name__} has a {type(turn).__name__} in place of a "
                 f"Turn; write {TURNS_LINE}"
             )
-        text = replace_surrogates(turn.content)
-        turns.append(turn if text is turn.content else turn.model_copy(update={"content": text}))
+        turns.append(Turn(role=turn.role, content=replace_surrogates(turn.content)))
     return tuple(turns)
 
 

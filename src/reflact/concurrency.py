@@ -381,7 +381,8 @@ class Stream(Generic[T]):
             latest_only: For slow consumers: of buffered elements with one subject keep only the
                 newest. Elements without a subject are all kept, in order.
         """
-        subscription = Subscription[T](self._buffer, self._subject if latest_only else None)
+        subject = self._subject if latest_only else None
+        subscription = Subscription[T](self._buffer, subject)
         if self._over:
             subscription.end()
         self._subscriptions.append(subscription)
@@ -444,7 +445,7 @@ _THREAD_LIMITER: RunVar[CapacityLimiter] = RunVar("reflact_thread_limiter")
 async def run_in_thread(
     work: Callable[[], T], *inputs: JsonValue, inline_limit: int = INLINE_LIMIT
 ) -> T:
-    """Call a pure function on a worker thread, or in place if ``inputs``, which it reads, are short.
+    """Call a pure function on a worker thread, or in place if its ``inputs`` are short.
 
     A cancelled caller leaves at once. The function then finishes without effect.
     """

@@ -59,9 +59,8 @@ _SPLITS_BY_NAME = {name: split for split, names in SPLIT_NAMES.items() for name 
 # The endings of data files.
 SUFFIXES = (".json", ".jsonl", ".csv")
 
+# The number of columns, and of rows, that an error names.
 MAX_SHOWN_COLUMNS = 12
-
-# The number of rows that an error names.
 MAX_SHOWN_ROWS = 4
 
 # The items of train and validation split, before the test split of a file gets most.
@@ -277,8 +276,7 @@ def read_rows(path: Path) -> tuple[FileRow, ...]:
             "the file"
         )
     try:
-        with path.open(encoding="utf-8-sig", newline="" if path.suffix == ".csv" else None) as file:
-            text = file.read()
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(
             f"the data file {path} is not UTF-8 text: {error.reason}; save it as UTF-8"
@@ -361,8 +359,10 @@ def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
     values["metadata"] = metadata
     values["task_type"] = values.get("task_type") or None
     made_id = values.get("id") is None
+    if made_id:
+        values["id"] = "-"
     try:
-        item = Item.model_validate({**values, "id": "-"} if made_id else values)
+        item = Item.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
         field = str(problem["loc"][0])
@@ -566,14 +566,19 @@ def _join_context(context: Any, question: Any) -> JsonValue:
 
 def _read_csv_rows(text: str, path: Path) -> Iterator[FileRow]:
     named = re.match(r'"?sep=(.)"?\r?\n', text)  # a line that spreadsheets write and read
-    body = text if named is None else text[named.end() :]
-    first = re.sub('"[^"]*"', "", body.lstrip("\r\n")).partition("\n")[0]
-    delimiter = max(",;\t|", key=first.count) if named is None else named[1]
-    reader = csv.reader(io.StringIO(body, newline=""), delimiter=delimiter, strict=True)
+    first_row = 1
+    if named is None:
+        head = re.sub('"[^"]*"', "", text.lstrip("\r\n")).partition("\n")[0]
+        delimiter = max(",;\t|", key=head.count)
+    else:
+        delimiter = named[1]
+        text = text[named.end() :]
+        first_row = 2
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     row = 0
     try:
-        for row, cells in enumerate(reader, start=1 if named is None else 2):
+        for row, cells in enumerate(reader, start=first_row):
             where = f"{path} row {row}"
             if not any(cells):
                 continue

@@ -125,8 +125,12 @@ def describe_problems(error: ValidationError) -> str:
     for problem in error.errors(include_url=False, include_input=False):
         location = ".".join(str(part) for part in problem["loc"])
         cause = problem.get("ctx", {}).get("error")
-        message = str(cause) if isinstance(cause, ValueError) and not location else problem["msg"]
-        problems.append(f"{location}: {message}" if location else message)
+        message = problem["msg"]
+        if isinstance(cause, ValueError) and not location:
+            message = str(cause)
+        if location:
+            message = f"{location}: {message}"
+        problems.append(message)
     return "; ".join(problems)
 
 

@@ -1,4 +1,4 @@
-"""Protocols of what a run works with: what an object must have; ``adapters`` adds what it may have."""
+"""What the objects that a run works with must have; ``adapters`` adds what they may have."""
 
 from __future__ import annotations
 

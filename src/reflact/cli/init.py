@@ -38,7 +38,8 @@ FIELD_NAMES = {
         "sentence|content|document|article|passage|review|email|tweet|comment|utterance|body|q"
     ),
     "reference": re.compile(
-        "target|result|class|sentiment|intent|decision|verdict|outcome|queue|department|summary|translation|a"
+        "target|result|class|sentiment|intent|decision|verdict|outcome|queue|department|summary"
+        "|translation|a"
     ),
 }
 

@@ -29,7 +29,8 @@ OBJECT_NAME = r"^[A-Za-z_][\w.-]*(:[A-Za-z_][\w.]*)?$"
 
 # Pattern of the names of secrets, in lower case without dashes and underscores.
 SECRET_NAME = re.compile(
-    r"(api|access|auth|private|secret|subscription)key$|secret|passw|credential|authorization|cookie"
+    r"(api|access|auth|private|secret|subscription)key$|secret|passw|credential|authorization"
+    r"|cookie"
     r"|^(api|access|auth|bearer|hf|id|refresh|session)?token$"
 )
 

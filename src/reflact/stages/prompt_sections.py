@@ -34,8 +34,9 @@ _LONG_TEXTS = 5
 # Words of trouble. Their first letters come first, since long texts are searched, and few letters
 # begin a word.
 _TROUBLE = re.compile(
-    r"(?=[cdefinrtuw])(?:error|exception|traceback|\b(?:fail|invalid|illegal|unexpected|unknown|denied|refused"
-    r"|forbidden|timed?[ -]?out|not found|no such|cannot|could not|unable|nothing happens|wrong\b|incorrect))",
+    r"(?=[cdefinrtuw])(?:error|exception|traceback|\b(?:fail|invalid|illegal|unexpected|unknown"
+    r"|denied|refused|forbidden|timed?[ -]?out|not found|no such|cannot|could not|unable"
+    r"|nothing happens|wrong\b|incorrect))",
     re.IGNORECASE,
 )
 

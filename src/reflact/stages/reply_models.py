@@ -24,7 +24,8 @@ from reflact.types import Edit, EditKind, Item, Skill
 
 # The tags that fence material in prompts, and the names of a case's parts as tags.
 PLACEHOLDER = re.compile(
-    r"</?(?:document|proposal_\d+|case_\d+|answers|attempts|rejected|advice|guidance|notes|background"
+    r"</?(?:document|proposal_\d+|case_\d+|answers|attempts|rejected|advice|guidance|notes"
+    r"|background"
     r"|figures|evidence|task|remark|(?:right|wrong)[ _-]answer)_*>",
     re.IGNORECASE,
 )

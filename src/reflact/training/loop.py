@@ -338,7 +338,7 @@ async def finish(run: Run, error: BaseException | None) -> RunSummary:
             pass
         case ReflactError():
             is_foreseen = False
-        case BaseExceptionGroup():  # it holds a KeyboardInterrupt of code, and the event loop is about to end
+        case BaseExceptionGroup():  # with a KeyboardInterrupt; the event loop is about to end
             status = "cancelled"
             reason = "KeyboardInterrupt was raised"
             is_foreseen = False
