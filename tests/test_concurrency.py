@@ -1,4 +1,4 @@
-"""Fan-out is bounded and ordered, and cancels everything on failure; pure work runs on one thread."""
+"""Ordered fan-out, work beside the loop, and streams with several consumers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.lowlevel
 import pytest
+from anyio import TaskHandle
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,9 +21,11 @@ from reflact.concurrency import (
     INLINE_LIMIT,
     Slots,
     Stream,
+    Subscription,
     fan_out,
     fan_out_then,
     finish_if_cancelled,
+    open_outbox,
     open_task_group,
     run_in_thread,
     start_ahead,
@@ -37,7 +40,6 @@ async def checkpoints(count: int) -> None:
 
 @given(delays=st.lists(st.integers(0, 5), max_size=12), limit=st.none() | st.integers(1, 4))
 def test_results_keep_the_order_of_the_inputs(delays: list[int], limit: int | None) -> None:
-    """Results stand where their inputs stood, whatever the order of completion."""
 
     async def call(indexed: tuple[int, int]) -> int:
         await checkpoints(indexed[1])
@@ -51,7 +53,6 @@ def test_results_keep_the_order_of_the_inputs(delays: list[int], limit: int | No
 
 @pytest.mark.parametrize(("limit", "peak"), [(1, 1), (3, 3), (None, 8)])
 async def test_no_more_than_the_limit_run_at_once(limit: int | None, peak: int) -> None:
-    """The limit is reached and never passed; without one all run at once."""
     running = 0
     highest = 0
 
@@ -67,7 +68,6 @@ async def test_no_more_than_the_limit_run_at_once(limit: int | None, peak: int) 
 
 
 async def test_the_first_error_is_raised_bare_and_cancels_the_others() -> None:
-    """A failing part ends the fan-out with its own error; parts that wait forever are cancelled."""
     cancelled: list[int] = []
 
     async def call(number: int) -> None:
@@ -86,7 +86,6 @@ async def test_the_first_error_is_raised_bare_and_cancels_the_others() -> None:
 
 
 async def test_a_group_raises_one_error_out_of_nested_groups() -> None:
-    """However deep an error arose, it leaves a group unwrapped."""
 
     async def fail() -> None:
         raise KeyError("deep")
@@ -96,10 +95,6 @@ async def test_a_group_raises_one_error_out_of_nested_groups() -> None:
             inner.start_soon(fail)
 
 
-class Boom(Exception):
-    """An error that a part raises."""
-
-
 @given(
     lanes=st.lists(st.lists(st.integers(0, 6), max_size=6), max_size=3),
     limits=st.tuples(st.none() | st.integers(1, 3), st.none() | st.integers(1, 3)),
@@ -107,7 +102,6 @@ class Boom(Exception):
 def test_further_work_stands_in_the_order_of_prefixes(
     lanes: list[list[int]], limits: tuple[int | None, int | None]
 ) -> None:
-    """Results of both kinds are the same whatever finishes first, and each prefix is asked about once."""
     asked: list[list[int]] = [[] for _ in lanes]
 
     async def call(delay: int) -> int:
@@ -133,31 +127,8 @@ def test_further_work_stands_in_the_order_of_prefixes(
     assert asked == [list(range(1, len(lane) + 1)) for lane in lanes]
 
 
-async def test_both_kinds_of_work_have_limits_of_their_own() -> None:
-    """Each limit is reached and never passed, over all lanes together."""
-    running = {"call": 0, "then": 0}
-    highest = {"call": 0, "then": 0}
-
-    async def work(kind: str) -> str:
-        running[kind] += 1
-        highest[kind] = max(highest[kind], running[kind])
-        await checkpoints(6)
-        running[kind] -= 1
-        return kind
-
-    async def call(number: int) -> str:
-        return await work("call")
-
-    def ready(lane: int, prefix: Sequence[str]) -> list[str]:
-        return ["then"]
-
-    await fan_out_then(call, [range(8), range(8)], ready=ready, then=work, limit=5, then_limit=3)
-    assert highest == {"call": 5, "then": 3}
-
-
 @pytest.mark.parametrize("failing", ["call", "ready", "then"])
 async def test_an_error_in_any_part_of_overlapped_work_ends_all_of_it(failing: str) -> None:
-    """The error leaves bare; earlier and further work that waits forever is cancelled, nothing is left."""
     ends: list[str] = []
 
     async def forever(name: str) -> None:
@@ -172,21 +143,21 @@ async def test_an_error_in_any_part_of_overlapped_work_ends_all_of_it(failing: s
         if number == 2:
             await checkpoints(5)
             if failing == "call":
-                raise Boom("call")
+                raise LookupError("call")
         return number
 
     def ready(lane: int, prefix: Sequence[int]) -> list[int]:
         if failing == "ready" and len(prefix) == 3:
-            raise Boom("ready")
+            raise LookupError("ready")
         return [len(prefix)]
 
     async def then(number: int) -> None:
         if failing == "then" and number == 3:
-            raise Boom("then")
+            raise LookupError("then")
         await forever("then")
 
     before = asyncio.all_tasks()
-    with anyio.fail_after(60), pytest.raises(Boom, match=failing):
+    with anyio.fail_after(60), pytest.raises(LookupError, match=failing):
         await fan_out_then(call, [range(4)], ready=ready, then=then)
     assert sorted(ends) == ["call", "then", "then"]
     assert asyncio.all_tasks() == before
@@ -218,7 +189,6 @@ async def only_left(tasks: set[asyncio.Task[Any]]) -> None:
 
 
 async def test_leaving_a_stream_waits_until_its_producer_has_cleaned_up() -> None:
-    """After ``async with``, by break or by error, nothing is left running."""
     before = asyncio.all_tasks()
     for error in (None, LookupError("of the reader")):
         endless = Endless()
@@ -233,7 +203,6 @@ async def test_leaving_a_stream_waits_until_its_producer_has_cleaned_up() -> Non
 
 
 async def test_a_bare_break_ends_the_producer_too() -> None:
-    """The loop finalises a stream that was only broken out of."""
     before = asyncio.all_tasks()
     endless = Endless()
 
@@ -247,8 +216,9 @@ async def test_a_bare_break_ends_the_producer_too() -> None:
 
 
 async def test_work_is_seen_through_although_its_caller_is_cancelled() -> None:
-    """Work under way when its caller is cancelled ends first; then the caller is cancelled all the same."""
-    begun, go_on, ends = anyio.Event(), anyio.Event(), list[str]()
+    begun = anyio.Event()
+    go_on = anyio.Event()
+    ends: list[str] = []
 
     async def work() -> None:
         begun.set()
@@ -271,7 +241,6 @@ async def test_work_is_seen_through_although_its_caller_is_cancelled() -> None:
 
 
 async def test_work_that_hangs_is_not_seen_through() -> None:
-    """A cancelled caller does not wait for ever."""
     with anyio.fail_after(60):
         async with open_task_group() as tasks:
             tasks.start_soon(lambda: finish_if_cancelled(anyio.sleep_forever, seconds=0.01))
@@ -279,29 +248,22 @@ async def test_work_that_hangs_is_not_seen_through() -> None:
             tasks.cancel_scope.cancel()
     assert tasks.cancel_scope.cancelled_caught
 
+    async def fail() -> None:
+        raise ZeroDivisionError
 
-async def test_what_is_seen_through_gives_its_result_or_its_error() -> None:
-    """Undisturbed, the result comes back, and an error comes out bare."""
-
-    async def half(number: int) -> float:
-        return 1 / number
-
-    assert await finish_if_cancelled(lambda: half(2)) == 0.5
     with pytest.raises(ZeroDivisionError):
-        await finish_if_cancelled(lambda: half(0))
+        await finish_if_cancelled(fail)
 
 
 LONG = "x" * (INLINE_LIMIT + 1)
 
 
 async def test_what_is_short_is_done_in_place() -> None:
-    """Work on little runs on the thread that asks."""
     assert await run_in_thread(threading.get_ident, "little") == threading.get_ident()
     assert await run_in_thread(threading.get_ident, LONG) != threading.get_ident()
 
 
 async def test_one_piece_follows_the_other() -> None:
-    """However many ask at once, one piece of long work is at work at a time."""
     at_work, most = 0, 0
 
     def work() -> None:
@@ -315,18 +277,7 @@ async def test_one_piece_follows_the_other() -> None:
     assert most == 1
 
 
-async def test_an_error_is_raised_where_it_was_asked_for() -> None:
-    """What the work raises reaches the caller as it is."""
-
-    def fail() -> None:
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        await run_in_thread(fail, LONG)
-
-
 async def test_a_caller_that_is_cancelled_leaves_at_once() -> None:
-    """Cancelling does not wait for the work, and the next work waits for its end."""
     begun, go_on = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -344,7 +295,6 @@ async def test_a_caller_that_is_cancelled_leaves_at_once() -> None:
 
 
 async def test_functions_that_start_ahead_fail_when_they_are_asked_for() -> None:
-    """All run together, or each when it is asked for; an early error waits for its turn and ends nothing else."""
     started: list[str] = []
 
     async def slow() -> str:
@@ -369,7 +319,6 @@ async def test_functions_that_start_ahead_fail_when_they_are_asked_for() -> None
 
 
 async def test_fan_outs_share_slots() -> None:
-    """Together they never have more calls at work than there are slots, and earlier ones come first."""
     places, at_work, most, begun = Slots(3), 0, 0, list[int]()
 
     async def work(n: int) -> None:
@@ -385,3 +334,226 @@ async def test_fan_outs_share_slots() -> None:
             tasks.start_soon(lambda start=start: fan_out(work, range(start, start + 10), limit=places))
     assert most == 3
     assert begun == list(range(20))
+
+
+Hand = Callable[[int], Awaitable[None]]
+
+
+class Said(NamedTuple):
+    """An element: about something that changes, or about nothing."""
+
+    about: str | None
+    number: int
+
+
+def counted(size: int, made: list[int] | None = None) -> Callable[[Hand], Awaitable[None]]:
+    """Return a producer of so many numbers, which notes what it has handed over."""
+
+    async def produce(hand: Hand) -> None:
+        for number in range(size):
+            await hand(number)
+            if made is not None:
+                made.append(number)
+
+    return produce
+
+
+async def read(view: Subscription[int], into: list[int]) -> None:
+    """Take all of a view."""
+    into.extend([number async for number in view])
+
+
+async def test_the_stream_waits_for_the_slowest() -> None:
+    made: list[int] = []
+    stream, seen = Stream(counted(20, made), buffer=3), list[int]()
+    async with anyio.create_task_group() as tasks, stream:
+        slow, fast = stream.subscribe(), list[int]()
+
+        async def own() -> None:
+            fast.extend([number async for number in stream])
+
+        tasks.start_soon(own)
+        await anyio.wait_all_tasks_blocked()
+        assert made == [0, 1, 2]
+        await read(slow, seen)
+    assert seen == fast == list(range(20))
+
+
+@pytest.mark.parametrize("how", ["break", "with", "error"])
+async def test_a_view_that_leaves_holds_nobody(how: str) -> None:
+    stream = Stream(counted(50), buffer=1)
+
+    async def leave(view: Subscription[int]) -> None:
+        if how == "with":
+            async with view:
+                return
+        try:
+            async for number in view:
+                if number == 5:
+                    break
+            raise LookupError("of the reader")
+        except LookupError:
+            return
+
+    async with anyio.create_task_group() as tasks, stream:
+        tasks.start_soon(leave, stream.subscribe())
+        with anyio.fail_after(60):
+            assert [number async for number in stream] == list(range(50))
+
+
+async def test_views_end_when_the_stream_is_left() -> None:
+
+    async def produce(hand: Hand) -> None:
+        await hand(1)
+        await anyio.sleep_forever()
+
+    stream, seen = Stream(produce), list[int]()
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks, stream:
+            tasks.start_soon(read, stream.subscribe(), seen)
+            async for _ in stream:
+                await anyio.wait_all_tasks_blocked()
+                break
+    assert seen == [1]
+    assert [number async for number in stream.subscribe()] == []
+
+
+async def test_an_error_is_raised_to_the_owner_alone() -> None:
+
+    async def produce(hand: Hand) -> None:
+        await hand(1)
+        raise LookupError("no second")
+
+    stream = Stream(produce)
+    view = stream.subscribe()
+    with pytest.raises(LookupError, match="no second"):
+        [number async for number in stream]
+    assert [number async for number in view] == [1]
+
+
+async def test_a_view_made_on_the_way_sees_what_comes_after() -> None:
+    stream, late = Stream(counted(10), buffer=1), list[Subscription[int]]()
+    seen: list[int] = []
+    async with anyio.create_task_group() as tasks, stream:
+        async for number in stream:
+            if number == 4 and not late:
+                late.append(stream.subscribe())
+                tasks.start_soon(read, late[0], seen)
+    assert seen[-1] == 9
+    assert seen == list(range(seen[0], 10))
+    assert seen[0] > 4
+
+
+async def test_a_stream_and_a_view_are_iterated_once() -> None:
+    stream = Stream(counted(1))
+    view = stream.subscribe()
+    assert [number async for number in stream] == [0]
+    assert [number async for number in view] == [0]
+    for again in (stream, view):
+        with pytest.raises(RuntimeError, match="once"):
+            await anext(aiter(again))
+
+
+async def test_a_dropped_iteration_detaches() -> None:
+    stream = Stream(counted(20), buffer=2)
+
+    async def glance(view: Subscription[int]) -> None:
+        async for _ in view:
+            break
+
+    async with stream:
+        numbers = aiter(stream)
+        view = stream.subscribe()
+        assert await anext(numbers) == 0
+        await glance(view)
+        gc.collect()
+        with anyio.fail_after(60):
+            assert [number async for number in numbers] == list(range(1, 20))
+
+
+@asynccontextmanager
+async def emitting(buffer: int) -> AsyncIterator[tuple[Stream[Said], Callable[[Said], Awaitable[None]]]]:
+    """Yield a stream that is read, and the function that emits its elements."""
+    emits, begun = [], anyio.Event()
+
+    async def produce(emit: Callable[[Said], Awaitable[None]]) -> None:
+        emits.append(emit)
+        begun.set()
+        await anyio.sleep_forever()
+
+    async def read_all() -> None:
+        async for _ in stream:
+            pass
+
+    stream = Stream(produce, buffer=buffer, subject=lambda said: said.about)
+    async with anyio.create_task_group() as tasks, stream:
+        tasks.start_soon(read_all)
+        await begun.wait()
+        yield stream, emits[0]
+
+
+@given(st.lists(st.builds(Said, st.sampled_from([None, "a", "b"]), st.integers()), max_size=40), st.data())
+def test_the_latest_view_drops_only_what_is_old(elements: list[Said], data: st.DataObject) -> None:
+    numbered = [said._replace(number=number) for number, said in enumerate(elements)]
+
+    async def follow() -> None:
+        since = list[Said]()
+        async with emitting(100) as (stream, emit):
+            reader = aiter(stream.subscribe(latest_only=True))
+            for element in numbered:
+                await emit(element)
+                since.append(element)
+                if data.draw(st.booleans()):
+                    newest = {said.about: said for said in since if said.about is not None}
+                    waiting = [said for said in since if newest.get(said.about or "", said) is said]
+                    some = data.draw(st.integers(0, len(waiting)))
+                    assert [await anext(reader) for _ in range(some)] == waiting[:some]
+                    since = waiting[some:]
+        newest = {said.about: said for said in since if said.about is not None}
+        rest = [said async for said in reader]
+        assert rest == [said for said in since if newest.get(said.about or "", said) is said]
+
+    asyncio.run(follow())
+
+
+async def test_what_gets_old_never_holds_the_stream() -> None:
+    async with emitting(3) as (stream, emit):
+        view = stream.subscribe(latest_only=True)
+        with anyio.fail_after(60):
+            for number in range(1000):
+                await emit(Said("ab"[number % 2], number))
+        await emit(Said(None, 1000))
+        async with anyio.create_task_group() as tasks:
+            waiting = tasks.start_soon(emit, Said(None, 1001))
+            await anyio.wait_all_tasks_blocked()
+            assert waiting.status is TaskHandle.Status.PENDING, "what is never dropped still waits for room"
+            reader = aiter(view)
+            assert [(await anext(reader)).number for _ in range(4)] == [998, 999, 1000, 1001]
+
+
+async def test_an_outbox_delivers_in_order_and_to_the_end() -> None:
+    delivered: list[int] = []
+
+    async def deliver(number: int) -> None:
+        await anyio.lowlevel.checkpoint()
+        delivered.append(number)
+
+    async with open_outbox(deliver) as post:
+        for number in range(1000):
+            post(number)
+        assert delivered == []
+    assert delivered == list(range(1000))
+
+
+async def test_an_outbox_is_cancelled_with_its_block() -> None:
+
+    async def deliver(number: int) -> None:
+        await anyio.sleep_forever()
+
+    with anyio.CancelScope() as scope:
+        async with open_outbox(deliver) as post:
+            post(1)
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught

@@ -118,7 +118,6 @@ AT_CONSTRUCTION = [
 
 @pytest.mark.parametrize(("role", "value", "words"), AT_CONSTRUCTION)
 def test_a_wrong_object_is_refused_at_construction(tmp_path: Path, role: str, value: Any, words: str) -> None:
-    """A missing part, other arguments, or another thing in its place is one sentence with the line to write."""
     with pytest.raises(ConfigError) as caught:
         build(tmp_path, **{role: value})
     assert words in str(caught.value)
@@ -147,7 +146,6 @@ BEFORE_THE_RUN = [
 async def test_a_wrong_text_or_item_is_refused_before_the_run(
     tmp_path: Path, role: str, value: Any, words: str
 ) -> None:
-    """Properties are read and items are made when the run begins; nothing is stored or asked before."""
     with pytest.raises(ConfigError) as caught:
         await build(tmp_path, **{role: value}).train()
     assert words in str(caught.value)
@@ -155,7 +153,6 @@ async def test_a_wrong_text_or_item_is_refused_before_the_run(
 
 
 async def test_an_exception_before_the_run_is_the_cause_or_raised(tmp_path: Path) -> None:
-    """The sentence about an own exception has it as cause; `raise_on_exception` raises it as it is."""
     with pytest.raises(ConfigError) as caught:
         await build(tmp_path, environment=world(items=fail)).train()
     assert isinstance(caught.value.__cause__, KeyError)
@@ -185,7 +182,6 @@ IN_THE_RUN = [
 
 @pytest.mark.parametrize(("role", "value", "words"), IN_THE_RUN)
 async def test_a_wrong_result_ends_the_run(tmp_path: Path, role: str, value: Any, words: str) -> None:
-    """A session, turns or grade of another type is the reason of the run's end; few or no calls were made."""
     Talk.asked = 0
     summary = await build(tmp_path, **{role: value}).train()
     assert summary.status == "failed"
@@ -201,7 +197,6 @@ async def test_a_wrong_result_ends_the_run(tmp_path: Path, role: str, value: Any
     ],
 )
 async def test_a_wrong_reply_to_items_is_the_agents(tmp_path: Path, reply: Any, words: str) -> None:
-    """If the environment is reflact's own, the agent is named."""
     summary = await build(tmp_path, target=talking(reply=reply), environment=ToyEnvironment()).train()
     assert (summary.status, words in str(summary.reason)) == ("failed", True)
 
@@ -226,7 +221,6 @@ async def stumble(self: Any, item: Item, session: Session, *, seed: int) -> Grad
     ],
 )
 async def test_an_exception_names_whose_code_failed(tmp_path: Path, role: str, value: Any) -> None:
-    """An agent or an environment that raises leaves items unmeasured; the reason and the traceback say so."""
     who = {"target": "agent"}.get(role, role)
     summary = await build(tmp_path, **{role: value}).train()
     assert f"the {who} failed on item val-0: KeyError: 'no such key'" in str(summary.reason)
@@ -246,14 +240,12 @@ async def test_an_exception_names_whose_code_failed(tmp_path: Path, role: str, v
     ],
 )
 def test_a_key_whose_place_an_object_takes_is_refused(keys: dict[str, Any], named: str) -> None:
-    """It would have no effect; keys that still have one are accepted."""
     with pytest.raises(ConfigError) as refusal:
         Trainer(keys, environment=ToyEnvironment(), target=ToyTarget(), optimizer=OPTIMIZER)
     assert str(refusal.value).partition(":")[0] == named
 
 
 def test_a_key_that_a_preset_or_a_file_sets_is_not_refused(tmp_path: Path) -> None:
-    """A preset's keys, paths that a file leaves out, and keys that another role inherits are no mistakes."""
     (tmp_path / "run.yaml").write_text("preset: skillopt\n", encoding="utf-8")
     Trainer(tmp_path / "run.yaml", environment=ToyEnvironment(), target=ToyTarget(), optimizer=OPTIMIZER)
     target = {"base_url": "http://host.test/v1", "api_key_env": None, "concurrency": 2}
@@ -271,7 +263,6 @@ def test_a_key_that_a_preset_or_a_file_sets_is_not_refused(tmp_path: Path) -> No
 
 
 def test_keys_beside_lists_of_items_are_refused() -> None:
-    """The items and the grading function of a caller take the place of data and graders."""
     with pytest.raises(ConfigError, match=r"^environment\.grader: no effect"):
         Trainer.from_items(
             train=[("1", "1")],
