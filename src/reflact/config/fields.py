@@ -29,30 +29,19 @@ ALPACA_COLUMNS = ("instruction", "input", "output")
 class FieldsConfig(ConfigSection):
     """Which columns fill the fields of an item; all others are kept as metadata."""
 
-    id: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="Column of the id; null: `id`, or a digest of the content if there is no such "
-        "column.",
-    )
-    input: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="Column of the task; null: `input`, or `question` after its `context`, if "
-        "there is one.",
-    )
-    reference: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="Column of the right answer, or of a list of them; null: `reference`, "
-        "`answers` or `answer`.",
-    )
-    task_type: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="Column of the kind of task; a single file is split by `ratio` within each "
-        "kind. null: `task_type`.",
-    )
+    id: str | None = changeable_field(None, min_length=1)
+    """Column of the id; null: `id`, or a digest of the content if there is no such column."""
+
+    input: str | None = changeable_field(None, min_length=1)
+    """Column of the task; null: `input`, or `question` after its `context`, if there is one."""
+
+    reference: str | None = changeable_field(None, min_length=1)
+    """Column of the right answer, or of a list of them; null: `reference`, `answers` or `answer`.
+    """
+
+    task_type: str | None = changeable_field(None, min_length=1)
+    """Column of the kind of task; a single file is split by `ratio` within each kind. null:
+    `task_type`."""
 
 
 def unfold_row(row: Mapping[str, Any]) -> Mapping[str, Any]:

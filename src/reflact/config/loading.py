@@ -163,7 +163,8 @@ def list_config_keys(
         if not field.is_required():
             default = _format_value(field.get_default(call_default_factory=True))
         kind_name = _type_name(field.annotation)
-        yield key, kind_name, default, _is_changeable(field), field.description or ""
+        description = " ".join(str(field.description).split())
+        yield key, kind_name, default, _is_changeable(field), description
 
 
 def _list_fields(section: type[ConfigSection], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

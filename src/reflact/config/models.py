@@ -78,6 +78,7 @@ class ConfigSection(BaseModel):
         allow_inf_nan=False,
         validate_default=True,
         hide_input_in_errors=True,
+        use_attribute_docstrings=True,
     )
 
     @field_validator("*", mode="before")
@@ -103,130 +104,103 @@ def _list_kinds(kind: Any) -> list[Any]:
 class Price(ConfigSection):
     """The price of a model's tokens, in dollars per million."""
 
-    input: float = Field(ge=0, description="Input tokens.")
-    cached_input: float | None = option(
-        None, ge=0, description="Cached input tokens; null: the same as `input`."
-    )
-    output: float = Field(ge=0, description="Output tokens.")
+    input: float = Field(ge=0)
+    """Input tokens."""
+
+    cached_input: float | None = option(None, ge=0)
+    """Cached input tokens; null: the same as `input`."""
+
+    output: float = Field(ge=0)
+    """Output tokens."""
 
 
 class ModelConfig(ConfigSection):
     """The model of a role, its endpoint and its request settings."""
 
-    model: str = option(
-        "",
-        description="Model name of the endpoint; required unless the role is passed in Python. "
-        "With `api: pydantic_ai`: `provider:name`, such as `anthropic:claude-sonnet-4-5`.",
-    )
-    base_url: str = option(
-        "https://api.openai.com/v1",
-        pattern=r"^https?://\S+$",
-        description="Root of an OpenAI-compatible API.",
-    )
-    api: Literal["openai", "azure", "pydantic_ai"] = option(
-        "openai",
-        description="The kind of API. `pydantic_ai` calls other providers, through pydantic-ai; "
-        "the key then comes from the provider's own environment variable unless `api_key_env` "
-        "names one.",
-    )
-    api_version: str | None = option(
-        None, description="Azure's API version; used by `api: azure` only."
-    )
+    model: str = ""
+    """Model name of the endpoint; required unless the role is passed in Python. With `api:
+    pydantic_ai`: `provider:name`, such as `anthropic:claude-sonnet-4-5`."""
+
+    base_url: str = option("https://api.openai.com/v1", pattern=r"^https?://\S+$")
+    """Root of an OpenAI-compatible API."""
+
+    api: Literal["openai", "azure", "pydantic_ai"] = "openai"
+    """The kind of API. `pydantic_ai` calls other providers, through pydantic-ai; the key then comes
+    from the provider's own environment variable unless `api_key_env` names one."""
+
+    api_version: str | None = None
+    """Azure's API version; used by `api: azure` only."""
+
     api_key_env: str | None = changeable_field(
-        "OPENAI_API_KEY",
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="Name of the environment variable that holds the key; null for endpoints "
-        "without keys.",
+        "OPENAI_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"
     )
-    open_model: ModelOpener | None = changeable_field(
-        None,
-        exclude=True,
-        repr=False,
-        description="In Python only, with `api: pydantic_ai`: a function that returns the model "
-        "object, in place of one made from the name.",
-    )
-    key: KeyProvider | None = changeable_field(
-        None,
-        exclude=True,
-        repr=False,
-        description="In Python only: a function, async or not, that returns the key; wins over "
-        "`api_key_env`. It is called again if the endpoint refuses the key (401).",
-    )
-    auth: Literal["key", "token"] = changeable_field(
-        "key",
-        description="`token`: the function passed as `key` returns a bearer token, and is called "
-        "again before the token expires; Azure then gets it as `Authorization: Bearer`.",
-    )
-    mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = option(
-        "auto",
-        description="How typed replies are requested; `auto` uses the first mode that the endpoint "
-        "follows.",
-    )
-    temperature: float | None = option(
-        None, ge=0, le=2, description="Sampling temperature; null omits it."
-    )
-    seed: int | Literal["per_call"] | None = option(
-        None, description="Sampling seed to send; `per_call` derives one from each call's id."
-    )
-    max_tokens: int | None = option(
-        None, ge=1, description="Maximum of a reply's tokens; null omits it."
-    )
-    reasoning_effort: str | None = option(
-        None, description="Sent as `reasoning_effort`; null omits it."
-    )
-    extra_body: dict[str, JsonValue] = Field(
-        default_factory=dict, description="Further fields of the request body, sent as they are."
-    )
-    call_id_header: str | None = changeable_field(
-        None,
-        pattern=r"^[A-Za-z0-9-]+$",
-        description="Header for the call id, for tracing at a proxy.",
-    )
-    timeout: float = changeable_field(120.0, gt=0, description="Seconds for one request.")
-    concurrency: int = changeable_field(
-        8,
-        ge=1,
-        description="Maximum of requests at the same time. If roles have the same endpoint and "
-        "key, the strictest value applies to all of them together, here and in the next three "
-        "keys.",
-    )
-    requests_per_minute: int | None = changeable_field(
-        None, ge=1, description="Maximum of requests per minute, evenly spaced; null: no limit."
-    )
-    tokens_per_minute: int | None = changeable_field(
-        None,
-        ge=1,
-        description="Maximum of tokens per minute, estimated before a request and corrected "
-        "afterwards; null: no limit.",
-    )
-    limits_group: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="Roles and trainers of one process with the same endpoint and group share "
-        "these limits; null: those with the same key do.",
-    )
-    max_retries: int = changeable_field(
-        5,
-        ge=0,
-        description="Maximum of retries after connection errors, time-outs, 408, 409, 429, 5xx and "
-        "garbled responses.",
-    )
-    outage_seconds: float = changeable_field(
-        600.0,
-        gt=0,
-        description="The run ends as failed if all requests to the endpoint fail for so many "
-        "seconds. If roles share limits, the strictest value applies.",
-    )
-    price: Price | None = changeable_field(
-        None,
-        description="`input`, `output` and, if it differs, `cached_input`, in dollars per million "
-        "tokens; null: the known list price of this model at this `base_url`.",
-    )
-    reasks: int = option(
-        2,
-        ge=0,
-        description="Maximum number of times that an invalid reply is sent back with the reason.",
-    )
+    """Name of the environment variable that holds the key; null for endpoints without keys."""
+
+    open_model: ModelOpener | None = changeable_field(None, exclude=True, repr=False)
+    """In Python only, with `api: pydantic_ai`: a function that returns the model object, in place
+    of one made from the name."""
+
+    key: KeyProvider | None = changeable_field(None, exclude=True, repr=False)
+    """In Python only: a function, async or not, that returns the key; wins over `api_key_env`. It
+    is called again if the endpoint refuses the key (401)."""
+
+    auth: Literal["key", "token"] = changeable_field("key")
+    """`token`: the function passed as `key` returns a bearer token, and is called again before the
+    token expires; Azure then gets it as `Authorization: Bearer`."""
+
+    mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = "auto"
+    """How typed replies are requested; `auto` uses the first mode that the endpoint follows."""
+
+    temperature: float | None = option(None, ge=0, le=2)
+    """Sampling temperature; null omits it."""
+
+    seed: int | Literal["per_call"] | None = None
+    """Sampling seed to send; `per_call` derives one from each call's id."""
+
+    max_tokens: int | None = option(None, ge=1)
+    """Maximum of a reply's tokens; null omits it."""
+
+    reasoning_effort: str | None = None
+    """Sent as `reasoning_effort`; null omits it."""
+
+    extra_body: dict[str, JsonValue] = Field(default_factory=dict)
+    """Further fields of the request body, sent as they are."""
+
+    call_id_header: str | None = changeable_field(None, pattern=r"^[A-Za-z0-9-]+$")
+    """Header for the call id, for tracing at a proxy."""
+
+    timeout: float = changeable_field(120.0, gt=0)
+    """Seconds for one request."""
+
+    concurrency: int = changeable_field(8, ge=1)
+    """Maximum of requests at the same time. If roles have the same endpoint and key, the strictest
+    value applies to all of them together, here and in the next three keys."""
+
+    requests_per_minute: int | None = changeable_field(None, ge=1)
+    """Maximum of requests per minute, evenly spaced; null: no limit."""
+
+    tokens_per_minute: int | None = changeable_field(None, ge=1)
+    """Maximum of tokens per minute, estimated before a request and corrected afterwards; null: no
+    limit."""
+
+    limits_group: str | None = changeable_field(None, min_length=1)
+    """Roles and trainers of one process with the same endpoint and group share these limits; null:
+    those with the same key do."""
+
+    max_retries: int = changeable_field(5, ge=0)
+    """Maximum of retries after connection errors, time-outs, 408, 409, 429, 5xx and garbled
+    responses."""
+
+    outage_seconds: float = changeable_field(600.0, gt=0)
+    """The run ends as failed if all requests to the endpoint fail for so many seconds. If roles
+    share limits, the strictest value applies."""
+
+    price: Price | None = changeable_field(None)
+    """`input`, `output` and, if it differs, `cached_input`, in dollars per million tokens; null:
+    the known list price of this model at this `base_url`."""
+
+    reasks: int = option(2, ge=0)
+    """Maximum number of times that an invalid reply is sent back with the reason."""
 
     @property
     def title(self) -> str:
@@ -357,46 +331,36 @@ class ModelsConfig(ConfigSection):
 class TelemetryConfig(ConfigSection):
     """The content of spans."""
 
-    content: bool = changeable_field(
-        False,
-        description="Include prompts and replies in spans of model calls, and error messages in "
-        "failed spans; keys are removed.",
-    )
+    content: bool = changeable_field(False)
+    """Include prompts and replies in spans of model calls, and error messages in failed spans; keys
+    are removed."""
 
 
 class ExecutorConfig(ConfigSection):
     """Where the environment of a rollout runs; no result depends on it."""
 
-    name: str = changeable_field(
-        "local",
-        pattern=OBJECT_NAME,
-        description="`local`: in the event loop; `ray`: in workers of Ray, on this machine or a "
-        "cluster. `module:name` imports a function that opens an executor. Any other name is an "
-        "entry point of the group `reflact.executors`.",
-    )
-    options: dict[str, JsonValue] = changeable_field({}, description="Arguments of that function.")
-    workers: int | None = changeable_field(
-        None,
-        ge=1,
-        description="Maximum of workers (`ray`); null: one for each processor of this machine.",
-    )
-    address: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="Address of a running cluster, or `auto` (`ray`); null: a new one on this "
-        "machine, which ends with the run.",
-    )
-    host: str = changeable_field(
-        "127.0.0.1",
-        min_length=1,
-        description="Address of this machine at which workers reach the trainer; other machines "
-        "need another one.",
-    )
-    variables: tuple[str, ...] = changeable_field(
-        (),
-        description="Environment variables that workers get although their names look like those "
-        "of secrets; never a model's key.",
-    )
+    name: str = changeable_field("local", pattern=OBJECT_NAME)
+    """`local`: in the event loop; `ray`: in workers of Ray, on this machine or a cluster.
+    `module:name` imports a function that opens an executor. Any other name is an entry point of the
+    group `reflact.executors`."""
+
+    options: dict[str, JsonValue] = changeable_field({})
+    """Arguments of that function."""
+
+    workers: int | None = changeable_field(None, ge=1)
+    """Maximum of workers (`ray`); null: one for each processor of this machine."""
+
+    address: str | None = changeable_field(None, min_length=1)
+    """Address of a running cluster, or `auto` (`ray`); null: a new one on this machine, which ends
+    with the run."""
+
+    host: str = changeable_field("127.0.0.1", min_length=1)
+    """Address of this machine at which workers reach the trainer; other machines need another one.
+    """
+
+    variables: tuple[str, ...] = changeable_field(())
+    """Environment variables that workers get although their names look like those of secrets; never
+    a model's key."""
 
     @field_validator("options")
     @classmethod
