@@ -13,16 +13,19 @@ import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import typer.main
+from pydantic import BaseModel
 
 from reflact import errors, events
 from reflact.calibration.config import CalibrateConfig
 from reflact.cli.app import app
-from reflact.config.loading import list_config_keys
+from reflact.config.loading import is_changeable, list_fields
+from reflact.config.models import ConfigSection
 from reflact.config.training import TrainerConfig
 from reflact.types import GateAction
 
@@ -45,6 +48,16 @@ FIRST_KEYS = (
     "budget.max_usd",
 )
 EVENT_TABLES = re.compile(r"(<!-- events: [^\n]* -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+TYPE_NAMES: Mapping[Any, str] = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    Path: "path",
+    NoneType: "null",
+}
 
 
 def configuration() -> str:
@@ -100,6 +113,45 @@ def configuration() -> str:
         _row(*row) for row in list_config_keys(CalibrateConfig) if not row[0].startswith(shared)
     ]
     return "\n".join(lines) + "\n"
+
+
+def list_config_keys(
+    kind: type[ConfigSection] = TrainerConfig,
+) -> Iterator[tuple[str, str, str, bool, str]]:
+    """Yield (key, type, default, changeable, description) of every key, in order."""
+    for key, field in list_fields(kind):
+        default = "required"
+        if not field.is_required():
+            default = _format_default(field.get_default(call_default_factory=True))
+        kind_name = _type_name(field.annotation)
+        description = " ".join(str(field.description).split())
+        yield key, kind_name, default, is_changeable(field), description
+
+
+def _format_default(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_format_default, value))}]"
+    return str(value)
+
+
+def _type_name(kind: Any) -> str:
+    origin = get_origin(kind)
+    arguments = get_args(kind)
+    if origin is tuple:
+        return f"list of {_type_name(arguments[0])}"
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in arguments)
+    if origin is Callable:
+        return "function"
+    if origin in {Union, UnionType}:
+        return " or ".join(map(_type_name, arguments))
+    if origin in {dict, Mapping} or issubclass(kind, BaseModel):
+        return "mapping"
+    return TYPE_NAMES[kind]
 
 
 def _row(key: str, kind: str, default: str, changeable: bool, description: str) -> str:

@@ -60,9 +60,7 @@ async def train_large(folder: Path) -> None:
     summary = await trainer.train()
     with sqlite3.connect(folder / "run.db") as database:
         ((rollouts,),) = database.execute("SELECT count(*) FROM rollouts")
-    print(
-        f"the large run: {sum(summary.actions.values())} steps, {rollouts:,} rollouts"
-    )
+    print(f"the large run: {sum(summary.actions.values())} steps, {rollouts:,} rollouts")
 
 
 @contextmanager

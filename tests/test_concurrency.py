@@ -1,4 +1,4 @@
-"""Ordered fan-out, work beside the loop, and streams with several consumers."""
+"""Ordered fan-out, and work beside the loop."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
-from anyio import TaskHandle
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,11 +20,9 @@ from reflact.concurrency import (
     INLINE_LIMIT,
     Slots,
     Stream,
-    Subscription,
     fan_out,
     fan_out_then,
     finish_if_cancelled,
-    open_outbox,
     open_task_group,
     run_in_thread,
     start_ahead,
@@ -334,226 +331,3 @@ async def test_fan_outs_share_slots() -> None:
             tasks.start_soon(lambda start=start: fan_out(work, range(start, start + 10), limit=places))
     assert most == 3
     assert begun == list(range(20))
-
-
-Hand = Callable[[int], Awaitable[None]]
-
-
-class Said(NamedTuple):
-    """An element: about something that changes, or about nothing."""
-
-    about: str | None
-    number: int
-
-
-def counted(size: int, made: list[int] | None = None) -> Callable[[Hand], Awaitable[None]]:
-    """Return a producer of so many numbers, which notes what it has handed over."""
-
-    async def produce(hand: Hand) -> None:
-        for number in range(size):
-            await hand(number)
-            if made is not None:
-                made.append(number)
-
-    return produce
-
-
-async def read(view: Subscription[int], into: list[int]) -> None:
-    """Take all of a view."""
-    into.extend([number async for number in view])
-
-
-async def test_the_stream_waits_for_the_slowest() -> None:
-    made: list[int] = []
-    stream, seen = Stream(counted(20, made), buffer=3), list[int]()
-    async with anyio.create_task_group() as tasks, stream:
-        slow, fast = stream.subscribe(), list[int]()
-
-        async def own() -> None:
-            fast.extend([number async for number in stream])
-
-        tasks.start_soon(own)
-        await anyio.wait_all_tasks_blocked()
-        assert made == [0, 1, 2]
-        await read(slow, seen)
-    assert seen == fast == list(range(20))
-
-
-@pytest.mark.parametrize("how", ["break", "with", "error"])
-async def test_a_view_that_leaves_holds_nobody(how: str) -> None:
-    stream = Stream(counted(50), buffer=1)
-
-    async def leave(view: Subscription[int]) -> None:
-        if how == "with":
-            async with view:
-                return
-        try:
-            async for number in view:
-                if number == 5:
-                    break
-            raise LookupError("of the reader")
-        except LookupError:
-            return
-
-    async with anyio.create_task_group() as tasks, stream:
-        tasks.start_soon(leave, stream.subscribe())
-        with anyio.fail_after(60):
-            assert [number async for number in stream] == list(range(50))
-
-
-async def test_views_end_when_the_stream_is_left() -> None:
-
-    async def produce(hand: Hand) -> None:
-        await hand(1)
-        await anyio.sleep_forever()
-
-    stream, seen = Stream(produce), list[int]()
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as tasks, stream:
-            tasks.start_soon(read, stream.subscribe(), seen)
-            async for _ in stream:
-                await anyio.wait_all_tasks_blocked()
-                break
-    assert seen == [1]
-    assert [number async for number in stream.subscribe()] == []
-
-
-async def test_an_error_is_raised_to_the_owner_alone() -> None:
-
-    async def produce(hand: Hand) -> None:
-        await hand(1)
-        raise LookupError("no second")
-
-    stream = Stream(produce)
-    view = stream.subscribe()
-    with pytest.raises(LookupError, match="no second"):
-        [number async for number in stream]
-    assert [number async for number in view] == [1]
-
-
-async def test_a_view_made_on_the_way_sees_what_comes_after() -> None:
-    stream, late = Stream(counted(10), buffer=1), list[Subscription[int]]()
-    seen: list[int] = []
-    async with anyio.create_task_group() as tasks, stream:
-        async for number in stream:
-            if number == 4 and not late:
-                late.append(stream.subscribe())
-                tasks.start_soon(read, late[0], seen)
-    assert seen[-1] == 9
-    assert seen == list(range(seen[0], 10))
-    assert seen[0] > 4
-
-
-async def test_a_stream_and_a_view_are_iterated_once() -> None:
-    stream = Stream(counted(1))
-    view = stream.subscribe()
-    assert [number async for number in stream] == [0]
-    assert [number async for number in view] == [0]
-    for again in (stream, view):
-        with pytest.raises(RuntimeError, match="once"):
-            await anext(aiter(again))
-
-
-async def test_a_dropped_iteration_detaches() -> None:
-    stream = Stream(counted(20), buffer=2)
-
-    async def glance(view: Subscription[int]) -> None:
-        async for _ in view:
-            break
-
-    async with stream:
-        numbers = aiter(stream)
-        view = stream.subscribe()
-        assert await anext(numbers) == 0
-        await glance(view)
-        gc.collect()
-        with anyio.fail_after(60):
-            assert [number async for number in numbers] == list(range(1, 20))
-
-
-@asynccontextmanager
-async def emitting(buffer: int) -> AsyncIterator[tuple[Stream[Said], Callable[[Said], Awaitable[None]]]]:
-    """Yield a stream that is read, and the function that emits its elements."""
-    emits, begun = [], anyio.Event()
-
-    async def produce(emit: Callable[[Said], Awaitable[None]]) -> None:
-        emits.append(emit)
-        begun.set()
-        await anyio.sleep_forever()
-
-    async def read_all() -> None:
-        async for _ in stream:
-            pass
-
-    stream = Stream(produce, buffer=buffer, subject=lambda said: said.about)
-    async with anyio.create_task_group() as tasks, stream:
-        tasks.start_soon(read_all)
-        await begun.wait()
-        yield stream, emits[0]
-
-
-@given(st.lists(st.builds(Said, st.sampled_from([None, "a", "b"]), st.integers()), max_size=40), st.data())
-def test_the_latest_view_drops_only_what_is_old(elements: list[Said], data: st.DataObject) -> None:
-    numbered = [said._replace(number=number) for number, said in enumerate(elements)]
-
-    async def follow() -> None:
-        since = list[Said]()
-        async with emitting(100) as (stream, emit):
-            reader = aiter(stream.subscribe(latest_only=True))
-            for element in numbered:
-                await emit(element)
-                since.append(element)
-                if data.draw(st.booleans()):
-                    newest = {said.about: said for said in since if said.about is not None}
-                    waiting = [said for said in since if newest.get(said.about or "", said) is said]
-                    some = data.draw(st.integers(0, len(waiting)))
-                    assert [await anext(reader) for _ in range(some)] == waiting[:some]
-                    since = waiting[some:]
-        newest = {said.about: said for said in since if said.about is not None}
-        rest = [said async for said in reader]
-        assert rest == [said for said in since if newest.get(said.about or "", said) is said]
-
-    asyncio.run(follow())
-
-
-async def test_what_gets_old_never_holds_the_stream() -> None:
-    async with emitting(3) as (stream, emit):
-        view = stream.subscribe(latest_only=True)
-        with anyio.fail_after(60):
-            for number in range(1000):
-                await emit(Said("ab"[number % 2], number))
-        await emit(Said(None, 1000))
-        async with anyio.create_task_group() as tasks:
-            waiting = tasks.start_soon(emit, Said(None, 1001))
-            await anyio.wait_all_tasks_blocked()
-            assert waiting.status is TaskHandle.Status.PENDING, "what is never dropped still waits for room"
-            reader = aiter(view)
-            assert [(await anext(reader)).number for _ in range(4)] == [998, 999, 1000, 1001]
-
-
-async def test_an_outbox_delivers_in_order_and_to_the_end() -> None:
-    delivered: list[int] = []
-
-    async def deliver(number: int) -> None:
-        await anyio.lowlevel.checkpoint()
-        delivered.append(number)
-
-    async with open_outbox(deliver) as post:
-        for number in range(1000):
-            post(number)
-        assert delivered == []
-    assert delivered == list(range(1000))
-
-
-async def test_an_outbox_is_cancelled_with_its_block() -> None:
-
-    async def deliver(number: int) -> None:
-        await anyio.sleep_forever()
-
-    with anyio.CancelScope() as scope:
-        async with open_outbox(deliver) as post:
-            post(1)
-            await anyio.wait_all_tasks_blocked()
-            scope.cancel()
-            await anyio.sleep_forever()
-    assert scope.cancelled_caught

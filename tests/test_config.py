@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+from generate_docs import list_config_keys
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from reflact.calibration.config import CalibrateConfig
-from reflact.config.loading import config_identity, list_config_keys, load_config, load_keys, nest_keys
+from reflact.config.loading import config_identity, load_config, load_keys, nest_keys
 from reflact.config.models import CONNECTION_KEYS
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError

@@ -9,28 +9,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import JsonValue, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from reflact.config.models import CHANGEABLE, ConfigSection, expand_home, resolve_path
+from reflact.config.models import CHANGEABLE, ConfigSection, expand_home, list_kinds, resolve_path
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError
 
 S = TypeVar("S", bound=ConfigSection)
-
-TYPE_NAMES: Mapping[Any, str] = {
-    str: "text",
-    int: "integer",
-    float: "number",
-    bool: "true or false",
-    Path: "path",
-    NoneType: "null",
-}
 
 # The most characters of a wrong value in a message.
 SHOWN_CHARS = 300
@@ -117,8 +107,8 @@ def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:
     values["data"]["ratio"] = values["data"]["ratio"] or LARGE_RATIO
     return {
         key: reduce(getitem, key.split("."), values)
-        for key, field in _list_fields(TrainerConfig)
-        if not (_is_changeable(field) or key.startswith(unused))
+        for key, field in list_fields(TrainerConfig)
+        if not (is_changeable(field) or key.startswith(unused))
     }
 
 
@@ -136,7 +126,7 @@ def list_idle_keys(config: TrainerConfig) -> frozenset[str]:
         idle.append("replay.")
     return frozenset(
         key
-        for key, _ in _list_fields(TrainerConfig)
+        for key, _ in list_fields(TrainerConfig)
         if key.startswith(tuple(idle)) and not key.endswith(".enabled")
     )
 
@@ -154,56 +144,19 @@ def list_set_keys(
             yield f"{prefix}{name}"
 
 
-def list_config_keys(
-    kind: type[ConfigSection] = TrainerConfig,
-) -> Iterator[tuple[str, str, str, bool, str]]:
-    """Yield (key, type, default, changeable, description) of every key, in order."""
-    for key, field in _list_fields(kind):
-        default = "required"
-        if not field.is_required():
-            default = _format_value(field.get_default(call_default_factory=True))
-        kind_name = _type_name(field.annotation)
-        description = " ".join(str(field.description).split())
-        yield key, kind_name, default, _is_changeable(field), description
-
-
-def _list_fields(section: type[ConfigSection], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def list_fields(section: type[ConfigSection], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield the dotted keys of a section and of those below it, with their fields."""
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, ConfigSection):
-            yield from _list_fields(kind, f"{prefix}{name}.")
+            yield from list_fields(kind, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field
 
 
-def _is_changeable(field: FieldInfo) -> bool:
+def is_changeable(field: FieldInfo) -> bool:
+    """Whether a key may differ between two starts of a run."""
     return field.json_schema_extra == CHANGEABLE
-
-
-def _format_value(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_format_value, value))}]"
-    return str(value)
-
-
-def _type_name(kind: Any) -> str:
-    origin = get_origin(kind)
-    arguments = get_args(kind)
-    if origin is tuple:
-        return f"list of {_type_name(arguments[0])}"
-    if origin is Literal:
-        return " or ".join(f"`{value}`" for value in arguments)
-    if origin is Callable:
-        return "function"
-    if origin in {Union, UnionType}:
-        return " or ".join(map(_type_name, arguments))
-    if origin in {dict, Mapping} or issubclass(kind, BaseModel):
-        return "mapping"
-    return TYPE_NAMES[kind]
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -380,16 +333,16 @@ def _suggest_key(path: Sequence[str], kind: type[ConfigSection]) -> str:
     """Return the key that an unknown one was meant to be, or the keys of its section."""
     *above, name = path
     known = _list_known_keys(above, kind)
-    rows = list(list_config_keys(kind))
+    fields = dict(list_fields(kind))
     # A value in place of its key: `ranked: true` for `policy: ranked`.
     hints = [
-        f"{key.rpartition('.')[2]}: {name}"
-        for key, choices, *_ in rows
-        if f"`{name}`" in choices and key.split(".")[:-1] == above
+        f"{key}: {name}"
+        for key in known
+        if (field := fields.get(".".join([*above, key]))) and name in list_kinds(field.annotation)
     ]
     hints += [key for key in known if sorted(key) == sorted(name)]  # letters changed places
     hints += difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    hints += [key for key, *_ in rows if key.rpartition(".")[2] == name]
+    hints += [key for key in fields if key.rpartition(".")[2] == name]
     hints += difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {hints[0]}?" if hints else f"known here: {', '.join(known)}"
 

@@ -89,16 +89,16 @@ class ConfigSection(BaseModel):
             raise ValueError("it has a NUL character; remove it")
         values = value.values() if isinstance(value, Mapping) else (value,)
         if found := [each for each in values if isinstance(each, bool)]:
-            kinds = _list_kinds(cls.model_fields[str(info.field_name)].annotation)
+            kinds = list_kinds(cls.model_fields[str(info.field_name)].annotation)
             if (int in kinds or float in kinds) and bool not in kinds:
                 numbers = "a number or null" if NoneType in kinds else "a number"
                 raise ValueError(f"expected {numbers}, not {str(found[0]).lower()}")
         return value
 
 
-def _list_kinds(kind: Any) -> list[Any]:
+def list_kinds(kind: Any) -> list[Any]:
     """Return a type and all types in it."""
-    return [kind, *(each for part in get_args(kind) for each in _list_kinds(part))]
+    return [kind, *(each for part in get_args(kind) for each in list_kinds(part))]
 
 
 class Price(ConfigSection):
