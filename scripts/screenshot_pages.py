@@ -60,7 +60,9 @@ async def train_large(folder: Path) -> None:
     summary = await trainer.train()
     with sqlite3.connect(folder / "run.db") as database:
         ((rollouts,),) = database.execute("SELECT count(*) FROM rollouts")
-    print(f"the large run: {sum(summary.actions.values())} steps, {rollouts:,} rollouts")
+    print(
+        f"the large run: {sum(each.count for each in summary.actions)} steps, {rollouts:,} rollouts"
+    )
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from reflact.gate.intervals import CLAIM_LEVEL, compute_chance, improvement_interval, mean_interval
 from reflact.records import (
+    ActionCount,
     Claim,
     EpochRecord,
     FaultCount,
@@ -120,7 +121,7 @@ RESULTS = {
     "validation": build_summary(solve(5, 20), solve(15, 20), split=Split.val),
     "trials": build_summary([0.25, 0.5] * 10, [0.75, 1.0] * 10, split=Split.val, trials=4),
     "initial is best": end(best=V0, scores=(build_score("baseline", solve(10, 80), text=""),)),
-    "no scores": end(best=V0, config=SETTINGS, steps=6, actions={"no_patches": 2}),
+    "no scores": end(best=V0, config=SETTINGS, steps=6, actions=(ActionCount(action="no_patches", count=2),)),
     "not measured": end(best=V2, missing=("best on test: the endpoint is down",)),
     "budget": end(status="budget", reason="budget.max_calls is 9", steps=3, best=V2),
     "failed": end(status="failed", reason="no key.", best=None),

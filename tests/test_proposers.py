@@ -113,7 +113,7 @@ async def test_an_own_proposer_joins_sources_that_are_set(tmp_path: Path) -> Non
     summary = await trainer.train()
     history = await read_run(tmp_path)
     assert [step.source for step in history.steps] == ["rewrite", "proposer"]
-    assert summary.actions.keys() == {"no_rewrite"}
+    assert {action.action for action in summary.actions} == {"no_rewrite"}
 
 
 async def test_a_configuration_names_an_own_proposer(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ async def test_a_proposer_may_propose_nothing(tmp_path: Path, reasons: tuple[str
         configure(tmp_path), environment=ToyEnvironment(), script=naming, proposer=FailingProposer(*reasons)
     )
     summary = await trainer.train()
-    assert summary.actions.keys() == {"no_rewrite"}
+    assert {action.action for action in summary.actions} == {"no_rewrite"}
     step = (await read_run(tmp_path)).steps[0]
     assert all(reason in step.verdict.reason for reason in reasons)
     assert tuple(fallback.reason for fallback in step.merged.fallbacks) == reasons

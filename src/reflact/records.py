@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pydantic import Field, JsonValue
@@ -86,12 +86,11 @@ class StepRecord(FrozenModel):
     ``created_versions`` are an accepted candidate, then the document with new notes in its
     appendix. ``notes`` is None if the step did not change them. ``current`` and ``best`` are the
     versions after the step. ``fallbacks`` are model decisions that failed, other than those of
-    merging and selection. ``batches`` are the measurements of the step's batches. ``fail_reasons``
-    are the failures grouped by the environment's feedback, if no analyst named a pattern.
-    ``rewrite_summary`` is what the call that rewrote the document says it changed. ``source`` made
-    the candidates. ``rewrites`` are the documents that it wrote, ``race`` is what was measured of
-    the candidates before the gate. ``n_rollouts`` and ``n_tokens`` are what the step cost: rollouts
-    that no earlier step had, and estimated tokens of the optimizer.
+    merging and selection. ``fail_reasons`` are the failures grouped by the environment's feedback,
+    if no analyst named a pattern. ``source`` made the candidates, ``rewrites`` are the documents
+    that it wrote, ``race`` is what was measured of them before the gate. ``n_rollouts`` and
+    ``n_tokens`` are what the step cost: rollouts that no earlier step had, and estimated tokens of
+    the optimizer.
     """
 
     step: int
@@ -161,9 +160,7 @@ class EpochRecord(FrozenModel):
 
     ``last_hash`` is the hash of the skill after that step, before any slow update. ``comparisons``
     are the items that were measured under both skills, ``left_out`` those of them that
-    ``slow_update.pair_policy`` did not choose. ``slow_update`` is None if it is off, ``meta_skill``
-    if it did not change; ``meta_skill_reasoning`` is the model's reasoning behind it. ``current``
-    and ``best`` are the versions afterwards.
+    ``slow_update.pair_policy`` did not choose. ``meta_skill`` is None if it did not change.
     """
 
     epoch: int = Field(ge=1)
@@ -221,12 +218,10 @@ class CandidateReview(FrozenModel):
 class RunState(FrozenModel):
     """The state of a run after its last commit: the input of the next step.
 
-    ``step`` and ``epoch`` are the last committed step and its epoch, ``latest_version`` the highest
-    version number. ``step_buffer`` are the earlier steps of the epoch. ``seen_hashes`` are the
-    documents that the run accepted or rejected, without those that it set aside. ``deterministic``:
-    all repeated rollouts agreed so far. ``kept`` are the versions that were ever current, the
-    initial one first; ``ranking`` is what the ranked gate has observed. ``last_hash`` is the hash
-    of the skill after the last step of ``last_committed_epoch``, before any slow update.
+    ``step_buffer`` are the earlier steps of the epoch. ``seen_hashes`` are the documents that the
+    run accepted or rejected. ``deterministic``: all repeated rollouts agreed so far. ``kept`` are
+    the versions that were ever current, the initial one first; ``ranking`` is what the ranked gate
+    has observed. ``last_hash``: the skill after the last step of ``last_committed_epoch``.
     """
 
     step: int = 0
@@ -492,6 +487,13 @@ class Claim(FrozenModel):
     chance: float | None = Field(default=None, ge=0, le=1)
 
 
+class ActionCount(FrozenModel):
+    """The number of a run's decisions with one outcome."""
+
+    action: GateAction
+    count: int
+
+
 class StageCost(FrozenModel):
     """What a stage of a step took, over all starts of the run: active seconds, and spend.
 
@@ -513,15 +515,6 @@ class StepCost(FrozenModel):
     usage: Usage = Usage()
     unsettled: int = 0
     worst_case: Usage = Usage()
-
-
-def sum_stage_seconds(costs: Sequence[StageCost]) -> Mapping[str, float]:
-    """Return the active seconds of each stage, in the order of the names."""
-    seconds: dict[str, float] = {}
-    for cost in sorted(costs, key=lambda cost: cost.stage):
-        if cost.stage and cost.seconds:
-            seconds[cost.stage] = seconds.get(cost.stage, 0.0) + cost.seconds
-    return seconds
 
 
 def sum_step_costs(costs: Sequence[StageCost]) -> tuple[StepCost, ...]:
@@ -573,19 +566,6 @@ class FaultCount(FrozenModel):
 
     kind: FaultKind
     count: int
-
-
-class EpochStats(FrozenModel):
-    """Counts of an epoch's decisions, and the gate scores at its end, if measured."""
-
-    epoch: int
-    steps: int
-    accepts: int
-    rejects: int
-    skips: int
-    slow_update: str | None = None
-    current_score: float | None
-    best_score: float | None
 
 
 class IntervalEstimate(FrozenModel):
@@ -699,8 +679,7 @@ class RunSummary(ShortReprModel):
 
     ``claim`` is None if the initial skill is the best one or the claim could not be measured.
     ``missing`` names each final measurement that failed, with the reason. ``faults`` counts faults
-    of attempts of calls, even if a retry succeeded, ``actions`` the decisions, and ``stages`` the
-    active seconds, which may overlap. ``critic`` graded, and ``annotated_by`` wrote notes for
+    of attempts of calls, even if a retry succeeded. ``critic`` graded, and ``annotated_by`` wrote notes for
     failure analysts. ``version`` is that of reflact. ``verdict`` is the outcome in words.
     ``added_tokens`` is about how many tokens the best document adds to each call of the target,
     beside the initial one.
@@ -715,7 +694,7 @@ class RunSummary(ShortReprModel):
     accepts: int = 0
     rejects: int = 0
     skips: int = 0
-    actions: Mapping[GateAction, int] = {}
+    actions: tuple[ActionCount, ...] = ()
     best: SkillVersion | None = None
     final: SkillVersion | None = None
     scores: tuple[SkillScore, ...] = ()
@@ -724,10 +703,7 @@ class RunSummary(ShortReprModel):
     missing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     added_tokens: int = 0
-    epochs: tuple[EpochStats, ...] = ()
     spend: tuple[Spend, ...] = ()
-    stages: Mapping[str, float] = {}
-    step_costs: tuple[StepCost, ...] = ()
     faults: tuple[FaultCount, ...] = ()
     reuse: Reuse = Reuse()
     deterministic: bool = True

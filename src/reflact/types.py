@@ -95,12 +95,8 @@ class Split(StrEnum):
 class Item(FrozenModel):
     """One task, with an id that is unique within its data set.
 
-    Args:
-        input: The task for the agent; text for most environments.
-        task_type: Groups items for stratified splits and for reporting.
-        reference: The reference for the grader; the agent does not see it.
-        metadata: Other columns of the data; the agent sees only those that ``environment.template``
-            names.
+    ``input`` is the task for the agent, ``reference`` is for the grader alone. ``task_type`` groups
+    items. ``metadata`` are other columns; the agent sees those that ``environment.template`` names.
     """
 
     id: str = Field(min_length=1)
@@ -224,17 +220,13 @@ EditKind = Literal["append", "insert_after", "replace", "delete", "suggest", "re
 
 
 class Edit(FrozenModel):
-    """One proposed change to a skill document.
+    """One proposed change to a skill document, which ``support_count`` rollouts support.
 
-    Args:
-        op: ``append`` takes only content, ``delete`` only a target, ``insert_after`` and
-            ``replace`` both. ``suggest`` describes a revision in words; ``rewrite`` is a whole new
-            document text; ``examples`` is the new text of the section of worked examples.
-        target: The anchor: text that occurs exactly once in the unprotected document.
-        source_type: Whether it comes from failures or successes; None for both.
-        support_count: Number of rollouts that support it.
-        merge_level: Number of merges that produced it.
-        evidence: Which cases ask for it, in the analyst's words.
+    ``append`` takes only content, ``delete`` only a target, ``insert_after`` and ``replace`` both.
+    ``suggest`` describes a revision in words, ``rewrite`` is a whole new document, ``examples`` the
+    new section of worked examples. ``target`` is text that occurs exactly once in the unprotected
+    document. ``merge_level`` counts the merges that produced it. ``evidence`` says which cases ask
+    for it, in the analyst's words.
     """
 
     op: EditKind
@@ -271,15 +263,11 @@ class Patch(FrozenModel):
 
 
 class AnalystReport(FrozenModel):
-    """An analyst's report on one minibatch.
+    """An analyst's report on the minibatch ``index`` of a batch and source.
 
-    Args:
-        index: Its number among the minibatches of its batch and source.
-        no_reply_reason: The reason if the analyst gave no valid reply; the patch is empty then.
-        batch: Number of its batch among the step's accumulated batches.
-        reminders: Notes for the appendix, from rules of the document that were not followed.
-        lapses: Items whose failure the reminders explain; they lead to no edits.
-        triage_no_reply_reason: The reason if lapses could not be separated from defects.
+    Its patch is empty if the analyst gave no valid reply. ``reminders`` are notes for the appendix,
+    from rules of the document that were not followed; the failures of ``lapses`` lead to no edits.
+    ``triage_no_reply_reason``: lapses could not be separated from defects.
     """
 
     source_type: RolloutSource
@@ -332,9 +320,8 @@ class SelectResult(FrozenModel):
 class Candidate(FrozenModel):
     """The document after the step's edits.
 
-    ``fallbacks`` states why a rewrite call gave no valid reply, ``summary`` what such a call says
-    it changed. ``examples`` are the worked examples of the document; None: those of the document
-    before.
+    ``summary`` is what a rewrite call says it changed. ``examples`` are the worked examples of the
+    document; None: those of the document before.
     """
 
     skill: Skill
@@ -364,14 +351,10 @@ class Measurement(FrozenModel):
 
 
 class Rewrite(FrozenModel):
-    """A whole document that a proposer wrote in a step, or the reason why it wrote none.
+    """A whole document that a proposer wrote in a step, or the ``reason`` why there is none.
 
-    Args:
-        document: The document without its protected regions; None: there is none.
-        reasoning: The reasoning behind it.
-        patterns: The causes of failure that it answers.
-        reason: Why there is no document.
-        number: Its place in the order in which the proposer asked for its documents, from 0.
+    ``document`` has no protected regions. ``number`` is its place in the order in which the
+    proposer asked for its documents, from 0.
     """
 
     document: str | None = None
@@ -382,18 +365,12 @@ class Rewrite(FrozenModel):
 
 
 class RaceEntry(FrozenModel):
-    """What a race measured of one candidate.
+    """What a race measured of one candidate, such as ``8 examples`` or ``rewrite 2``.
 
-    Args:
-        label: What the candidate is, such as ``8 examples`` or ``rewrite 2``.
-        skill_hash: Its document.
-        form: The digest of its text after white space and list marks are normalised.
-        n: How many validation items were measured under it.
-        score: Its mean on them, in the gate's metric; None if nothing was measured.
-        current_score: The current document's mean on the same items.
-        p_better: The probability that it is better than the current document on all validation
-            items.
-        judged: Whether it went on to the gate.
+    ``form`` is the digest of its text after white space and list marks are normalised. ``score``
+    and ``current_score`` are means on the same ``n`` validation items, in the gate's metric.
+    ``p_better`` is the probability that it is better than the current document on all of them.
+    ``judged``: it went on to the gate.
     """
 
     label: str
@@ -431,7 +408,6 @@ GateAction = Literal[
     "unmeasured",
 ]
 
-
 GatePolicy = Literal["ranked", "strict"]
 
 
@@ -444,19 +420,13 @@ class Belief(FrozenModel):
 
 
 class PassResult(FrozenModel):
-    """One pass of a version over the validation items, as an observation of its true mean.
+    """One pass of a version over ``n`` validation items, as an observation of its true mean.
 
-    Args:
-        mean: The mean score in the gate's metric, adjusted for unmeasured items.
-        n: The number of measured items.
-        measured: The mean score of these items, if it is another one than ``mean``.
-        variance: The variance of a score within an item, as estimated at the time.
-        squares: What the pass added to that estimate: squared deviations from the items' earlier
-            scores.
-        repeats: The number of these deviations.
-        room: The greatest variance that scores with this mean can have; see ``find_room``.
-        change_variance: The prior variance of the version's difference to its parent, as it follows
-            from the passes so far. The latest pass of a version counts.
+    ``mean`` is in the gate's metric, adjusted for unmeasured items; ``measured`` is not adjusted.
+    ``variance`` is that of a score within an item, as estimated at the time; the pass added
+    ``squares`` to the estimate, the squared deviations of ``repeats`` scores from the items'
+    earlier ones. ``room``: see ``find_room``. ``change_variance`` is the prior variance of the
+    version's difference to its parent, from the passes so far; that of its latest pass counts.
     """
 
     skill_hash: str
@@ -521,9 +491,8 @@ class Ranking(FrozenModel):
 
     The first node is the baseline; a parent comes before its children. ``squares`` are the summed
     squared deviations of repeated scores from their item's mean, ``repeats`` their degrees of
-    freedom. ``prior_variance`` is the variance within an item that is expected before any repeat.
-    ``room`` and ``prior_room`` are the same for the greatest variance that the means of the passes
-    allow.
+    freedom. ``prior_variance`` is expected within an item before any repeat. ``room`` and
+    ``prior_room`` are the same for the greatest variance that the means allow.
     """
 
     nodes: tuple[VersionNode, ...]
@@ -619,9 +588,8 @@ class Ranking(FrozenModel):
 class Verdict(FrozenModel):
     """The gate's decision; scores are in the gate's metric, in 0..1.
 
-    Scores are measured means. ``ranked`` are the beliefs of the ranked gate. ``veto`` is the
-    approver's reason. ``repeats`` says which earlier document the candidate equals: ``v2``, or ``in
-    step 3``.
+    ``veto`` is the approver's reason. ``repeats`` says which earlier document the candidate equals:
+    ``v2``, or ``in step 3``.
     """
 
     action: GateAction

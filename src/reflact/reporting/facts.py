@@ -453,14 +453,15 @@ class ResultFact(FrozenModel):
     def decisions(self) -> str:
         """How many steps ended in which way."""
         summary = self.summary
+        counts = {each.action: each.count for each in summary.actions}
         unproven: tuple[GateAction, ...] = ("set_aside", "return")
         parts = [
             f"{summary.accepts} accepted",
             f"{summary.rejects} rejected",
             *(
-                f"{summary.actions[action]} {ACTION_WORDS[action]}"
+                f"{counts[action]} {ACTION_WORDS[action]}"
                 for action in unproven
-                if action in summary.actions
+                if action in counts
             ),
             f"{summary.skips} without a change",
         ]
@@ -592,7 +593,7 @@ class ResultFact(FrozenModel):
         if not self.is_complete or summary.missing or (claim is not None and claim.confirmed):
             return
         advice = []
-        idle = summary.actions.get("no_patches", 0)
+        idle = sum(each.count for each in summary.actions if each.action == "no_patches")
         if summary.steps < FEW_STEPS:
             advice.append(
                 f"take more steps than {summary.steps} (a larger train.num_epochs extends this "

@@ -33,8 +33,6 @@ from reflact.records import (
     RunStatus,
     RunSummary,
     StepRecord,
-    sum_stage_seconds,
-    sum_step_costs,
 )
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.evaluate import build_measurement
@@ -366,7 +364,6 @@ async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunS
         await run.store.forget_responses(run.rejected)
     seconds = await run.store.add_seconds(run.id, *run.timer.read_and_reset())
     records = await run.store.records(run.id)
-    costs = await run.store.stage_costs(run.id)
     summary = RunSummary(
         version=metadata.version("reflact"),
         run_id=run.id,
@@ -378,8 +375,6 @@ async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunS
         missing=tuple(run.results.missing),
         warnings=await _list_warnings(run, records),
         spend=await run.store.spend(run.id),
-        stages=sum_stage_seconds(costs),
-        step_costs=sum_step_costs(costs),
         faults=await run.store.faults(run.id),
         reuse=run.store.reuse,
         test_openings=run.results.test_openings,
@@ -388,7 +383,7 @@ async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunS
         critic=_describe_critic(run, run.plan.critic),
         annotated_by=_describe_critic(run, run.plan.notes_critic),
     )
-    summary = summarize_history(summary, records, await run.store.epochs(run.id), run.state)
+    summary = summarize_history(summary, records, run.state)
     summary = summary.model_copy(update={"added_tokens": await _count_added_tokens(run, summary)})
     if run.describe is not None:
         summary = summary.model_copy(update={"verdict": run.describe(summary)})

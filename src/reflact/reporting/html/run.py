@@ -15,7 +15,7 @@ from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
 from reflact.gate.intervals import wilson_interval
 from reflact.jsonutil import flatten_fields
-from reflact.records import IntervalEstimate, SkillScore, Spend, Usage, sum_stage_seconds
+from reflact.records import IntervalEstimate, SkillScore, Spend, Usage
 from reflact.reporting import facts
 from reflact.reporting.history import RunHistory, VersionText, open_run, read_run, read_versions
 from reflact.reporting.html import page
@@ -231,7 +231,10 @@ def _build_cost_section(history: RunHistory) -> page.PageSection:
     state = "The run has not ended yet; these are its calls so far."
     if summary is not None:
         state = f"In total: {facts.ResultFact(summary=summary).cost}."
-    times = sum_stage_seconds(history.costs)
+    times: dict[str, float] = {}
+    for cost in history.costs:
+        if cost.stage:
+            times[cost.stage] = times.get(cost.stage, 0.0) + cost.seconds
     rows = []
     for stage, seconds in sorted(times.items(), key=lambda item: -item[1]):
         share = 100 * seconds / (sum(times.values()) or 1.0)
