@@ -108,11 +108,9 @@ AT_CONSTRUCTION = [
     ("target", fail, "target=reflact.targets.FunctionTarget(fail)"),
     ("target", agent(session=returning(Talk())), "is async (test_own_objects.py, line "),
     ("target", agent(session=lambda self, skill: Talk()), "unexpected keyword argument 'rollout'"),
-    ("target", agent(session_for=lambda self, item: Talk()), "write def session_for(self, item, skill,"),
     ("environment", World.run, "is missing; write identity ="),
     ("environment", world(run=None), "is missing; write async def run(self, item, session, *, seed):"),
     ("environment", world(items=[1]), "MyWorld, is a list, and no method; write def items("),
-    ("environment", world(set_up=returning(None)), "is missing; write async def close(self):"),
 ]
 
 

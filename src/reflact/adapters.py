@@ -39,6 +39,7 @@ from reflact.protocols import (
     Target,
 )
 from reflact.records import CriticDescription
+from reflact.text import shorten
 from reflact.types import Grade, Item, Score, Skill, Split, Turn
 
 # Exceptions that pass through everything: Ctrl-C, a cancellation, and the end of a generator.
@@ -90,12 +91,9 @@ def _find_exit(group: BaseExceptionGroup[BaseException]) -> BaseException:
 def read_text(error: BaseException) -> str:
     """Return the text of an exception of the caller's code, cut to ``MAX_TEXT_CHARS``."""
     try:
-        text = str(error)
+        return shorten(str(error), MAX_TEXT_CHARS)
     except Exception as another:  # noqa: BLE001 - `__str__` is the caller's code
         return f"(its text cannot be read: {type(another).__name__})"
-    if len(text) <= MAX_TEXT_CHARS:
-        return text
-    return f"{text[:MAX_TEXT_CHARS]}... ({len(text):,} characters)"
 
 
 @contextmanager
@@ -260,17 +258,17 @@ class TargetAdapter:
     """
 
     def __init__(self, own: Target) -> None:
-        self.own = own
+        self.own: Any = own
         # What the agent can do, for the optimizer.
         self.description = str(getattr(own, "description", ""))
         self.is_connectable = hasattr(own, "connect") and hasattr(own, "describe_model")
         self.preflight = hasattr(own, "test_skill") and bool(getattr(own, "preflight", False))
-        self._start: Any = getattr(own, "session_for", None)
 
     @property
     def identity(self) -> str:
         """The settings that influence answers."""
-        return self.own.identity
+        identity: str = self.own.identity
+        return identity
 
     @property
     def instructions(self) -> str:
@@ -285,23 +283,24 @@ class TargetAdapter:
             InterfaceError: The target returned no session.
         """
         with CatchExits():
-            if self._start is None:
-                session = self.own.session(skill, rollout=rollout)
+            if hasattr(self.own, "session_for"):
+                session: Session = self.own.session_for(item, skill, rollout=rollout)
             else:
-                session = self._start(item, skill, rollout=rollout)
+                session = self.own.session(skill, rollout=rollout)
         _check_session(self.own, session)
         return session
 
     def describe_model(self, config: ModelConfig) -> ModelConfig:
         """Return the settings of ``models.target`` with the agent's own model and endpoint."""
-        own: Any = self.own
-        described: ModelConfig = own.describe_model(config) if self.is_connectable else config
-        return described
+        if self.is_connectable:
+            config = self.own.describe_model(config)
+        return config
 
     def connect(self, sender: RequestSender, config: ModelConfig) -> TargetAdapter:
         """Return the target with its requests going through a run, if it makes any."""
-        own: Any = self.own
-        return TargetAdapter(own.connect(sender, config)) if self.is_connectable else self
+        if not self.is_connectable:
+            return self
+        return TargetAdapter(self.own.connect(sender, config))
 
     async def test_skill(
         self, environment: Environment, items: Sequence[Item], skill: Skill, config: ModelConfig
@@ -314,8 +313,7 @@ class TargetAdapter:
         Raises:
             EnvironmentFailure: No request has the skill, or the agent failed before it asked.
         """
-        own: Any = self.own
-        warning: str | None = await own.test_skill(environment, items, skill, config)
+        warning: str | None = await self.own.test_skill(environment, items, skill, config)
         return warning
 
 
@@ -377,27 +375,14 @@ def _check_session(target: object, session: object) -> None:
 
 ObjectRole = Literal["target", "environment", "optimizer", "annotator", "proposer"]
 
-# The protocol whose methods an object must have.
-REQUIRED_PARTS: Mapping[ObjectRole, type] = {
-    "target": Target,
-    "environment": Environment,
-    "optimizer": LLM,
-    "annotator": Annotator,
-    "proposer": Proposer,
+# The methods that an object must have.
+REQUIRED_PARTS: Mapping[ObjectRole, Sequence[Callable[..., Any]]] = {
+    "target": (Target.session,),
+    "environment": (Environment.items, Environment.run),
+    "optimizer": (LLM.ask,),
+    "annotator": (Annotator.annotate,),
+    "proposer": (Proposer.propose,),
 }
-
-# Methods that it may have in addition, as the adapters call them.
-OPTIONAL_PARTS: Mapping[str, Sequence[Callable[..., Any]]] = {
-    "target": (TargetAdapter.session_for,),
-    "environment": (
-        EnvironmentAdapter.set_up,
-        EnvironmentAdapter.close,
-        EnvironmentAdapter.list_right_answers,
-    ),
-}
-
-# What tells an object that is called itself from a function that makes one.
-MAIN_METHODS: Mapping[str, str] = {"target": "session", "environment": "run", "proposer": "propose"}
 
 # The class for agents of pydantic-ai, which is imported only if one is named.
 AGENT_CLASS = "reflact.targets.pydantic_ai:PydanticAITarget"
@@ -415,21 +400,13 @@ def check_object(role: ObjectRole, value: object) -> None:
         raise ConfigError(
             f"`identity` of {_describe(role, value)} is missing; write {_write_identity(value)}"
         )
-    methods = [method for method in vars(REQUIRED_PARTS[role]).values() if _is_public(method)]
-    methods += [part for part in OPTIONAL_PARTS.get(role, ()) if hasattr(value, part.__name__)]
-    if role == "environment" and hasattr(value, "set_up"):
-        methods.append(EnvironmentAdapter.close)
-    for method in methods:
+    for method in REQUIRED_PARTS[role]:
         problem = _find_problem(getattr(value, method.__name__, None), method)
         if problem is not None:
             raise ConfigError(
                 f"`{method.__name__}` of {_describe(role, value)} {problem}; write "
                 f"{_write_definition(method)}"
             )
-
-
-def _is_public(part: object) -> bool:
-    return inspect.isfunction(part) and not part.__name__.startswith("_")
 
 
 def check_texts(role: ObjectRole, value: Any) -> None:
@@ -635,8 +612,7 @@ def _load(key: str, name: str, group: str, *, known: Sequence[str] = ()) -> Any:
 
 def _make(role: ObjectRole, name: str, value: Any, options: Mapping[str, Any]) -> Any:
     """Return an object as it is, or what a class or function makes from the options."""
-    is_object = hasattr(value, MAIN_METHODS[role]) and not isinstance(value, type)
-    if callable(value) and not is_object:
+    if callable(value) and not hasattr(type(value), "identity"):
         value = _call(role, name, value, options)
     elif options:
         raise ConfigError(
