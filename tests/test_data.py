@@ -124,18 +124,26 @@ def test_missing_and_ambiguous_splits_are_errors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("n", "ratio", "counts"),
-    [(10, "2:1:7", (2, 1, 7)), (4, "2:1:7", (1, 0, 3)), (7, "1:1:1", (3, 2, 2)), (5, "0:1:0", (0, 5, 0))],
+    [
+        *[
+            (10, "2:1:7", (2, 1, 7)),
+            (4, "2:1:7", (1, 0, 3)),
+            (7, "1:1:1", (3, 2, 2)),
+            (5, "0:1:0", (0, 5, 0)),
+        ],
+        *[(3, None, (1, 1, 1)), (10, None, (3, 3, 4)), (120, None, (40, 40, 40)), (200, None, (40, 40, 120))],
+        *[(399, None, (79, 40, 280)), (400, None, (80, 40, 280)), (1000, None, (200, 100, 700))],
+    ],
 )
-def test_one_file_is_split_by_its_ratio(tmp_path: Path, n: int, ratio: str, counts: tuple[int, ...]) -> None:
-    dataset = load_dataset(_write(tmp_path / "all.jsonl", _rows(n)), ratio, 42)
+def test_one_file_is_split_by_its_ratio_or_its_size(
+    tmp_path: Path, n: int, ratio: str | None, counts: tuple[int, ...]
+) -> None:
+    path = _write(tmp_path / "all.jsonl", _rows(n))
+    dataset = load_dataset(path, ratio, 42)
     assert _counts(dataset) == counts
     assert {item.id for split in Split for item in dataset.items(split)} == {f"q{k}" for k in range(n)}
-
-
-@pytest.mark.parametrize("ratio", ["0:0:0", "1:1", "²:1:1"])
-def test_a_ratio_that_is_none_is_refused(tmp_path: Path, ratio: str) -> None:
     with pytest.raises(DataError, match="is not train:val:test in whole numbers"):
-        load_dataset(_write(tmp_path / "all.json", _rows(4)), ratio, 42)
+        load_dataset(path, "0:0:0", 42)
 
 
 def test_the_split_depends_on_the_items_and_the_seed_alone(tmp_path: Path) -> None:
@@ -178,23 +186,6 @@ def test_csv_rows_are_items(tmp_path: Path) -> None:
     assert (first.input, first.reference, first.metadata) == ("a;\r\nb", "1", {"level": None})
     assert (second.input, second.reference, second.metadata) == ("c", "2", {"level": "hard"})
     assert len({first.id, second.id}) == 2
-
-
-def test_questions_with_context_and_answers_are_recognised(tmp_path: Path) -> None:
-    row: Row = {"id": 1, "question": "Who?", "context": "Ann came.", "answers": ["Ann", "ann"]}
-    (item,) = load_dataset(_write(tmp_path / "all.json", [row]), "1:0:0", 42).train
-    assert item == Item(id="1", input="Ann came.\n\nQuestion: Who?", reference=["Ann", "ann"])
-
-
-@pytest.mark.parametrize(
-    ("n", "counts"),
-    [
-        *[(3, (1, 1, 1)), (10, (3, 3, 4)), (60, (20, 20, 20)), (120, (40, 40, 40))],
-        *[(200, (40, 40, 120)), (399, (79, 40, 280)), (400, (80, 40, 280)), (1000, (200, 100, 700))],
-    ],
-)
-def test_without_a_ratio_the_size_decides(tmp_path: Path, n: int, counts: tuple[int, ...]) -> None:
-    assert _counts(load_dataset(_write(tmp_path / "all.jsonl", _rows(n)), None, 42)) == counts
 
 
 def test_near_copies_stay_together_and_are_counted_if_they_do_not(tmp_path: Path) -> None:

@@ -122,8 +122,8 @@ async def fan_out(
     """Apply an async function to all inputs and return the results in the order of the inputs.
 
     At most ``limit`` calls run at a time (None: all), or as many as there are slots, which others
-    may share. Calls take their turns in the order of the inputs. The first error cancels the other
-    calls and is raised without an exception group.
+    may share. Calls begin in the order of the inputs. The first error cancels the others and is
+    raised bare.
     """
     limited = _limit_calls(call, limit)
     async with open_task_group() as tasks:
@@ -144,8 +144,7 @@ async def fan_out_then(
 
     ``ready`` is called once for each finished prefix of a lane, in order of length, with the lane's
     index. ``then`` is called at once on each value that it returns. ``limit`` and ``then_limit``
-    count calls of all lanes. The first error of either cancels everything and is raised without an
-    exception group.
+    count calls of all lanes. The first error of either cancels everything and is raised bare.
 
     Returns:
         The results of each lane in order, and those of its further work in the order of ``ready``.
@@ -267,9 +266,8 @@ async def open_outbox(
 ) -> AsyncIterator[Callable[[T], None]]:
     """Yield a function that queues elements without waiting; a task delivers them in order.
 
-    The end of the block waits until all are delivered. An error of ``deliver`` cancels the block
-    and is raised without an exception group. Elements that are queued after a cancellation are
-    dropped.
+    The end of the block waits until all are delivered. An error of ``deliver`` cancels the block.
+    Elements that are queued after a cancellation are dropped.
     """
     send, receive = anyio.create_memory_object_stream[T](math.inf)
 
@@ -338,12 +336,9 @@ class Stream(Generic[T]):
     """An iterator over the elements of one producer task, with back-pressure and without loss.
 
     The task starts with the first step of the iteration. Leaving ``async with`` cancels it and
-    waits for it. After a bare ``break`` the event loop does so when it finalises the iterator. An
-    error of the producer is raised after its last element was taken. A stream can be iterated once.
-
-    ``subscribe`` adds further consumers of the same elements. The producer waits for the slowest
-    consumer and continues without those that left. Leaving the stream itself cancels the producer
-    and ends them all.
+    waits for it; after a bare ``break`` the event loop does so. An error of the producer is raised
+    after its last element was taken. A stream can be iterated once. The producer waits for the
+    slowest of its consumers, which ``subscribe`` adds, and continues without those that left.
 
     Args:
         produce: Runs in a task of its own; its argument emits an element.
@@ -375,11 +370,8 @@ class Stream(Generic[T]):
     def subscribe(self, *, latest_only: bool = False) -> Subscription[T]:
         """Return another iterator over all elements from now on.
 
-        No element comes before another task begins the stream's own iteration.
-
-        Args:
-            latest_only: For slow consumers: of buffered elements with one subject keep only the
-                newest. Elements without a subject are all kept, in order.
+        No element comes before another task begins the stream's own iteration. ``latest_only`` is
+        for slow consumers: of buffered elements with one subject only the newest is kept.
         """
         subject = self._subject if latest_only else None
         subscription = Subscription[T](self._buffer, subject)

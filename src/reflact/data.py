@@ -1,10 +1,7 @@
 """Data sets: reading, splitting and checking them, and the plan of an epoch.
 
-A data set is a folder or a file. A folder contains ``train``, ``val`` and ``test``, each as a
-``.json``, ``.jsonl`` or ``.csv`` file, or as a folder with exactly one such file. A single file is
-split by a ratio, or by its size. ``build_item`` says how rows become items. A data set may have no
-test split.
-
+A data set is a folder with ``train``, ``val`` and mostly ``test``, each a ``.json``, ``.jsonl`` or
+``.csv`` file or a folder with one, or a single file, which is split by a ratio or by its size.
 All randomness derives from a seed and a label, and is the same in every Python version.
 """
 
@@ -317,11 +314,9 @@ def _find_list(value: Any, path: Path) -> list[Any]:
 def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
     """Return the item of a row.
 
-    A field of the item is the column that ``fields`` names, or else the column of its own name.
-    Without ``input``, a column ``question`` and, if there is one, its ``context`` are the input.
-    Without ``reference``, a column ``answers`` or ``answer`` is the reference; of an answer that
-    ends in a line ``#### 42``, only the result. ``unfold_row`` says how rows of well-known sets are
-    read. A row without an id gets a digest of its input and reference. All other columns are
+    A field of the item is the column that ``fields`` names, or one of ``DEFAULT_COLUMNS``; a
+    question has its ``context`` before it. Of an answer that ends in a line ``#### 42`` the result
+    counts. A row without an id gets a digest of its input and reference. All other columns are
     metadata.
 
     Raises:

@@ -679,8 +679,8 @@ class RunSummary(ShortReprModel):
 
     ``claim`` is None if the initial skill is the best one or the claim could not be measured.
     ``missing`` names each final measurement that failed, with the reason. ``faults`` counts faults
-    of attempts of calls, even if a retry succeeded. ``critic`` graded, and ``annotated_by`` wrote notes for
-    failure analysts. ``version`` is that of reflact. ``verdict`` is the outcome in words.
+    of attempts of calls, even if a retry succeeded. ``critic`` graded, and ``annotated_by`` wrote
+    notes for failure analysts. ``version`` is that of reflact. ``verdict`` is the outcome in words.
     ``added_tokens`` is about how many tokens the best document adds to each call of the target,
     beside the initial one.
     """
