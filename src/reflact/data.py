@@ -436,8 +436,9 @@ def plan_epoch(
 def _find_split(folder: Path, split: Split, *, needs_test: bool) -> Path | None:
     """Return the file of a split, which may be the only data file in a folder of that name."""
     names = SPLIT_NAMES[split]
-    files = [f"{name}{end}" for name in names for end in ("", *SUFFIXES)]
-    paths = [path for file in files if (path := folder / file).exists()]
+    paths = [folder / name for name in names if (folder / name).is_dir()]
+    files = [folder / f"{name}{end}" for name in names for end in SUFFIXES]
+    paths += [file for file in files if file.is_file()]
     if not paths and split is Split.test and not needs_test:
         return None
     if not paths:
