@@ -66,48 +66,6 @@ async def test_the_first_error_is_raised_bare_and_cancels_the_others() -> None:
     assert sorted(cancelled) == [0, 1, 2, 4]
 
 
-async def test_a_group_raises_one_error_out_of_nested_groups() -> None:
-
-    async def fail() -> None:
-        raise KeyError("deep")
-
-    with pytest.raises(KeyError, match="deep"):
-        async with open_task_group(), open_task_group() as inner:
-            inner.start_soon(fail)
-
-
-@given(
-    lanes=st.lists(st.lists(st.integers(0, 6), max_size=6), max_size=3),
-    limits=st.tuples(st.none() | st.integers(1, 3), st.none() | st.integers(1, 3)),
-)
-def test_further_work_stands_in_the_order_of_prefixes(
-    lanes: list[list[int]], limits: tuple[int | None, int | None]
-) -> None:
-    asked: list[list[int]] = [[] for _ in lanes]
-
-    async def call(delay: int) -> int:
-        await checkpoints(delay)
-        return delay
-
-    def ready(lane: int, prefix: Sequence[int]) -> list[int]:
-        asked[lane].append(len(prefix))
-        return [sum(prefix)] * (prefix[-1] % 3)
-
-    async def then(total: int) -> str:
-        await checkpoints(total % 5)
-        return f"sum {total}"
-
-    async def run() -> Any:
-        return await fan_out_then(call, lanes, ready=ready, then=then, limit=limits[0], then_limit=limits[1])
-
-    sums = [
-        tuple(f"sum {sum(lane[: n + 1])}" for n, last in enumerate(lane) for _ in range(last % 3))
-        for lane in lanes
-    ]
-    assert anyio.run(run) == (tuple(tuple(lane) for lane in lanes), tuple(sums))
-    assert asked == [list(range(1, len(lane) + 1)) for lane in lanes]
-
-
 @pytest.mark.parametrize("failing", ["call", "ready", "then"])
 async def test_an_error_in_any_part_of_overlapped_work_ends_all_of_it(failing: str) -> None:
     ends: list[str] = []

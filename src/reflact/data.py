@@ -14,7 +14,6 @@ import io
 import json
 import random
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -198,23 +197,23 @@ def check_dataset(dataset: DataSet, needed: Sequence[Split] = TRAINING_SPLITS) -
             raise DataError(
                 f"the {split.value} split is empty ({sizes}): add items or change data.ratio"
             )
-    split_items = [(split, item) for split in Split for item in dataset.items(split)]
-    item_id, times = Counter(item.id for _, item in split_items).most_common(1)[0]
-    if times > 1:
-        where = ", ".join(
-            dict.fromkeys(split.value for split, item in split_items if item.id == item_id)
-        )
-        raise DataError(
-            f"the item id {item_id!r} is used {times} times (in {where}); give each item its own id"
-        )
-    first: dict[str, tuple[Split, Item]] = {}
-    for split, item in split_items:
-        other_split, other = first.setdefault(digest_json(item.input), (split, item))
-        if other_split is not split:
-            raise DataError(
-                f"items {other.id!r} in {other_split.value} and {item.id!r} in {split.value} have "
-                "the same input: keep it in one split only"
-            )
+    splits_by_id: dict[str, Split] = {}
+    items_by_input: dict[str, tuple[Split, Item]] = {}
+    for split in Split:
+        for item in dataset.items(split):
+            if item.id in splits_by_id:
+                raise DataError(
+                    f"the item id {item.id!r} is used twice (in {splits_by_id[item.id].value} and "
+                    f"{split.value}); give each item its own id"
+                )
+            splits_by_id[item.id] = split
+            where = digest_json(item.input)
+            other_split, other = items_by_input.setdefault(where, (split, item))
+            if other_split is not split:
+                raise DataError(
+                    f"items {other.id!r} in {other_split.value} and {item.id!r} in {split.value} "
+                    "have the same input: keep it in one split only"
+                )
 
 
 def _fold_input(item: Item) -> str:
@@ -493,10 +492,13 @@ def _split_rows(
 
 def _read_splits(rows: Sequence[FileItem]) -> list[Split] | None:
     """Return the splits that a column ``split`` names; None unless it names that of each row."""
-    names = [str(row.item.metadata.get("split")).lower() for row in rows]
-    splits = [_SPLITS_BY_NAME[name] for name in names if name in _SPLITS_BY_NAME]
-    is_complete = len(splits) == len(rows) and set(TRAINING_SPLITS) <= set(splits)
-    return splits if is_complete else None
+    splits = []
+    for row in rows:
+        split = _SPLITS_BY_NAME.get(str(row.item.metadata.get("split")).lower())
+        if split is None:
+            return None
+        splits.append(split)
+    return splits if set(TRAINING_SPLITS) <= set(splits) else None
 
 
 def _draw_splits(items: Sequence[Item], shares: Sequence[int], seed: int) -> list[Split]:
@@ -538,9 +540,9 @@ def _find_columns(row: Mapping[str, Any], fields: FieldsConfig, where: str) -> d
                 f"{where}: there is no column {column!r}, which data.fields.{name} names; "
                 f"{meant}{listed}"
             )
-        column = column or next((usual for usual in DEFAULT_COLUMNS[name] if usual in row), None)
-        if column is not None:
-            columns[name] = column
+        for usual in DEFAULT_COLUMNS[name] if column is None else (column,):
+            if usual in row:
+                columns.setdefault(name, usual)
     free = [name for name in row if name not in columns.values() and name != "metadata"]
     for name in FIELD_NAMES[1:]:
         near = next(iter(difflib.get_close_matches(name, free, n=1, cutoff=0.8)), None)
