@@ -95,7 +95,8 @@ class Endpoint(httpx.AsyncBaseTransport):
 
 def test_the_functions_of_all_paths_exist() -> None:
     paths = read_paths()
-    assert [len(path) for path in paths] == [20, 12, 12]
+    assert len(paths) == 3
+    assert all(paths)
     for path in paths:
         for name in path:
             assert callable(find_function(name)), name
