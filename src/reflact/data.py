@@ -99,25 +99,19 @@ class DataSet(FrozenModel):
 
 
 def load_dataset(
-    path: Path,
-    ratio: str | None,
-    split_seed: int = SPLIT_SEED,
-    *,
-    fields: FieldsConfig | None = None,
-    needs_test: bool = True,
+    path: Path, ratio: str | None, *, fields: FieldsConfig | None = None, needs_test: bool = True
 ) -> DataSet:
     """Read a data set; ``check_dataset`` checks that it is fit for a run.
 
     A single file is split by ``ratio``, rounded by largest remainders, or else by its column
     ``split``, such as ``validation``, or by ``choose_shares``. Each ``task_type`` is spread over
     the splits in the same proportion, within one or two items, but items with the same input stay
-    in one split, also if white space and case differ. The assignment depends on the items and the
-    seed, not on the order of the rows. Within a split, items keep the file's order.
+    in one split, also if white space and case differ. The assignment depends on the items alone,
+    not on the order of the rows. Within a split, items keep the file's order.
 
     Args:
         path: The folder or file.
         ratio: train:val:test for a single file, such as ``2:1:7``; None: by its size.
-        split_seed: Seed of the split of a single file.
         fields: The columns of the fields of items.
         needs_test: Whether a folder must have a test split.
 
@@ -132,7 +126,7 @@ def load_dataset(
             rows = [row for part in parts.values() for row in part]
         elif path.is_file():
             rows = read_items(path, fields)
-            parts = _split_rows(rows, ratio, split_seed)
+            parts = _split_rows(rows, ratio)
         else:
             raise DataError(
                 f"there is no data at {path}: give a folder with train, val and test, or one file"
@@ -476,14 +470,12 @@ def _parse_ratio(ratio: str) -> tuple[int, ...]:
     return tuple(map(int, ratio.split(":")))
 
 
-def _split_rows(
-    rows: Sequence[FileItem], ratio: str | None, seed: int
-) -> dict[Split, list[FileItem]]:
+def _split_rows(rows: Sequence[FileItem], ratio: str | None) -> dict[Split, list[FileItem]]:
     """Deal the rows of a single file to the splits; within a split they keep their order."""
     splits = _read_splits(rows) if ratio is None else None
     if splits is None:
         shares = choose_shares(len(rows)) if ratio is None else _parse_ratio(ratio)
-        splits = _draw_splits([row.item for row in rows], shares, seed)
+        splits = _draw_splits([row.item for row in rows], shares)
     parts: dict[Split, list[FileItem]] = {split: [] for split in Split}
     for row, split in zip(rows, splits, strict=True):
         parts[split].append(row)
@@ -501,12 +493,14 @@ def _read_splits(rows: Sequence[FileItem]) -> list[Split] | None:
     return splits if set(TRAINING_SPLITS) <= set(splits) else None
 
 
-def _draw_splits(items: Sequence[Item], shares: Sequence[int], seed: int) -> list[Split]:
+def _draw_splits(items: Sequence[Item], shares: Sequence[int]) -> list[Split]:
     """Return the split of each item, drawn by its content within its task type."""
     groups: dict[str, list[int]] = {}
     for n in sorted(range(len(items)), key=lambda n: items[n].fingerprint):
         groups.setdefault(items[n].task_type or "", []).append(n)
-    order = [n for name in sorted(groups) for n in shuffle(groups[name], seed, f"split/{name}")]
+    order = [
+        n for name in sorted(groups) for n in shuffle(groups[name], SPLIT_SEED, f"split/{name}")
+    ]
     splits = dict(zip(order, _deal_splits(len(items), shares), strict=True))
     split_by_input: dict[str, Split] = {}
     for n in order:
