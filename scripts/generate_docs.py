@@ -9,11 +9,13 @@ With --check it writes nothing, and exits with 1 if a page is not current.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -24,7 +26,7 @@ from pydantic import BaseModel
 from reflact import errors, events
 from reflact.calibration.config import CalibrateConfig
 from reflact.cli.app import app
-from reflact.config.loading import is_changeable, list_fields
+from reflact.config.loading import is_changeable
 from reflact.config.models import ConfigSection
 from reflact.config.training import TrainerConfig
 from reflact.types import GateAction
@@ -116,16 +118,35 @@ def configuration() -> str:
 
 
 def list_config_keys(
-    kind: type[ConfigSection] = TrainerConfig,
+    section: type[ConfigSection] = TrainerConfig, prefix: str = ""
 ) -> Iterator[tuple[str, str, str, bool, str]]:
     """Yield (key, type, default, changeable, description) of every key, in order."""
-    for key, field in list_fields(kind):
+    descriptions = _read_descriptions(section)
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, ConfigSection):
+            yield from list_config_keys(kind, f"{prefix}{name}.")
+            continue
         default = "required"
         if not field.is_required():
             default = _format_default(field.get_default(call_default_factory=True))
-        kind_name = _type_name(field.annotation)
-        description = " ".join(str(field.description).split())
-        yield key, kind_name, default, is_changeable(field), description
+        text = descriptions.get(name, "")
+        yield f"{prefix}{name}", _type_name(kind), default, is_changeable(field), text
+
+
+def _read_descriptions(section: type[ConfigSection]) -> dict[str, str]:
+    """Return the strings below the fields of a section and of its bases, each on one line."""
+    texts = {}
+    for kind in (kind for kind in reversed(section.__mro__) if issubclass(kind, ConfigSection)):
+        (definition,) = ast.parse(inspect.getsource(kind)).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in pairwise(definition.body):
+            is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            if isinstance(field, ast.AnnAssign) and is_text:
+                texts[ast.unparse(field.target)] = " ".join(
+                    str(ast.literal_eval(below.value)).split()
+                )
+    return texts
 
 
 def _format_default(value: Any) -> str:

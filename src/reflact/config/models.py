@@ -70,7 +70,10 @@ def option(default: Any, **arguments: Any) -> Any:
 
 
 class ConfigSection(BaseModel):
-    """Base of all sections: immutable, without unknown keys, true and false are no numbers."""
+    """Base of all sections: immutable, without unknown keys, true and false are no numbers.
+
+    The text below a key describes it in the reference, docs/configuration.md.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -78,7 +81,6 @@ class ConfigSection(BaseModel):
         allow_inf_nan=False,
         validate_default=True,
         hide_input_in_errors=True,
-        use_attribute_docstrings=True,
     )
 
     @field_validator("*", mode="before")
