@@ -5,13 +5,12 @@ run's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from reflact.calibration.asked import KNOWN_MISTAKES, Mistake
 from reflact.config.critic import CriticSettings
-from reflact.config.models import ConfigSection, ModelConfig, option, resolve_path
+from reflact.config.models import ConfigSection, ModelConfig, option
 from reflact.config.training import BudgetConfig, PromptsConfig, ReplayConfig
 
 FullQueuePolicy = Literal["block", "drop_oldest", "reject"]
@@ -86,6 +85,8 @@ class CriticModels(ConfigSection):
 class CalibrateConfig(ConfigSection):
     """A complete configuration of ``reflact calibrate``."""
 
+    outputs = frozenset({"memory", "store"})
+
     memory: Path = Path("memory.db")
     """The file of cards, traces and tests."""
 
@@ -108,19 +109,3 @@ class CalibrateConfig(ConfigSection):
     budget: BudgetConfig = BudgetConfig()
     prompts: PromptsConfig = PromptsConfig()
     replay: ReplayConfig = ReplayConfig()
-
-
-def resolve_paths(config: CalibrateConfig, folder: Path) -> CalibrateConfig:
-    """Return a configuration whose inputs count from a folder; ``memory`` and ``store`` stay as
-    they are.
-    """
-    at = partial(resolve_path, folder)
-    return config.model_copy(
-        update={
-            "traces": at(config.traces),
-            "heldout": at(config.heldout),
-            "anchors": at(config.anchors),
-            "prompts": config.prompts.model_copy(update={"folder": at(config.prompts.folder)}),
-            "replay": config.replay.model_copy(update={"cassette": at(config.replay.cassette)}),
-        }
-    )

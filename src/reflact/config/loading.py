@@ -16,7 +16,7 @@ from pydantic import JsonValue, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from reflact.config.models import CHANGEABLE, ConfigSection, expand_home, list_kinds, resolve_path
+from reflact.config.models import CHANGEABLE, ConfigSection, expand_home, list_kinds
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError
 
@@ -27,9 +27,6 @@ SHOWN_CHARS = 300
 
 # Prefixes of the keys of a critic.
 CRITIC_PREFIXES = ("critic.", "models.critic.")
-
-# Paths that a run writes, which count from the current folder.
-OUTPUTS = {"out_dir", "store"}
 
 # The ratio of a large file without ``data.ratio``.
 LARGE_RATIO = "2:1:7"
@@ -79,12 +76,13 @@ def load_config(
 
 
 def load_section(kind: type[S], path: Path, *, overrides: Sequence[str] = ()) -> S:
-    """Return a configuration of another kind from a file; its paths are not resolved.
+    """Return a configuration of another kind from a file; paths of inputs are relative to it.
 
     Raises:
         ConfigError: The file cannot be read, or a key or value is wrong; names the nearest one.
     """
-    return _validate(kind, reduce(_assign, overrides, _read(path)))
+    config = _validate(kind, reduce(_assign, overrides, _read(path)))
+    return _resolve_paths(config, path.resolve().parent)
 
 
 def load_keys(values: Mapping[str, Any]) -> TrainerConfig:
@@ -273,7 +271,9 @@ def _resolve_paths(section: S, base: Path) -> S:
         if isinstance(value, ConfigSection):
             resolved = _resolve_paths(value, base)
         elif isinstance(value, Path):
-            resolved = expand_home(value) if name in OUTPUTS else resolve_path(base, value)
+            resolved = expand_home(value)
+            if name not in section.outputs:
+                resolved = base / resolved
         if resolved != value:
             changes[name] = resolved
     return section.model_copy(update=changes) if changes else section

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -46,11 +46,6 @@ def is_local_address(url: str) -> bool:
     return False
 
 
-def resolve_path(folder: Path, path: Path | None) -> Path | None:
-    """Return the path of an input, which counts from a folder; None if there is none."""
-    return None if path is None else folder / expand_home(path)
-
-
 def expand_home(path: Path) -> Path:
     """Return a path with a home folder in place of a leading ``~``, if it is known."""
     try:
@@ -72,8 +67,11 @@ def option(default: Any, **arguments: Any) -> Any:
 class ConfigSection(BaseModel):
     """Base of all sections: immutable, without unknown keys, true and false are no numbers.
 
-    The text below a key describes it in the reference, docs/configuration.md.
+    The text below a key describes it in the reference, docs/configuration.md. ``outputs`` are paths
+    that a run writes, which count from the current folder.
     """
+
+    outputs: ClassVar[frozenset[str]] = frozenset()
 
     model_config = ConfigDict(
         frozen=True,

@@ -417,6 +417,8 @@ class ReplayConfig(ConfigSection):
 class TrainerConfig(ConfigSection):
     """A complete configuration."""
 
+    outputs = frozenset({"out_dir", "store"})
+
     preset: Literal["default", "skillopt"] = changeable_field("default")
     """Defaults to start from; `skillopt` follows SkillOpt."""
 
