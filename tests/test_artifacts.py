@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from generate_docs import list_config_keys
 
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer
-from reflact.config.loading import list_config_keys, load_config
+from reflact.config.loading import load_config
 from reflact.environments.sql_grader import SQLGrader, read_tables
 from reflact.errors import ConfigError, StoreError
 from reflact.store.artifacts import export_best, export_version, remove_versions, write_atomically

@@ -221,7 +221,7 @@ async def test_an_own_executor_is_named_and_its_rollouts_are_the_same(tmp_path: 
     local = await trainer(tmp_path / "local", {}).train()
     own = {"name": "worker_world:open_farm", "options": {"losses": 1}}
     assert describe(await trainer(tmp_path / "own", own).train()) == describe(local)
-    with pytest.raises(ConfigError, match="own executors are local and ray"):
+    with pytest.raises(ConfigError, match="there are: local, ray"):
         await trainer(tmp_path / "b", {"name": "procesess"}).train()
     with pytest.raises(ConfigError, match="async context manager"):
         await trainer(tmp_path / "d", {"name": "worker_world:Farm"}).train()

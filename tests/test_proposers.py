@@ -135,7 +135,7 @@ async def test_a_configuration_names_an_own_proposer(tmp_path: Path) -> None:
     [
         ("one_shott", "entry point of reflact.proposers"),
         ("best_of_n", "entry point of reflact.proposers"),
-        (f"{__name__}:LINES", "has no `identity`; add identity ="),
+        (f"{__name__}:LINES", "is missing; write identity ="),
     ],
 )
 def test_a_name_that_is_no_proposer_is_refused(tmp_path: Path, name: str, words: str) -> None:

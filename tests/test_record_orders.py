@@ -9,7 +9,7 @@ import pytest
 import record_orders
 
 from reflact import Trace
-from reflact.calibration.config import CalibrateConfig, resolve_paths
+from reflact.calibration.config import CalibrateConfig
 from reflact.calibration.report import CalibrationReport
 from reflact.config.loading import load_section
 from reflact.memory.models import ContrastPair
@@ -57,6 +57,6 @@ def test_there_are_enough_traces_and_anchors_of_all_outcomes() -> None:
 async def test_the_recorded_replies_give_the_stored_report() -> None:
     """A replay asks no model and comes to the same figures, which docs/demo.md#the-recorded-calibration states."""
     folder = record_orders.FOLDER
-    config = resolve_paths(load_section(CalibrateConfig, folder / "calibrate.yaml", overrides=()), folder)
+    config = load_section(CalibrateConfig, folder / "calibrate.yaml")
     report = await record_orders.calibrate(config, mode="replay")
     assert report == CalibrationReport.model_validate_json(record_orders.REPORT.read_text(encoding="utf-8"))

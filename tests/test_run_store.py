@@ -175,7 +175,7 @@ async def test_costs_are_summed_by_step_and_stage(store: SQLiteRunStore) -> None
     assert (first.seconds, first.usage) == (0.25, Usage())
     assert (second.seconds, second.usage, second.unsettled) == (0.875, reply("a").usage, 1)
     assert third.usage == reply("c").usage
-    assert [time.stage for time in await store.stage_times("r")] == ["baseline", "evaluate", "reflect"]
+    assert {cost.stage for cost in await store.stage_costs("r")} >= {"baseline", "evaluate", "reflect"}
 
 
 @given(prices=st.lists(st.floats(0, 1e3), min_size=2, max_size=8), seed=st.integers(0, 1000))

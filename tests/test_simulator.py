@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from reflact import Grade, Score, Session, Skill, Split
+from reflact import Grade, Score, Session, Split
 from reflact.environments.simulators import SimulatorEnvironment
 from reflact.errors import ConfigError
 from reflact.store.runs import open_store
-from reflact.testing import ToyTarget, toy_optimizer
+from reflact.testing import toy_optimizer
 from toy_runs import build_trainer
 
 NAMES = ("double", "square")
@@ -31,25 +31,11 @@ def world(**sizes: int) -> SimulatorEnvironment:
 
 
 def test_every_seed_is_in_one_split() -> None:
-    """Seeds are consecutive over the splits, so no world is in two of them."""
     seeds = [item.input for split in Split for item in world().items(split)]
     assert seeds == list(range(16))
 
 
-async def test_a_seed_plays_its_own_world() -> None:
-    """An item's world depends on its seed alone, whatever the trial's seed is."""
-    environment, target = world(), ToyTarget()
-    item = environment.items(Split.train)[3]
-    sessions = [
-        target.session(Skill(text="- square: answer with the number times itself."), rollout=r) for r in "ab"
-    ]
-    graded = [await environment.run(item, s, seed=n) for n, s in enumerate(sessions)]
-    assert [g.answer for g in graded] == ["169", "169"]
-    assert graded[0].score == Score.of(1)
-
-
 async def test_a_run_deals_seeds(tmp_path: Path) -> None:
-    """A training run on a simulator deals its seeds as items and learns from the worlds."""
     trainer = build_trainer(
         {"out_dir": tmp_path, "search": {"sources": ["edits"]}, "train": {"batch_size": 4, "num_epochs": 1}},
         environment=world(),
@@ -64,6 +50,5 @@ async def test_a_run_deals_seeds(tmp_path: Path) -> None:
 
 
 def test_a_split_needs_worlds() -> None:
-    """A simulator without validation worlds is refused when it is made."""
     with pytest.raises(ConfigError, match="val split needs at least one world"):
         world(val=0)

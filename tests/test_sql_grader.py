@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -11,7 +12,7 @@ import pytest
 
 from doubles import check_beside_loop
 from processes import is_busy, is_gone, is_locked_in, list_children, until
-from reflact.concurrency import fan_out, run_beside
+from reflact.concurrency import fan_out, open_task_group
 from reflact.environments.sql_grader import MAX_QUERY_CHARS, SQLGrader, read_tables
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.processes.sandbox import can_confine
@@ -222,12 +223,14 @@ async def test_a_process_that_was_killed_is_no_wrong_answer(grader: SQLGrader) -
     """If another process ends it while an answer is graded, the answer has no score; the next one has."""
     process = await start_process(grader)
 
-    async def kill() -> None:
-        await until(lambda: is_busy(process))
-        os.kill(int(process), 9)
+    async def grade_and_kill() -> None:
+        async with open_task_group() as tasks:
+            tasks.start_soon(partial(graded, grader, COUNT, LONG_STEP))
+            await until(lambda: is_busy(process))
+            os.kill(int(process), 9)
 
     with pytest.raises(EnvironmentFailure, match="killed"):
-        await run_beside(lambda: graded(grader, COUNT, LONG_STEP), kill)
+        await grade_and_kill()
     assert (await graded(grader, COUNT, "SELECT 4")).score.hard == 1
 
 

@@ -250,7 +250,7 @@ def test_files_of_reading_comprehension_are_read_as_they_are(tmp_path: Path, for
     result = reflact("init", path, "--out", config, "--model", "m")
     assert result.exit_code == 0, result.output
     assert load_config(config).environment.grader == "normalized"
-    items = {item.id: item for split in Split for item in load_dataset(path, None, 42).items(split)}
+    items = {item.id: item for split in Split for item in load_dataset(path, None).items(split)}
     assert items["s3"].input == "The well 3 is deep.\n\nQuestion: Which well is it, 3?"
     assert items["s3"].reference == ["well", "The well"]
 
@@ -276,7 +276,7 @@ def test_rows_of_well_known_sets_are_read_as_they_are(
     assert result.exit_code == 0, result.output
     loaded = load_config(config)
     assert loaded.environment.grader == grader
-    dataset = load_dataset(path, None, 42, fields=loaded.data.fields)
+    dataset = load_dataset(path, None, fields=loaded.data.fields)
     found = {str(item.input): item.reference for split in Split for item in dataset.items(split)}
     assert found[task.replace("{}", "7")] == answer.replace("{}", "7")
 
@@ -340,7 +340,7 @@ def test_fields_inside_of_objects_are_columns(tmp_path: Path) -> None:
     assert "input from 'row.question', reference from 'out.answer'" in result.stdout
     assert "the target does not see 'row.hint', 'out.at'" in result.stdout
     fields = load_config(config).data.fields
-    item = load_dataset(path, None, 42, fields=fields).train[0]
+    item = load_dataset(path, None, fields=fields).train[0]
     assert (str(item.input)[:9], str(item.reference)[0]) == ("Which one", "a")
     assert item.metadata.keys() == {"row.hint", "out.at"}
 

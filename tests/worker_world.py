@@ -80,7 +80,7 @@ class Searching(DatasetEnvironment):
     """A data set whose rollouts write all that a worker can read into a folder."""
 
     def __init__(self, folder: str) -> None:
-        super().__init__(load_dataset(Path(folder), None, 0), grade=ExactGrader(), name="searching")
+        super().__init__(load_dataset(Path(folder), None), grade=ExactGrader(), name="searching")
         self._folder = Path(folder)
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:

@@ -1,6 +1,4 @@
-"""The values of model calls: prompts, call ids, replies, drafts, reservations and stored
-responses.
-"""
+"""The values of model calls: prompts, call ids, replies, drafts and stored responses."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from reflact.types import FrozenModel
 
 
 class ReplyModel(FrozenModel):
-    """Base of all reply types. Raise ``version``, part of a reply's key, if a field or a rule
-    changes its meaning.
-    """
+    """Base of all reply types; raise ``version``, part of a reply's key, if a meaning changes."""
 
     version: ClassVar[int] = 1
 
@@ -75,9 +71,7 @@ class CallId(FrozenModel):
 
     @property
     def title(self) -> str:
-        """The call in words, without the key of a rollout: ``merge of successes, level 1, group 2
-        in step 3``.
-        """
+        """The call in words, such as ``merge of successes, level 1, group 2 in step 3``."""
         words = describe_call(self.purpose, self.part)
         return words if self.step is None else f"{words} in step {self.step}"
 
@@ -112,17 +106,14 @@ class Reply(FrozenModel, Generic[R_co]):
     usage: Usage = Usage()
 
 
-# Is a part of the message of a ``ReplyError``; other messages of missing replies name their own
-# remedy.
+# In the message of a ``ReplyError``; other messages of missing replies name their own remedy.
 NO_VALID_REPLY = "gave no valid reply in"
 
-# Begins the reason of a run whose steps are all decided without a single report, so that it cannot
-# be resumed.
+# Begins the reason of a run without a single report, which cannot be resumed.
 NO_REPORTS = "no analyst gave a valid reply"
 
 # In the reason of a reply that reached ``max_tokens``.
 CUT_OFF = "cut off at the token limit"
-
 
 # The broken streams after which a role asks for no more streams.
 MAX_BROKEN_STREAMS = 2
@@ -135,14 +126,10 @@ class NoReply(FrozenModel):
 
 
 class Draft(FrozenModel, Generic[R_co]):
-    """The part of a streamed reply that has arrived.
+    """The part of a streamed reply that has arrived; the last draft has the validated ``reply``.
 
-    Args:
-        attempt: From 1. Within an attempt drafts only grow. A new attempt starts empty, after an
-            invalid reply or a broken stream.
-        value: The reply so far, as JSON. Texts may be incomplete; lists end with the last complete
-            element. Only the types are validated.
-        reply: The validated reply, in the last draft only.
+    Within an ``attempt``, from 1, drafts only grow; a new one starts empty. Texts of ``value`` may
+    be incomplete; lists end with the last complete element. Only the types are validated.
     """
 
     attempt: int
@@ -151,11 +138,9 @@ class Draft(FrozenModel, Generic[R_co]):
 
 
 class CallReservation(FrozenModel):
-    """A call before its response: its worst-case usage stays reserved until the actual usage is
-    known.
+    """A call before its response; its worst-case usage is reserved until the actual one is known.
 
-    ``step`` and ``stage`` are what the run worked on when the call was sent; no key depends on
-    them.
+    No key depends on ``step`` and ``stage``, which the run worked on when the call was sent.
     """
 
     key: str
@@ -171,10 +156,7 @@ class CallReservation(FrozenModel):
 
 
 class StoredResponse(FrozenModel):
-    """A provider's response: status, content type, usage and the body's decoded chunks.
-
-    A streamed body has one chunk for each piece that arrived.
-    """
+    """A provider's response; a streamed body has one chunk for each piece that arrived."""
 
     key: str
     status: int
@@ -184,12 +166,9 @@ class StoredResponse(FrozenModel):
 
 
 class AgentAnswer(FrozenModel):
-    """An answer that reflact's own client did not fetch, such as one of an agent's model.
+    """An answer that reflact's client did not fetch, such as one of an agent's model.
 
-    Args:
-        text: The answer as its caller needs it again.
-        usage: The tokens that the provider counted.
-        truncated: Whether a cap on tokens cut the answer off.
+    ``text`` is the answer as its caller needs it again; a cap on tokens cut a ``truncated`` one.
     """
 
     text: str
@@ -206,9 +185,7 @@ class AgentAnswer(FrozenModel):
         *,
         truncated: bool = False,
     ) -> Self:
-        """Return an answer with the tokens that a provider counted; zeros mean that it counted
-        none.
-        """
+        """Return an answer with a provider's counts of tokens; zeros mean that it has none."""
         if not input_tokens and not output_tokens:
             return cls(text=text, truncated=truncated)
         usage = Usage(

@@ -17,7 +17,8 @@ MAX_SHOWN_INPUT = 40
 TYPE_DESCRIPTIONS = {
     "str": "text",
     "Transition": "a Transition(before=..., action=Action(name=...), after=...)",
-    "Evaluation": "what critic.score returns, or an Evaluation; a label has a name, record(step, label=...)",
+    "Evaluation": "what critic.score returns, or an Evaluation; a label has a name, record(step, "
+    "label=...)",
     "Label": 'a Label(progress_after=..., source="program")',
     "Trace": "a Trace(purpose), or Trace.load(path) for a file of one",
 }

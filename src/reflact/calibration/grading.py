@@ -23,7 +23,8 @@ from reflact.types import Grade, Item, Rollout, Score, Turn, canonical_json
 
 # What is said instead of an answer, in words with spaces around them, and nothing else beside it.
 NON_ANSWER: Final = re.compile(
-    r" ((i m )?sorry )?(i )?(do not|don t) know( the answer)? | (i have )?no idea | ((i am|i m) )?not sure "
+    r" ((i m )?sorry )?(i )?(do not|don t) know( the answer)? | (i have )?no idea "
+    r"| ((i am|i m) )?not sure "
     r"| i (cannot|can t|am unable to|m unable to) answer( this question)? "
 )
 

@@ -112,7 +112,8 @@ def _balance_mistakes(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
 
 def _word_set(purpose: str, texts: TransitionView) -> frozenset[str]:
     action = show_action(texts.transition.action)
-    text = f"{purpose[:_MAX_INDEXED_CHARS]}\n{action[:_MAX_INDEXED_CHARS]}\n{texts.change_text[:_MAX_INDEXED_CHARS]}"
+    parts = (purpose, action, texts.change_text)
+    text = "\n".join(part[:_MAX_INDEXED_CHARS] for part in parts)
     return frozenset(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 

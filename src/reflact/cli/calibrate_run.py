@@ -15,7 +15,7 @@ from rich.console import Console
 
 from reflact.calibration.arguments import describe_first_error
 from reflact.calibration.calibrator import Calibrator
-from reflact.calibration.config import CalibrateConfig, resolve_paths
+from reflact.calibration.config import CalibrateConfig
 from reflact.calibration.critic import Critic
 from reflact.calibration.report import CalibrationCostEstimate, CalibrationReport
 from reflact.calibration.setup import account_name, open_connection
@@ -51,7 +51,6 @@ def load_calibrate_config(path: Path, overrides: Sequence[str] | None) -> Calibr
     traces.
     """
     settings = load_section(CalibrateConfig, path, overrides=overrides or ())
-    settings = resolve_paths(settings, path.resolve().parent)
     if not settings.models.critic.model:
         raise ConfigError("models.critic.model is required: name the model that scores")
     require_cap(settings.budget, settings.models.critic, role=CRITIC_ROLE)

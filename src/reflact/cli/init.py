@@ -38,7 +38,8 @@ FIELD_NAMES = {
         "sentence|content|document|article|passage|review|email|tweet|comment|utterance|body|q"
     ),
     "reference": re.compile(
-        "target|result|class|sentiment|intent|decision|verdict|outcome|queue|department|summary|translation|a"
+        "target|result|class|sentiment|intent|decision|verdict|outcome|queue|department|summary"
+        "|translation|a"
     ),
 }
 
@@ -377,7 +378,7 @@ def load_data(data: Path, fields: FieldsConfig) -> DataSet:
 
     names = [f"test{end}" for end in ("", ".json", ".jsonl", ".csv")]
     needs_test = not data.is_dir() or any((data / name).exists() for name in names)
-    dataset = load_dataset(data, None, 42, fields=fields, needs_test=needs_test)
+    dataset = load_dataset(data, None, fields=fields, needs_test=needs_test)
     check_dataset(dataset)
     return dataset
 

@@ -74,7 +74,8 @@ QUOTA_STATUSES = frozenset({400, 403, 429})
 
 # Words for a spent quota of OpenAI, Anthropic, DeepSeek, Mistral, OpenRouter and others.
 QUOTA_WORDS = re.compile(
-    r"insufficient[ _](quota|balance|credit|fund)|exceeded your (current|monthly) quota|credit balance"
+    r"insufficient[ _](quota|balance|credit|fund)|exceeded your (current|monthly) quota"
+    r"|credit balance"
     r"|(out of|no more|run out of) (credit|quota|fund)|billing|(spend|spending|usage) limit",
     re.IGNORECASE,
 )
@@ -97,7 +98,8 @@ UNKNOWN_MODEL = frozenset({400, 404})
 
 # Words for an unknown model of OpenAI, Azure, vLLM, Ollama, Anthropic, Mistral and others.
 MODEL_WORDS = re.compile(
-    r"model_not_found|deploymentnotfound|model:|(no such|unknown|invalid|not a valid) (model|deployment)"
+    r"model_not_found|deploymentnotfound|model:"
+    r"|(no such|unknown|invalid|not a valid) (model|deployment)"
     r"|\b(model|deployment)s?\b.{0,120}?(not exist|not found|not available|no access|have access)",
     re.IGNORECASE | re.DOTALL,
 )

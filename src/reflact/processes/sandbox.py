@@ -97,7 +97,8 @@ FIRST_COMMON_CALL = 424
 
 # Refused system calls by rule, each with its numbers on x86_64 and aarch64.
 REFUSED_CALLS = {
-    "processes": "fork 57 -  vfork 58 -  execve 59 221  execveat 322 281  setsid 112 157  setpgid 109 154",
+    "processes": "fork 57 -  vfork 58 -  execve 59 221  execveat 322 281  setsid 112 157  "
+    "setpgid 109 154",
     "signals": "tkill 200 130  rt_sigqueueinfo 129 138  rt_tgsigqueueinfo 297 240",
     "tracing": """
         ptrace 101 117  process_vm_readv 310 270  process_vm_writev 311 271  kcmp 312 272
@@ -105,9 +106,11 @@ REFUSED_CALLS = {
     """,
     "scheduling": """
         setpriority 141 140  ioprio_set 251 30  migrate_pages 256 238  move_pages 279 239
-        sched_setparam 142 118  sched_setscheduler 144 119  sched_setaffinity 203 122  sched_setattr 314 274
+        sched_setparam 142 118  sched_setscheduler 144 119  sched_setaffinity 203 122
+        sched_setattr 314 274
     """,
-    "sockets": "socket 41 198  connect 42 203  bind 49 200  listen 50 201  accept 43 202  accept4 288 242",
+    "sockets": "socket 41 198  connect 42 203  bind 49 200  listen 50 201  accept 43 202  "
+    "accept4 288 242",
     "file attributes": """
         truncate 76 45  chmod 90 -  fchmod 91 52  fchmodat 268 53
         chown 92 -  fchown 93 55  lchown 94 -  fchownat 260 54
@@ -121,14 +124,19 @@ REFUSED_CALLS = {
     "shared memory": """
         memfd_create 319 279  shmget 29 194  shmat 30 196  shmctl 31 195
         msgget 68 186  msgsnd 69 189  msgrcv 70 188  msgctl 71 187
-        semget 64 190  semop 65 193  semtimedop 220 192  semctl 66 191  mq_open 240 180  mq_unlink 241 181
+        semget 64 190  semop 65 193  semtimedop 220 192  semctl 66 191  mq_open 240 180
+        mq_unlink 241 181
     """,
     "keys": "add_key 248 217  request_key 249 218  keyctl 250 219",
-    "namespaces": "unshare 272 97  setns 308 268  mount 165 40  umount2 166 39  pivot_root 155 41  chroot 161 51",
-    "disks": "sync 162 81  syncfs 306 267  io_setup 206 0  quotactl 179 60  swapon 167 224  swapoff 168 225",
-    "clocks": "settimeofday 164 170  adjtimex 159 171  clock_settime 227 112  clock_adjtime 305 266",
+    "namespaces": "unshare 272 97  setns 308 268  mount 165 40  umount2 166 39  pivot_root 155 41  "
+    "chroot 161 51",
+    "disks": "sync 162 81  syncfs 306 267  io_setup 206 0  quotactl 179 60  swapon 167 224  "
+    "swapoff 168 225",
+    "clocks": "settimeofday 164 170  adjtimex 159 171  clock_settime 227 112  "
+    "clock_adjtime 305 266",
     "kernel": """
-        bpf 321 280  userfaultfd 323 282  personality 135 92  syslog 103 116  acct 163 89  reboot 169 142
+        bpf 321 280  userfaultfd 323 282  personality 135 92  syslog 103 116  acct 163 89
+        reboot 169 142
         init_module 175 105  delete_module 176 106  finit_module 313 273  kexec_load 246 104
         kexec_file_load 320 294  sethostname 170 161  setdomainname 171 162  vhangup 153 58
         iopl 172 -  ioperm 173 -  modify_ldt 154 -

@@ -32,7 +32,6 @@ from reflact.records import (
     SkillScore,
     SkillVersion,
     StageCost,
-    StageTime,
     StepRecord,
     StoredStatus,
 )
@@ -306,14 +305,6 @@ class SQLiteRunStore(SQLiteResponseStore):
             return total
 
         return await self._database.write(add)
-
-    async def stage_times(self, run_id: str) -> tuple[StageTime, ...]:
-        """Return the active time of each stage over all starts of the run."""
-        seconds: dict[str, float] = {}
-        for cost in await self.stage_costs(run_id):
-            if cost.seconds:
-                seconds[cost.stage] = seconds.get(cost.stage, 0.0) + cost.seconds
-        return tuple(StageTime(stage=stage, seconds=seconds[stage]) for stage in sorted(seconds))
 
     async def stage_costs(self, run_id: str) -> tuple[StageCost, ...]:
         """Return what each stage of each step took: steps in order, stages as they ended first."""

@@ -253,8 +253,9 @@ class CommandTarget:
         place = (
             "look at `seed`"
             if self.skill_file is None
-            else f"it is in {self.skill_file} of the rollout's folder, so look whether the agent reads this file there, or "
-            "name another one with `skill_file`; if it reads the file later, with a tool, set `preflight: false`"
+            else f"it is in {self.skill_file} of the rollout's folder, so look whether the agent "
+            "reads this file there, or name another one with `skill_file`; if it reads the file "
+            "later, with a tool, set `preflight: false`"
         )
         name = self.skill_name
         seconds = self.limits.seconds

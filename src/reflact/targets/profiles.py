@@ -42,8 +42,8 @@ PROFILES: Mapping[str, AgentProfile] = {
             '--config=sandbox_mode="workspace-write"',
             '--config=web_search="disabled"',
             '--config=model_provider="reflact"',
-            '--config=model_providers.reflact={name="reflact",base_url="{base_url}",env_key="OPENAI_API_KEY",'
-            'wire_api="responses"}',
+            '--config=model_providers.reflact={name="reflact",base_url="{base_url}",'
+            'env_key="OPENAI_API_KEY",wire_api="responses"}',
             *("--output-last-message=LAST.txt", "--model={model}"),
         ),
         variables={"OPENAI_API_KEY": "{token}"},
@@ -56,8 +56,9 @@ PROFILES: Mapping[str, AgentProfile] = {
         command=("opencode", "run"),
         variables={
             "OPENAI_API_KEY": "{token}",
-            "OPENCODE_CONFIG_CONTENT": '{"model": "reflact/{model}", "small_model": "reflact/{model}", '
-            '"share": "disabled", "autoupdate": false, "permission": "allow", "provider": {"reflact": '
+            "OPENCODE_CONFIG_CONTENT": '{"model": "reflact/{model}", '
+            '"small_model": "reflact/{model}", "share": "disabled", "autoupdate": false, '
+            '"permission": "allow", "provider": {"reflact": '
             '{"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "{base_url}", "apiKey": '
             '"{env:OPENAI_API_KEY}"}, "models": {"{model}": {}}}}}',
             "OPENCODE_DISABLE_AUTOUPDATE": "1",

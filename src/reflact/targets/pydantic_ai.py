@@ -84,7 +84,8 @@ ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 # region.
 TOOL_SECTION = re.compile(
     r"^##[ \t]+Tool:[ \t]*`?([\w.-]+)`?[ \t]*\r?$(.*?)"
-    r"(?=^\#{1,2}[ \t]|<!--[ \t]*(?:EXAMPLES_START|SLOW_UPDATE_START|APPENDIX_START|SKILL_FILE)\b|\Z)",
+    r"(?=^\#{1,2}[ \t]|<!--[ \t]*(?:EXAMPLES_START|SLOW_UPDATE_START|APPENDIX_START|SKILL_FILE)\b"
+    r"|\Z)",
     re.MULTILINE | re.DOTALL,
 )
 

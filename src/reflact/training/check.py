@@ -34,7 +34,8 @@ CHECK_PROMPT = RenderedPrompt(
     messages=(
         Message(
             role="user",
-            content='This is a test of the connection. Reply with this JSON object: {"word": "ready"}',
+            content="This is a test of the connection. Reply with this JSON object: "
+            '{"word": "ready"}',
         ),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reflact.concurrency import run_both
+from reflact.concurrency import open_task_group
 from reflact.messages import NoReply
 from reflact.records import EpochRecord, RunState, SkillVersion, SlowUpdate
 from reflact.skills.document import read_guidance, replace_guidance
@@ -198,7 +198,10 @@ async def _ask_optimizer(
         await log_unmeasured(rollouts, decision_log=run.decision_log, step=state.step)
         return reply
 
-    return await run_both(ask_for_memory, ask_for_guidance)
+    async with open_task_group() as tasks:
+        memory = tasks.start_soon(ask_for_memory)
+        guidance = tasks.start_soon(ask_for_guidance)
+    return memory.return_value, guidance.return_value
 
 
 async def judge_guidance(

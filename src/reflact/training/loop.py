@@ -12,7 +12,7 @@ import anyio
 from pydantic import TypeAdapter
 
 from reflact import events
-from reflact.concurrency import finish_if_cancelled, run_beside
+from reflact.concurrency import finish_if_cancelled, open_task_group
 from reflact.config.training import TrainerConfig
 from reflact.errors import (
     BudgetSpent,
@@ -33,7 +33,6 @@ from reflact.records import (
     RunStatus,
     RunSummary,
     StepRecord,
-    sum_step_costs,
 )
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.evaluate import build_measurement
@@ -119,7 +118,10 @@ async def train_to_end(run: Run) -> None:
         BudgetSpent: The budget has no room for a call, or its time is over.
     """
     with anyio.CancelScope(deadline=run.budget.deadline) as time:
-        await run_beside(partial(run_loop, run), partial(keep_time, run))
+        async with open_task_group() as tasks:
+            tasks.start_soon(keep_time, run)
+            await run_loop(run)
+            tasks.cancel_scope.cancel()
     if time.cancelled_caught:
         raise run.budget.out_of_time()
 
@@ -334,7 +336,7 @@ async def finish(run: Run, error: BaseException | None) -> RunSummary:
             pass
         case ReflactError():
             is_foreseen = False
-        case BaseExceptionGroup():  # it holds a KeyboardInterrupt of code, and the event loop is about to end
+        case BaseExceptionGroup():  # with a KeyboardInterrupt; the event loop is about to end
             status = "cancelled"
             reason = "KeyboardInterrupt was raised"
             is_foreseen = False
@@ -373,8 +375,6 @@ async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunS
         missing=tuple(run.results.missing),
         warnings=await _list_warnings(run, records),
         spend=await run.store.spend(run.id),
-        stages=await run.store.stage_times(run.id),
-        step_costs=sum_step_costs(await run.store.stage_costs(run.id)),
         faults=await run.store.faults(run.id),
         reuse=run.store.reuse,
         test_openings=run.results.test_openings,
@@ -383,7 +383,7 @@ async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunS
         critic=_describe_critic(run, run.plan.critic),
         annotated_by=_describe_critic(run, run.plan.notes_critic),
     )
-    summary = summarize_history(summary, records, await run.store.epochs(run.id), run.state)
+    summary = summarize_history(summary, records, run.state)
     summary = summary.model_copy(update={"added_tokens": await _count_added_tokens(run, summary)})
     if run.describe is not None:
         summary = summary.model_copy(update={"verdict": run.describe(summary)})

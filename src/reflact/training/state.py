@@ -13,7 +13,6 @@ from reflact.records import (
     ActionCount,
     CommitRecord,
     EpochRecord,
-    EpochStats,
     PromotionRecord,
     RunState,
     RunSummary,
@@ -263,17 +262,10 @@ def find_stop_reason(config: TrainConfig, records: Sequence[StepRecord]) -> str 
 
 
 def summarize_history(
-    summary: RunSummary,
-    records: Sequence[StepRecord],
-    epochs: Sequence[EpochRecord],
-    state: RunState | None,
+    summary: RunSummary, records: Sequence[StepRecord], state: RunState | None
 ) -> RunSummary:
-    """Return a summary with counts and epochs of the committed history, and a state's best and
-    final skill.
-    """
+    """Return a summary with counts of the committed history, and a state's best and final skill."""
     actions: Counter[str] = Counter(r.verdict.action for r in records)
-    ends = {e.epoch: e for e in epochs}
-    numbers = sorted({r.epoch for r in records})
     return summary.model_copy(
         update={
             "steps": len(records),
@@ -286,9 +278,6 @@ def summarize_history(
             "best": state.best if state is not None else None,
             "final": state.current if state is not None else None,
             "deterministic": state is None or state.deterministic,
-            "epochs": tuple(
-                _summarize_epoch([r for r in records if r.epoch == n], ends.get(n)) for n in numbers
-            ),
         }
     )
 
@@ -301,17 +290,3 @@ def find_unmeasured(records: Sequence[StepRecord]) -> tuple[str, ...]:
         for item_id in record.item_ids
     }
     return tuple(item_id for item_id, is_lost in last.items() if is_lost)
-
-
-def _summarize_epoch(records: Sequence[StepRecord], end: EpochRecord | None) -> EpochStats:
-    last = records[-1] if end is None else end
-    return EpochStats(
-        epoch=records[-1].epoch,
-        steps=len(records),
-        accepts=sum(r.verdict.accepted for r in records),
-        rejects=sum(r.verdict.action == "reject" for r in records),
-        skips=sum(r.verdict.action in UNCHANGED for r in records),
-        slow_update=None if end is None or end.slow_update is None else end.slow_update.action,
-        current_score=None if last.current.inherited else last.current.score,
-        best_score=last.best.score,
-    )

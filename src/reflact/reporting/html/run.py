@@ -228,15 +228,13 @@ def _list_current_scores(history: RunHistory) -> list[tuple[float, float | None]
 
 def _build_cost_section(history: RunHistory) -> page.PageSection:
     summary = history.summary
-    times: dict[str, float] = {}
-    if summary is None:
-        state = "The run has not ended yet; these are its calls so far."
-        for cost in history.costs:
-            if cost.stage:
-                times[cost.stage] = times.get(cost.stage, 0.0) + cost.seconds
-    else:
+    state = "The run has not ended yet; these are its calls so far."
+    if summary is not None:
         state = f"In total: {facts.ResultFact(summary=summary).cost}."
-        times = {stage.stage: stage.seconds for stage in summary.stages}
+    times: dict[str, float] = {}
+    for cost in history.costs:
+        if cost.stage:
+            times[cost.stage] = times.get(cost.stage, 0.0) + cost.seconds
     rows = []
     for stage, seconds in sorted(times.items(), key=lambda item: -item[1]):
         share = 100 * seconds / (sum(times.values()) or 1.0)
