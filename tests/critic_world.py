@@ -159,7 +159,7 @@ def store_of(*pairs: ContrastPair, status: CardStatus = "promoted") -> Any:
 
 
 def stored(pair: ContrastPair, status: CardStatus) -> StoredPair:
-    return StoredPair(pair=pair, status=status, created_at=TIME, changed_at=TIME)
+    return StoredPair(pair=pair, status=status, changed_at=TIME)
 
 
 def text(random: Random, most: int = 12) -> str:

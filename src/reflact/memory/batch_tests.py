@@ -106,13 +106,13 @@ def close_test(writer: PairWriter, number: int, evidence: PromotionEvidence) -> 
     )
     for stored in select_pairs(tables, UNCHANGED_CONDITION, (batch, format_time(test.at))):
         if test.kind == "promote" and evidence.passed_test:
-            writer.change_status(stored, "promoted", evidence=evidence)
+            writer.move(stored, "promoted")
         elif test.kind == "promote":
             tables.execute(
                 "UPDATE memory_pairs SET failed_test = 1 WHERE id = ?", (stored.pair.id,)
             )
         elif not evidence.passed_test:
-            writer.change_status(stored, "quarantined", reason=MEASURED_HARM)
+            writer.move(stored, "quarantined", MEASURED_HARM)
 
 
 def _check_evidence(test: BatchTest, evidence: PromotionEvidence) -> None:

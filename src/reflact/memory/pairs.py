@@ -17,7 +17,6 @@ from reflact.memory.models import (
     ContrastPair,
     ForgetResult,
     Origin,
-    PromotionEvidence,
     StoredPair,
     Submission,
 )
@@ -25,8 +24,6 @@ from reflact.memory.scan import ScanFinding
 from reflact.store.database import Tables
 
 Value = TypeVar("Value", bound=BaseModel)
-
-# ------------------------------------------------------------------------------------ stored values
 
 
 def encode_value(value: BaseModel, what: str = "a value") -> str:
@@ -134,23 +131,18 @@ def read_origins(tables: Tables, owners: Sequence[str]) -> Mapping[str, tuple[Or
 # ------------------------------------------------------------------------------------------ reading
 
 
-# The columns of ``memory_pairs`` that are fields of ``StoredPair``.
-STORED_COLUMNS = ("status", "reason", "utility", "created_by", "created_at", "changed_at")
-
-
 def select_pairs(
     tables: Tables, where: str, parameters: Sequence[Any] = ()
 ) -> tuple[StoredPair, ...]:
     """Return the pairs that meet an SQL condition; it must be a constant of this package."""
-    columns = ", ".join(STORED_COLUMNS)
-    sql = f"SELECT id, pair, {columns} FROM memory_pairs WHERE {where}"  # noqa: S608 - constant
-    rows = tables.execute(sql, parameters).fetchall()
-    origins = read_origins(tables, [pair_id for pair_id, *_ in rows])
+    columns = "id, pair, status, reason, utility, changed_at"
+    rows = list(tables.query(f"SELECT {columns} FROM memory_pairs WHERE {where}", parameters))  # noqa: S608 - constant
+    origins = read_origins(tables, [row["id"] for row in rows])
     pairs = []
-    for pair_id, text, *values in rows:
-        pair = decode_value(ContrastPair, text, f"pair {pair_id}")
-        fields = dict(zip(STORED_COLUMNS, values, strict=True))
-        pairs.append(StoredPair(pair=pair, origins=origins[pair_id], **fields))
+    for row in rows:
+        pair_id = row.pop("id")
+        pair = decode_value(ContrastPair, row.pop("pair"), f"pair {pair_id}")
+        pairs.append(StoredPair(pair=pair, origins=origins[pair_id], **row))
     return tuple(pairs)
 
 
@@ -197,12 +189,7 @@ class PairWriter(NamedTuple):
     max_active: int
 
     def submit(
-        self,
-        pair: ContrastPair,
-        finding: ScanFinding | None,
-        origins: Sequence[Origin],
-        *,
-        created_by: str = "",
+        self, pair: ContrastPair, finding: ScanFinding | None, origins: Sequence[Origin]
     ) -> Submission:
         """Store a scanned pair and archive the weakest; of a stored one only add its origins."""
         exclusion = self._find_exclusion(pair, origins)
@@ -210,7 +197,7 @@ class PairWriter(NamedTuple):
             return Submission(pair_id=pair.id, is_new=False, status="rejected", reason=exclusion)
         is_new = not self.tables.table("memory_pairs").count_where("id = ?", [pair.id])
         if is_new:
-            self._insert(pair, finding, created_by)
+            self._insert(pair, finding)
         add_origins(self.tables, pair.id, origins)
         if is_new:
             self._archive_weakest()
@@ -228,53 +215,31 @@ class PairWriter(NamedTuple):
             return "anchor_trace"
         return None
 
-    def _insert(self, pair: ContrastPair, finding: ScanFinding | None, created_by: str) -> None:
-        at = format_time(self.now)
+    def _insert(self, pair: ContrastPair, finding: ScanFinding | None) -> None:
         is_rejected = finding is not None and finding.verdict == "reject"
         self.tables.table("memory_pairs").insert(
             {
                 "id": pair.id,
                 "status": "rejected" if is_rejected else "quarantined",
                 "reason": None if finding is None else finding.rule,
-                "created_by": created_by,
-                "created_at": at,
-                "changed_at": at,
+                "changed_at": format_time(self.now),
                 "subject": pair.hashes.subject,
                 "pair": encode_pair(pair),
                 "words": build_search_text(pair),
             }
         )
 
-    def change_status(
-        self,
-        stored: StoredPair,
-        after: CardStatus,
-        *,
-        reason: str | None = None,
-        evidence: PromotionEvidence | None = None,
-    ) -> None:
+    def move(self, stored: StoredPair, after: CardStatus, reason: str | None = None) -> None:
         """Change the status of a pair, and clear the mark of a failed test."""
         try:
-            check_status_change(stored.status, after, evidence)
+            check_status_change(stored.status, after)
         except DataError as error:
             raise DataError(f"pair {stored.pair.id}: {error}") from None
-        self._update(stored, after, reason)
-
-    def release(self, pair_id: str) -> None:
-        """Allow tests of a pair that needed review; see ``MemoryStore.release``."""
-        stored = read_pair(self.tables, pair_id)
-        if not stored.needs_review:
-            raise DataError(
-                f"pair {pair_id} is {stored.status} and needs no review; nothing to release"
-            )
-        self._update(stored, stored.status, None)
-
-    def _update(self, stored: StoredPair, status: CardStatus, reason: str | None) -> None:
         sql = (
             "UPDATE memory_pairs SET status = ?, reason = ?, failed_test = 0, changed_at = ? "
             "WHERE id = ?"
         )
-        self.tables.execute(sql, (status, reason, format_time(self.now), stored.pair.id))
+        self.tables.execute(sql, (after, reason, format_time(self.now), stored.pair.id))
 
     def _archive_weakest(self) -> None:
         """Archive the weakest active pairs until the bound is met.
@@ -284,7 +249,7 @@ class PairWriter(NamedTuple):
         """
         surplus = max(0, self.tables.table("memory_pairs").count_where(ACTIVE) - self.max_active)
         for stored in select_pairs(self.tables, WEAKEST_CONDITION, (surplus,)):
-            self.change_status(stored, "archived", reason="bound")
+            self.move(stored, "archived", "bound")
 
 
 ACTIVE = f"status IN {ACTIVE_STATUSES}"

@@ -13,6 +13,7 @@ from typing import Literal, Self, TypeVar
 import anyio.to_thread
 
 from reflact.concurrency import run_in_thread
+from reflact.errors import DataError
 from reflact.memory import batch_tests, export, pairs, traces
 from reflact.memory.cards import TraceIdentity, is_visible_to
 from reflact.memory.export import ImportResult
@@ -41,15 +42,6 @@ T = TypeVar("T")
 
 # The default bound on active pairs.
 MAX_ACTIVE_PAIRS = 2_000
-
-MATCHING_PAIRS_QUERY = """
-SELECT id FROM memory_pairs WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id LIMIT 10
-"""
-
-MATCHING_TRACES_QUERY = """
-SELECT id FROM (SELECT id FROM traces UNION SELECT trace_id FROM memory_origins)
-WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id <> ?1, id LIMIT 10
-"""
 
 CHOSEN_CONDITION = """
 (?1 IS NULL OR status = ?1) AND (?2 IS NULL OR id IN (SELECT value FROM json_each(?2))) ORDER BY id
@@ -122,24 +114,17 @@ class MemoryStore:
 
     # ---------------------------------------------------------------------------------------- pairs
 
-    async def submit(self, pair: ContrastPair, *, created_by: str = "") -> Submission:
-        """Scan a pair and store it.
-
-        A pair that is already stored stays as it is. The store only adds the step that this copy
-        names.
-        """
+    async def submit(self, pair: ContrastPair) -> Submission:
+        """Scan a pair and store it; to one that is stored already, add the step of this copy."""
 
         def scan() -> ScanFinding | None:
-            pairs.encode_pair(
-                pair
-            )  # says what is wrong with a number before the pair's id needs it
+            # Says what is wrong with a number, before the pair's id needs it.
+            pairs.encode_pair(pair)
             return self._scan(pairs.list_pair_texts(pair))
 
         finding = await run_in_thread(scan, *pair.transition.payloads)
         origins = pair.provenance.as_origins
-        return await self._change_pairs(
-            lambda writer: writer.submit(pair, finding, origins, created_by=created_by)
-        )
+        return await self._change_pairs(lambda writer: writer.submit(pair, finding, origins))
 
     async def find(
         self, words: str = "", *, statuses: Sequence[CardStatus] = (), limit: int = 50
@@ -154,11 +139,6 @@ class MemoryStore:
         """
         find = partial(pairs.find_pairs, words=words, statuses=statuses, limit=limit)
         return await self._database.read(find)
-
-    async def find_pair_ids(self, name: str) -> tuple[str, ...]:
-        """Return up to ten ids of pairs that start with a text, sorted."""
-        rows = await self._database.fetch_rows(MATCHING_PAIRS_QUERY, (name,))
-        return tuple(pair_id for (pair_id,) in rows)
 
     async def pairs(
         self, pair_ids: Sequence[str] | None = None, *, status: CardStatus | None = None
@@ -189,26 +169,26 @@ class MemoryStore:
         self._promoted = {pair_id: known[pair_id] for pair_id in ids}
         return tuple(self._promoted.values())
 
-    async def reject(self, pair_ids: Sequence[str], *, reason: str) -> None:
-        """Reject quarantined pairs, all or none."""
-        await self._change_statuses(pair_ids, "rejected", reason)
-
-    async def archive(self, pair_ids: Sequence[str], *, reason: str) -> None:
-        """Archive pairs, all or none."""
-        await self._change_statuses(pair_ids, "archived", reason)
-
-    async def _change_statuses(
-        self, pair_ids: Sequence[str], after: CardStatus, reason: str
+    async def move(
+        self,
+        pair_ids: Sequence[str],
+        status: Literal["quarantined", "rejected", "archived"],
+        *,
+        reason: str | None = None,
     ) -> None:
+        """Give pairs another status, all or none; only a test promotes.
+
+        A pair that is quarantined with a reason needs review and is not tested. Quarantine it again
+        without one to release it.
+        """
+        if status not in {"quarantined", "rejected", "archived"}:
+            raise DataError(f"no pair can be moved to {status!r}; only a test promotes pairs")
+
         def change(writer: PairWriter) -> None:
             for pair_id in pair_ids:
-                writer.change_status(pairs.read_pair(writer.tables, pair_id), after, reason=reason)
+                writer.move(pairs.read_pair(writer.tables, pair_id), status, reason)
 
         await self._change_pairs(change)
-
-    async def release(self, pair_id: str) -> None:
-        """Allow tests of a pair that needed review; DataError if it does not need review."""
-        await self._change_pairs(lambda writer: writer.release(pair_id))
 
     async def remaining_capacity(self) -> int:
         """Return how many pairs fit before one is archived that has not failed a test."""
@@ -301,13 +281,6 @@ class MemoryStore:
     async def trace_ids(self) -> tuple[str, ...]:
         """Return the ids of all traces, sorted."""
         rows = await self._database.fetch_rows("SELECT id FROM traces ORDER BY id")
-        return tuple(trace_id for (trace_id,) in rows)
-
-    async def find_trace_ids(self, name: str) -> tuple[str, ...]:
-        """Return up to ten ids of traces or of origins that start with a text; an equal
-        one first.
-        """
-        rows = await self._database.fetch_rows(MATCHING_TRACES_QUERY, (name,))
         return tuple(trace_id for (trace_id,) in rows)
 
     async def content_hashes(self) -> Mapping[str, str]:

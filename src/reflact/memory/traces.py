@@ -37,16 +37,15 @@ def append_event(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
         record = {"trace_id": trace_id, "step": event.step, "event": text}
         tables.table("trace_events").insert(record)
         _update_content_hash(tables, trace_id, event)
-        _add_labelled(tables, trace_id, _is_labelled(event))
         return True
-    unlabelled = (encode_value(one.model_copy(update={"label": None})) for one in (stored, event))
-    if len(set(unlabelled)) > 1:
+    unlabelled = {encode_value(one.model_copy(update={"label": None})) for one in (stored, event)}
+    if len(unlabelled) > 1:
         raise DataError(
             f"trace {trace_id} already has another event as step {event.step}; give each trace a "
             "unique id"
         )
     if stored.label is None and event.label is not None:
-        _replace_event(tables, trace_id, stored, event)
+        _replace_event(tables, trace_id, event)
     return False
 
 
@@ -55,12 +54,16 @@ def label_step(tables: Tables, trace_id: str, step: int, label: Label, *, replac
     event = _find_event(tables, trace_id, step)
     if event is None:
         raise DataError(f"trace {trace_id} has no step {step} to label; steps are numbered from 0")
-    if event.label is not None and _is_labelled(event) and not replace:
+    if event.label is not None and event.label.source != "agreement" and not replace:
         raise DataError(
             f"step {step} of trace {trace_id} already has a label from a {event.label.source} with "
             f"progress after {event.label.progress_after:g}; replace it explicitly if it is wrong"
         )
-    _replace_event(tables, trace_id, event, event.model_copy(update={"label": label}))
+    _replace_event(tables, trace_id, event.model_copy(update={"label": label}))
+
+
+def _replace_event(tables: Tables, trace_id: str, event: ScoreEvent) -> None:
+    tables.table("trace_events").update((trace_id, event.step), {"event": encode_value(event)})
 
 
 def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
@@ -108,20 +111,6 @@ def _update_content_hash(tables: Tables, trace_id: str, event: ScoreEvent) -> No
     tables.table("traces").update(trace_id, {"content_hash": content})
 
 
-def _replace_event(tables: Tables, trace_id: str, old: ScoreEvent, event: ScoreEvent) -> None:
-    _add_labelled(tables, trace_id, _is_labelled(event) - _is_labelled(old))
-    tables.table("trace_events").update((trace_id, event.step), {"event": encode_value(event)})
-
-
-def _add_labelled(tables: Tables, trace_id: str, number: int) -> None:
-    tables.execute("UPDATE traces SET n_labelled = n_labelled + ? WHERE id = ?", (number, trace_id))
-
-
-def _is_labelled(event: ScoreEvent) -> bool:
-    """Whether a program or a person labelled the event."""
-    return event.label is not None and event.label.source != "agreement"
-
-
 # ---------------------------------------------------------------------------------------- overviews
 
 PAIRS_OF_TRACES = """
@@ -130,12 +119,16 @@ JOIN traces AS copy ON copy.id = memory_origins.trace_id
 WHERE copy.content_hash = traces.content_hash
 """
 
+# Whether a program or a person labelled an event.
+IS_LABELLED = "json_extract(event, '$.label.source') IN ('program', 'human')"
+
 TESTABLE_QUERY = f"""
 SELECT rowid, id, purpose, content_hash, EXISTS ({PAIRS_OF_TRACES}) FROM traces
-WHERE n_labelled > 0 AND (?1 IS NULL OR rowid < ?1) ORDER BY rowid DESC LIMIT ?2
+WHERE EXISTS (SELECT 1 FROM trace_events WHERE trace_id = traces.id AND {IS_LABELLED})
+AND (?1 IS NULL OR rowid < ?1) ORDER BY rowid DESC LIMIT ?2
 """  # noqa: S608 - constant
 
-SUMMARIES_QUERY = """
+SUMMARIES_QUERY = f"""
 SELECT traces.id, purpose,
     (
         SELECT count(DISTINCT owner)
@@ -144,10 +137,10 @@ SELECT traces.id, purpose,
     ) AS n_pairs,
     count(step) AS n_events,
     coalesce(sum(json_type(event, '$.evaluation') = 'object'), 0) AS n_scored,
-    n_labelled
+    coalesce(sum({IS_LABELLED}), 0) AS n_labelled
 FROM traces LEFT JOIN trace_events ON trace_events.trace_id = traces.id
 GROUP BY traces.id ORDER BY traces.id
-"""
+"""  # noqa: S608 - constant
 
 
 def list_testable_traces(
