@@ -83,9 +83,7 @@ class InterruptHandler:
             self._exit_after(IMMEDIATE_SECONDS)
 
     def bind(self, *, stop: Callable[[str], None], cancel: Callable[[], None]) -> None:
-        """Set the functions that stop the run of this event loop with a reason, and that
-        cancel it.
-        """
+        """Set the functions that stop the run of this event loop, and that cancel it."""
         self._bound_run = asyncio.get_running_loop(), stop, cancel
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
@@ -114,9 +112,7 @@ class InterruptHandler:
             )
 
     def _leave_lost_terminals(self) -> None:
-        """Discard what is written to a terminal that has been closed, because writing to
-        it fails.
-        """
+        """Discard what is written to a terminal that has been closed."""
         for stream in self._terminals:
             if not os.isatty(stream):
                 null = os.open(os.devnull, os.O_RDWR)
@@ -124,9 +120,7 @@ class InterruptHandler:
                 os.close(null)
 
     def _show(self, line: str) -> None:
-        """Show a line without locks and buffers, because the signal may have interrupted
-        their use.
-        """
+        """Show a line without locks and buffers, whose use the signal may have interrupted."""
         if self._view is None or not self._view.show_interrupt(line):
             os.write(2, f"{line}\n".encode())
 
@@ -173,11 +167,7 @@ def build_view(
     times: bool = False,
     asks: bool = False,
 ) -> RunView:
-    """Build the view of a run, with the name of its folder and its planned epochs.
-
-    ``live`` falls back to lines if standard output is not a terminal that can move its cursor, or
-    if the command asks a person meanwhile.
-    """
+    """Build the view of a run, with the name of its folder and its planned epochs."""
     from reflact.reporting.live import JsonView, RunView, choose_view
 
     if show is ShowMode.quiet:
@@ -203,10 +193,9 @@ OverrideOption = Annotated[
 
 
 def load_trainer_config(path: Path, overrides: Sequence[str] | None) -> TrainerConfig:
-    """Return the configuration of a file with overrides; errors are those of ``load_config``.
+    """Return the configuration of a file with overrides.
 
-    Modules that it names as ``module:name`` are also looked for in the file's folder, after all
-    installed ones.
+    Modules that it names as ``module:name`` are also looked for in the file's folder, last.
     """
     from reflact.config.loading import load_config
 

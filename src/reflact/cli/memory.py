@@ -90,6 +90,7 @@ def list_stored(  # noqa: PLR0917 - what the command line offers
     if kind == "trace" and (words or status):
         raise UsageError("--kind trace cannot be combined with words or --status; list it alone")
     values: Sequence[FrozenModel]
+    columns: tuple[str, ...]
     if kind == "trace":
         values = summaries = _use_store(store, MemoryStore.summaries)
         rows = list(map(_build_trace_row, summaries))
