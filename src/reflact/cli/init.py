@@ -315,7 +315,7 @@ def read_sample(data: Path, *, is_named: bool) -> list[Mapping[str, Any]]:
     if not data.is_file():
         return []
     rows = [row.value for row in read_rows(data) if isinstance(row.value, dict)]
-    return rows if is_named else list(map(unfold_row, rows))
+    return [row if is_named else unfold_row(row) for row in rows]
 
 
 def load_data(data: Path, fields: FieldsConfig) -> DataSet:

@@ -184,15 +184,15 @@ def show(  # noqa: PLR0917 - one for each option of the command
         _show_item(anyio.run(_read_item, folder, run_id, asked, item), as_json=as_json)
     elif of_items:
         history = anyio.run(partial(read_run, items=True, split=asked), folder, run_id)
-        chosen = history.items
+        shown = history.items
         if wrong:
-            chosen = tuple(result for result in chosen if result.wrong)
+            shown = tuple(result for result in shown if result.wrong)
         if changed:
-            chosen = tuple(one for one in chosen if one.category in {"improved", "regressed"})
+            shown = tuple(one for one in shown if one.category in {"improved", "regressed"})
         if as_json:
-            _print_json(chosen)
+            _print_json(shown)
         else:
-            terminal.print_items(console, history.items, chosen)
+            terminal.print_items(console, history.items, shown)
     else:
         history = anyio.run(partial(read_run, events=False), folder, run_id)
         _show_run(folder, history, costs=costs, as_json=as_json)
