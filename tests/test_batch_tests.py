@@ -149,8 +149,8 @@ UNFIT: list[tuple[dict[str, object], str]] = [
     ({"effect": float("nan")}, "an effect of nan"),
     ({"p_value": 0.0}, "60 traces cannot have a p-value of 0"),
     ({"accuracy_change": -0.03}, "a change of accuracy of -0.03"),
-    ({"pair_ids": ("another",)}, "not that of test"),
-    ({"n_earlier_tests": 5}, "not that of test"),
+    ({"pair_ids": ("another",)}, "earlier tests on its traces"),
+    ({"n_earlier_tests": 5}, "earlier tests on its traces"),
 ]
 """What the evidence of a passed first test cannot say, and the reason in the message."""
 

@@ -110,11 +110,11 @@ async def test_illegal_changes_raise_and_change_nothing(memory: MemoryStore) -> 
 
 
 @cases(60, 10)
-@given(text=st.text(), start=st.integers(0, 20), length=st.integers(3, 6))
+@given(text=st.text(), start=st.integers(0, 20), length=st.integers(1, 6))
 async def test_a_pair_is_found_by_its_words_and_by_parts_of_them(
     tmp_path_factory: pytest.TempPathFactory, text: str, start: int, length: int
 ) -> None:
-    """Any stretch of three characters of a text finds it, in scripts with and without spaces, in any case."""
+    """Any stretch of a text finds it, in scripts with and without spaces; Latin letters in any case."""
     kanji = "".join(chr(0x4E00 + ord(c) % 5000) for c in text[:30]) + "検索機能を追加する"
     start = min(start, len(kanji) - length)
     async with MemoryStore(tmp_path_factory.mktemp("words") / "m.db") as memory:
@@ -308,9 +308,6 @@ async def test_forgetting_a_trace_leaves_nothing_of_it(path: Path) -> None:
     left = await anyio.Path(path).read_bytes()
     for word in (b"Xylophon", b"xylophon", b"kwijibo"):
         assert word not in left
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("INSERT INTO memory_pairs_fts (memory_pairs_fts) VALUES ('integrity-check')")
-        assert connection.execute("SELECT count(*) FROM memory_pairs_fts").fetchone() == (1,)
 
 
 async def test_replies_to_calibrations_questions_are_forgotten_on_demand(path: Path) -> None:

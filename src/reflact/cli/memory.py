@@ -82,7 +82,7 @@ def list_stored(  # noqa: PLR0917 - what the command line offers
 ) -> None:
     """List pairs or traces.
 
-    The most useful pairs come first. Words of one or two characters do not count.
+    The most useful pairs come first.
     """
     from reflact.errors import UsageError
     from reflact.memory.store import MemoryStore
@@ -399,7 +399,7 @@ def _resolve_id(name: str, ids: Sequence[str], noun: str, store: Path) -> str:
 
 def print_values(values: Sequence[FrozenModel], lines: Iterable[str], *, json: bool) -> None:
     """Print values as lines of JSON, or else their lines of text."""
-    from reflact.memory.pairs import encode_value
+    from reflact.memory.rows import encode_value
 
     for text in map(encode_value, values) if json else lines:
         typer.echo(text)

@@ -1,4 +1,4 @@
-"""Pairs, their origins, and anchors: reading and changing them within one transaction."""
+"""Pairs, anchors, traces and tests as rows: reading and changing them within one transaction."""
 
 from __future__ import annotations
 
@@ -11,17 +11,27 @@ from pydantic import BaseModel, JsonValue
 
 from reflact.errors import DataError
 from reflact.jsonutil import parse_stored
-from reflact.memory.cards import ACTIVE_STATUSES, check_status_change
+from reflact.memory.cards import (
+    ACTIVE_STATUSES,
+    check_status_change,
+    describe_other_trace,
+    extend_content_hash,
+    hash_purpose,
+)
 from reflact.memory.models import (
+    BatchTest,
     CardStatus,
     ContrastPair,
-    ForgetResult,
     Origin,
+    PromotionEvidence,
+    ScoreEvent,
     StoredPair,
+    StoredTrace,
     Submission,
 )
 from reflact.memory.scan import ScanFinding
 from reflact.store.database import Tables
+from reflact.types import canonical_json
 
 Value = TypeVar("Value", bound=BaseModel)
 
@@ -55,47 +65,15 @@ def format_time(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-# ---------------------------------------------------------------------------------- texts of a pair
-
-# Characters of each text of a pair that are searched.
-MAX_INDEXED_CHARS = 5_000
-
-
-def list_pair_texts(pair: ContrastPair) -> tuple[str, ...]:
-    """Return all texts of a pair that are scanned, each once."""
-    scope = pair.scope
-    origin = pair.provenance
-    names = [*scope.roles, *scope.tools, *scope.task_categories, scope.user]
-    names += [origin.trace_id, origin.prompt, origin.model]
-    return tuple(dict.fromkeys([*_list_content(pair), *filter(None, names)]))
-
-
-def build_search_text(pair: ContrastPair) -> str:
-    """Return the words by which a pair is found, without NUL and lone surrogates."""
-    joined = "\n".join(text[:MAX_INDEXED_CHARS] for text in _list_content(pair))
-    return _replace_unsearchable(joined)
-
-
-def _list_content(pair: ContrastPair) -> list[str]:
-    """Return the texts of a pair's purpose, transition and evaluations."""
-    step = pair.transition
-    texts = [pair.purpose, step.action.name, pair.mistake, pair.reason]
-    for evaluation in (pair.right, pair.wrong):
-        texts += [evaluation.reasoning, *evaluation.evidence]
-    for state in (step.before, step.action.arguments, step.after):
-        texts += _iter_texts(state)
-    return texts
-
-
-def _replace_unsearchable(text: str) -> str:
-    return text.replace("\0", " ").encode("utf-8", "replace").decode()
+def list_texts(pair: ContrastPair) -> tuple[str, ...]:
+    """Return all texts of a pair and the names of its states' fields, which are scanned."""
+    return tuple(dict.fromkeys(_iter_texts(pair.model_dump())))
 
 
 def _iter_texts(value: JsonValue) -> Iterator[str]:
-    """Yield all texts in a JSON value, and the names of its fields."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for item in value:
             yield from _iter_texts(item)
     elif isinstance(value, dict):
@@ -128,7 +106,15 @@ def read_origins(tables: Tables, owners: Sequence[str]) -> Mapping[str, tuple[Or
     return origins
 
 
-# ------------------------------------------------------------------------------------------ reading
+# -------------------------------------------------------------------------------------------- pairs
+
+ACTIVE = f"status IN {ACTIVE_STATUSES}"
+
+# The weakest active pairs, which an index gives at once: those that failed a test first, then by
+# the lowest measured utility, not promoted, and the longest time without a change.
+WEAKEST_CONDITION = (
+    f"{ACTIVE} ORDER BY failed_test DESC, utility, status = 'promoted', changed_at, number LIMIT ?"
+)
 
 
 def select_pairs(
@@ -136,7 +122,8 @@ def select_pairs(
 ) -> tuple[StoredPair, ...]:
     """Return the pairs that meet an SQL condition; it must be a constant of this package."""
     columns = "id, pair, status, reason, utility, changed_at"
-    rows = list(tables.query(f"SELECT {columns} FROM memory_pairs WHERE {where}", parameters))  # noqa: S608 - constant
+    sql = f"SELECT {columns} FROM memory_pairs WHERE {where}"  # noqa: S608 - constant
+    rows = list(tables.query(sql, parameters))
     origins = read_origins(tables, [row["id"] for row in rows])
     pairs = []
     for row in rows:
@@ -151,28 +138,6 @@ def read_pair(tables: Tables, pair_id: str) -> StoredPair:
     for stored in select_pairs(tables, "id = ?", (pair_id,)):
         return stored
     raise DataError(f"the memory has no pair {pair_id}; list its pairs with `reflact memory list`")
-
-
-# The index holds all parts of three characters, so shorter words find nothing.
-MIN_WORD_CHARS = 3
-
-FOUND_CONDITION = """
-(?1 = '[]' OR status IN (SELECT value FROM json_each(?1))) AND
-(?2 = '' OR number IN (SELECT rowid FROM memory_pairs_fts WHERE memory_pairs_fts MATCH ?2))
-ORDER BY utility DESC, changed_at DESC, id LIMIT ?3
-"""
-
-
-def find_pairs(
-    tables: Tables, words: str, statuses: Sequence[CardStatus], limit: int
-) -> tuple[StoredPair, ...]:
-    """Return the pairs that hold all words of some length; see ``MemoryStore.find``."""
-    parts = [word for word in _replace_unsearchable(words).split() if len(word) >= MIN_WORD_CHARS]
-    query = tables.quote_fts(" ".join(parts)) if parts else ""
-    return select_pairs(tables, FOUND_CONDITION, (json.dumps(list(statuses)), query, limit))
-
-
-# ---------------------------------------------------------------------------- submission and status
 
 
 class PairWriter(NamedTuple):
@@ -197,10 +162,22 @@ class PairWriter(NamedTuple):
             return Submission(pair_id=pair.id, is_new=False, status="rejected", reason=exclusion)
         is_new = not self.tables.table("memory_pairs").count_where("id = ?", [pair.id])
         if is_new:
-            self._insert(pair, finding)
+            is_rejected = finding is not None and finding.verdict == "reject"
+            record = {
+                "id": pair.id,
+                "status": "rejected" if is_rejected else "quarantined",
+                "reason": None if finding is None else finding.rule,
+                "changed_at": format_time(self.now),
+                "subject": pair.hashes.subject,
+                "pair": encode_pair(pair),
+            }
+            self.tables.table("memory_pairs").insert(record)
         add_origins(self.tables, pair.id, origins)
         if is_new:
-            self._archive_weakest()
+            n_active = self.tables.table("memory_pairs").count_where(ACTIVE)
+            surplus = max(0, n_active - self.max_active)
+            for weak in select_pairs(self.tables, WEAKEST_CONDITION, (surplus,)):
+                self.move(weak, "archived", "bound")
         stored = read_pair(self.tables, pair.id)
         return Submission(
             pair_id=pair.id, is_new=is_new, status=stored.status, reason=stored.reason
@@ -215,20 +192,6 @@ class PairWriter(NamedTuple):
             return "anchor_trace"
         return None
 
-    def _insert(self, pair: ContrastPair, finding: ScanFinding | None) -> None:
-        is_rejected = finding is not None and finding.verdict == "reject"
-        self.tables.table("memory_pairs").insert(
-            {
-                "id": pair.id,
-                "status": "rejected" if is_rejected else "quarantined",
-                "reason": None if finding is None else finding.rule,
-                "changed_at": format_time(self.now),
-                "subject": pair.hashes.subject,
-                "pair": encode_pair(pair),
-                "words": build_search_text(pair),
-            }
-        )
-
     def move(self, stored: StoredPair, after: CardStatus, reason: str | None = None) -> None:
         """Change the status of a pair, and clear the mark of a failed test."""
         try:
@@ -240,33 +203,6 @@ class PairWriter(NamedTuple):
             "WHERE id = ?"
         )
         self.tables.execute(sql, (after, reason, format_time(self.now), stored.pair.id))
-
-    def _archive_weakest(self) -> None:
-        """Archive the weakest active pairs until the bound is met.
-
-        Pairs that failed a test are archived first. Then the order is: lowest measured utility, not
-        promoted, and the longest time without a change.
-        """
-        surplus = max(0, self.tables.table("memory_pairs").count_where(ACTIVE) - self.max_active)
-        for stored in select_pairs(self.tables, WEAKEST_CONDITION, (surplus,)):
-            self.move(stored, "archived", "bound")
-
-
-ACTIVE = f"status IN {ACTIVE_STATUSES}"
-
-# The weakest active pairs, which an index gives at once.
-WEAKEST_CONDITION = (
-    f"{ACTIVE} ORDER BY failed_test DESC, utility, status = 'promoted', changed_at, number LIMIT ?"
-)
-
-
-def count_free(tables: Tables, max_active: int) -> int:
-    """Return how many pairs can be added before one is archived that has not failed a test."""
-    n_active = tables.table("memory_pairs").count_where(f"{ACTIVE} AND failed_test = 0")
-    return max(0, max_active - n_active)
-
-
-# ------------------------------------------------------------------------------------------ anchors
 
 
 def add_anchor(tables: Tables, pair: ContrastPair, origins: Sequence[Origin]) -> bool:
@@ -299,45 +235,103 @@ def read_anchors(tables: Tables) -> tuple[ContrastPair, ...]:
     return tuple(decode_value(ContrastPair, pair, f"anchor {pair_id}") for pair_id, pair in stored)
 
 
-# --------------------------------------------------------------------------------------- forgetting
+def read_tests(tables: Tables) -> tuple[BatchTest, ...]:
+    """Return all tests in their order."""
+    tests = []
+    sql = "SELECT number, test, evidence FROM memory_tests ORDER BY number"
+    for number, stored, evidence in tables.execute(sql).fetchall():
+        test = decode_value(BatchTest, stored, f"test {number}")
+        if evidence is not None:
+            decoded = decode_value(PromotionEvidence, evidence, f"evidence of test {number}")
+            test = test.model_copy(update={"evidence": decoded})
+        tests.append(test)
+    return tuple(tests)
 
-# Cached responses to questions of calibrations, by the role that asked.
-CALIBRATION_RESPONSES = """
-key IN (SELECT key FROM calls WHERE substr(call_id, 1, instr(call_id, '/')) IN
-('critic/', 'contrast/', 'judge/', 'meta_judge/'))
-"""
+
+# ------------------------------------------------------------------------------------------- traces
 
 
-def forget_trace(tables: Tables, trace_id: str, *, calls: bool) -> ForgetResult:
-    """Remove everything that came from a trace; see ``MemoryStore.forget``.
+def open_trace(tables: Tables, trace_id: str, purpose: str) -> bool:
+    """Add a trace and return whether it is new; see ``MemoryStore.open_trace``."""
+    stored_purpose = _read_purpose(tables, trace_id)
+    if stored_purpose is None:
+        record = {
+            "id": trace_id,
+            "purpose": canonical_json(purpose),
+            "content_hash": hash_purpose(purpose),
+        }
+        tables.table("traces").insert(record)
+    elif stored_purpose != purpose:
+        raise DataError(describe_other_trace(trace_id, purpose, stored_purpose))
+    return stored_purpose is None
 
-    A response does not record which traces its prompt showed, because worked examples come from
-    other traces. So either all responses are removed or none.
-    """
-    sql = f"SELECT id FROM memory_pairs WHERE {FROM_TRACE} ORDER BY id"  # noqa: S608 - constant
-    pair_ids = [pair_id for (pair_id,) in tables.execute(sql, (trace_id,)).fetchall()]
-    sql = f"DELETE FROM memory_anchors WHERE {FROM_TRACE} RETURNING id"  # noqa: S608 - constant
-    anchor_ids = [anchor_id for (anchor_id,) in tables.execute(sql, (trace_id,)).fetchall()]
-    owned = "IN (SELECT value FROM json_each(?))"
-    tables.table("memory_pairs").delete_where(f"id {owned}", [json.dumps(pair_ids)])
-    tables.table("memory_origins").delete_where(
-        f"owner {owned}", [json.dumps(anchor_ids + pair_ids)]
-    )
-    n_events = tables.execute("DELETE FROM trace_events WHERE trace_id = ?", (trace_id,)).rowcount
-    n_traces = tables.execute("DELETE FROM traces WHERE id = ?", (trace_id,)).rowcount
-    if pair_ids:
-        # Merges the parts of the search index; deleted words stay in the old ones until then.
-        tables.table("memory_pairs").optimize()
-    responses = tables.table("responses")
-    n_responses = responses.count_where(CALIBRATION_RESPONSES)
-    if calls:
-        responses.delete_where(CALIBRATION_RESPONSES)
-    return ForgetResult(
-        trace_id=trace_id,
-        trace_removed=n_traces > 0,
-        n_events=n_events,
-        pair_ids=tuple(pair_ids),
-        n_anchors=len(anchor_ids),
-        n_responses=n_responses if calls else 0,
-        n_responses_left=0 if calls else n_responses,
-    )
+
+def append_event(tables: Tables, trace_id: str, event: ScoreEvent) -> bool:
+    """Append an event and return whether it is new; see ``MemoryStore.append``."""
+    if _read_purpose(tables, trace_id) is None:
+        raise DataError(f"trace {trace_id} is not stored; open it before you append events")
+    stored = find_event(tables, trace_id, event.step)
+    if stored is None:
+        text = encode_value(event, f"step {event.step} of trace {trace_id}")
+        record = {"trace_id": trace_id, "step": event.step, "event": text}
+        tables.table("trace_events").insert(record)
+        _update_content_hash(tables, trace_id, event)
+        return True
+    unlabelled = {encode_value(one.model_copy(update={"label": None})) for one in (stored, event)}
+    if len(unlabelled) > 1:
+        raise DataError(
+            f"trace {trace_id} already has another event as step {event.step}; give each trace a "
+            "unique id"
+        )
+    if stored.label is None and event.label is not None:
+        replace_event(tables, trace_id, event)
+    return False
+
+
+def _update_content_hash(tables: Tables, trace_id: str, event: ScoreEvent) -> None:
+    """Let a trace's hash cover an event that was added."""
+    later = "trace_id = ? AND step > ?"
+    content = str(tables.table("traces").get(trace_id)["content_hash"])
+    events = [event]
+    if tables.table("trace_events").count_where(later, [trace_id, event.step]):
+        # Steps came out of order, so the hash is computed from the first one on.
+        content = hash_purpose(_read_purpose(tables, trace_id) or "")
+        events = _read_events(tables, trace_id)
+    for one in events:
+        content = extend_content_hash(content, one.transition)
+    tables.table("traces").update(trace_id, {"content_hash": content})
+
+
+def find_trace(tables: Tables, trace_id: str) -> StoredTrace | None:
+    """Return a trace with its events in the order of their steps, or None."""
+    purpose = _read_purpose(tables, trace_id)
+    if purpose is None:
+        return None
+    return StoredTrace(id=trace_id, purpose=purpose, events=tuple(_read_events(tables, trace_id)))
+
+
+def find_event(tables: Tables, trace_id: str, step: int) -> ScoreEvent | None:
+    """Return an event of a trace, or None."""
+    sql = "SELECT event FROM trace_events WHERE trace_id = ? AND step = ?"
+    stored = tables.execute(sql, (trace_id, step)).fetchone()
+    return None if stored is None else _decode_event(trace_id, step, stored[0])
+
+
+def replace_event(tables: Tables, trace_id: str, event: ScoreEvent) -> None:
+    """Write an event over that of its step."""
+    tables.table("trace_events").update((trace_id, event.step), {"event": encode_value(event)})
+
+
+def _read_purpose(tables: Tables, trace_id: str) -> str | None:
+    stored = tables.execute("SELECT purpose FROM traces WHERE id = ?", (trace_id,)).fetchone()
+    return None if stored is None else json.loads(stored[0])
+
+
+def _read_events(tables: Tables, trace_id: str) -> list[ScoreEvent]:
+    sql = "SELECT step, event FROM trace_events WHERE trace_id = ? ORDER BY step"
+    rows = tables.execute(sql, (trace_id,)).fetchall()
+    return [_decode_event(trace_id, step, text) for step, text in rows]
+
+
+def _decode_event(trace_id: str, step: int, text: str) -> ScoreEvent:
+    return decode_value(ScoreEvent, text, f"step {step} of trace {trace_id}")
