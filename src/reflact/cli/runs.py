@@ -265,9 +265,7 @@ async def _read_item(folder: Path, run_id: str, split: Split | None, item_id: st
 
 
 def _print_skill(folder: Path, run_id: str, version: str, *, as_json: bool) -> None:
-    """Print a version of the skill: exactly in a file or a pipe, with escaped controls at a
-    terminal.
-    """
+    """Print a version of the skill: exactly in a file or a pipe, escaped at a terminal."""
     import anyio
 
     from reflact.reporting.history import read_versions
