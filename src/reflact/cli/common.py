@@ -15,7 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
+import anyio
 import typer
+
+from reflact.errors import RunFailed, StoreError
+from reflact.text import escape_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -221,10 +225,8 @@ def train_and_show(
             because a key, model or port is wrong; 128 plus the signal's number if a signal stopped
             it.
     """
-    import anyio
     from rich.console import Console
 
-    from reflact.errors import RunFailed
     from reflact.reporting.terminal import print_summary
     from reflact.store.artifacts import find_exports
     from reflact.trainer import Trainer
@@ -268,9 +270,6 @@ async def _follow_run(
     trainer: Trainer, store: Path, view: RunView, interrupts: InterruptHandler
 ) -> RunSummary | None:
     """Run the training, show each event, and return the summary if the run reached its end."""
-    import anyio
-
-    from reflact.errors import RunFailed, StoreError
     from reflact.events import RunFinished
     from reflact.reporting.live import show_events
 
@@ -293,8 +292,6 @@ async def _follow_run(
 
 def print_error(text: str, details: Sequence[str] = ()) -> None:
     """Print an error, and its details below it, to standard error."""
-    from reflact.text import escape_line
-
     for line in (f"error: {text}", *details):
         typer.echo(escape_line(line), err=True)
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reflact.cli.common import load_trainer_config
+from reflact.errors import ConfigError, DataError
+from reflact.text import escape_line
 
 if TYPE_CHECKING:
     from reflact.config.fields import FieldsConfig
@@ -178,10 +180,8 @@ def init(  # noqa: PLR0917 - one for each option of the command
 
     The command knows columns by their names, and chooses the grader. Edit the file as you like.
     """
-    from reflact.errors import ConfigError
     from reflact.skills.package import load_skill
     from reflact.store.artifacts import write_atomically
-    from reflact.text import escape_line
 
     if out.exists() or out.suffix not in {".yaml", ".yml"}:
         problem = "exists already; remove it, or" if out.exists() else "does not end in .yaml;"
@@ -249,7 +249,6 @@ def describe_data(
     """
     from reflact.config.fields import DEFAULT_COLUMNS, FieldsConfig
     from reflact.environments.dataset import PLAIN_GRADERS, DatasetEnvironment, guess_grader
-    from reflact.text import escape_line
     from reflact.training.gating import FEW_ITEMS, describe_few_items
     from reflact.types import Split
 
@@ -348,7 +347,6 @@ def find_columns(
             there are tests instead.
     """
     from reflact.config.fields import DEFAULT_COLUMNS
-    from reflact.errors import DataError
     from reflact.jsonutil import flatten_fields
 
     if not list_telling_columns("input", list(list_filled_columns(rows))):
@@ -411,8 +409,6 @@ def list_filled_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any
 
 def refuse_tests(columns: Mapping[str, Sequence[Any]], where: str) -> None:
     """Raise DataError if a column has sentences or assertions about an answer, not answers."""
-    from reflact.errors import DataError
-
     for name, values in columns.items():
         is_rubric = SENTENCES.fullmatch(name) is not None and isinstance(values[0], list)
         is_test = name.startswith("__expected") and any(map(ASSERTION.match, map(str, values)))

@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
+import anyio
 import typer
+
+from reflact.errors import DataError, UsageError
+from reflact.text import escape_controls, escape_line, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -84,7 +88,6 @@ def list_stored(  # noqa: PLR0917 - what the command line offers
 
     The most useful pairs come first.
     """
-    from reflact.errors import UsageError
     from reflact.memory.store import MemoryStore
 
     if kind == "trace" and (words or status):
@@ -178,7 +181,6 @@ def label(
     person or a program stay unless you pass --replace.
     """
     from reflact.memory.models import Label
-    from reflact.text import escape_line
 
     human = Label(progress_before=before, progress_after=after, source="human", reasoning=reason)
 
@@ -209,8 +211,6 @@ def forget(
 
     The command prints the number of removed entries. It cannot be undone.
     """
-    from reflact.errors import UsageError
-
     result = _use_store(store, lambda memory: memory.forget(trace, calls=calls), read_only=False)
     removed = result.trace_removed or result.pair_ids or result.n_anchors
     if not (calls or removed or result.remains_in_wal):
@@ -222,8 +222,6 @@ def forget(
 
 
 def _describe_removal(result: ForgetResult, store: Path, calls: bool) -> Iterator[str]:
-    from reflact.text import escape_line
-
     yield (
         f"forgot trace {escape_line(result.trace_id)}: {result.n_events} events, "
         f"{len(result.pair_ids)} pairs, {result.n_anchors} anchors"
@@ -297,10 +295,6 @@ def import_store(
     Stored entries stay as they are. Each new pair is scanned and quarantined, whatever its status
     was.
     """
-    import anyio
-
-    from reflact.errors import DataError
-
     traces, lines = _read_source(source)
     print_incomplete_files(traces, folders=[source if source.is_dir() else None], err=json)
     try:
@@ -319,7 +313,6 @@ def _read_source(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
     import json
 
     from reflact.calibration.trace import Trace, refuse_foreign_format
-    from reflact.errors import UsageError
 
     if source.is_dir():
         return Trace.load_all(source), []
@@ -361,9 +354,6 @@ def _use_store(
     path: Path, work: Callable[[MemoryStore], Awaitable[T]], *, read_only: bool = True
 ) -> T:
     """Open the memory of an existing file, by default unchanged, and return the result of work."""
-    import anyio
-
-    from reflact.errors import UsageError
     from reflact.memory.store import MemoryStore
 
     async def run() -> T:
@@ -377,8 +367,6 @@ def _use_store(
 
 def _resolve_id(name: str, ids: Sequence[str], noun: str, store: Path) -> str:
     """Return the id that a name means: the name itself, or the only id that starts with it."""
-    from reflact.errors import UsageError
-
     if name in ids:
         return name
     matching = sorted(one for one in ids if one.startswith(name))
@@ -409,8 +397,6 @@ def format_table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield the lines of a table whose first row names its columns; controls are escaped."""
     from rich.cells import cell_len
 
-    from reflact.text import escape_line
-
     table = [[escape_line(text) for text in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
     for row in table:
@@ -421,8 +407,6 @@ def format_table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def _shorten(text: str) -> str:
-    from reflact.text import shorten
-
     return shorten(" ".join(text.split()), MAX_CELL_CHARS)
 
 
@@ -449,7 +433,6 @@ def _describe_status(stored: StoredPair) -> str:
 def render_pair(stored: StoredPair) -> Iterator[str]:
     """Yield the lines of a pair: its facts, its transition, and both evaluations in words."""
     from reflact.memory.cards import build_cards
-    from reflact.text import escape_controls, escape_line
 
     pair = stored.pair
     origin = pair.provenance
@@ -477,7 +460,6 @@ def render_pair(stored: StoredPair) -> Iterator[str]:
 def render_trace(trace: StoredTrace) -> Iterator[str]:
     """Yield the lines of a trace, step by step."""
     from reflact.calibration.transition_view import truncate_to_tokens
-    from reflact.text import escape_line
 
     yield f"trace {escape_line(trace.id)}"
     yield f"  purpose: {escape_line(truncate_to_tokens(trace.purpose, MAX_CHANGE_TOKENS))}"
@@ -519,8 +501,6 @@ def print_incomplete_files(
     traces: Iterable[Trace], *, folders: Iterable[Path | None] = (), err: bool = False
 ) -> None:
     """Print which files of traces are incomplete, and which files of the folders are no traces."""
-    from reflact.text import escape_line
-
     for folder in folders:
         others = [] if folder is None else sorted(map(str, folder.rglob("*.json")))
         if others:

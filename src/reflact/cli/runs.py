@@ -10,9 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import anyio
 import typer
 
 from reflact.cli.common import print_error
+from reflact.errors import StoreError, UsageError
+from reflact.text import escape_controls, escape_line, name_count
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -59,10 +62,8 @@ def runs(folder: FolderArgument = Path("runs"), as_json: JsonLinesOption = False
     skill on the test split, or on the validation split if there is no test score. If a database
     cannot be read, an error names it, the other runs are listed, and the exit code is 1.
     """
-    import anyio
     from rich.console import Console
 
-    from reflact.errors import StoreError, UsageError
     from reflact.reporting.history import list_databases, list_runs
     from reflact.reporting.terminal import build_run_table
 
@@ -93,10 +94,7 @@ def _find_run(folder: Path) -> str:
 
     If the folder has several runs and the caller named none, standard error says which one this is.
     """
-    import anyio
-
     from reflact.reporting.history import find_run
-    from reflact.text import escape_line, name_count
 
     choice = anyio.run(find_run, folder)
     if choice.others:
@@ -153,10 +151,8 @@ def show(  # noqa: PLR0917 - one for each option of the command
     cost of its stages. Items are shown with the answers, scores and costs under the initial and the
     best skill.
     """
-    import anyio
     from rich.console import Console
 
-    from reflact.errors import UsageError
     from reflact.reporting import terminal
     from reflact.reporting.history import read_run, read_step
     from reflact.types import Split
@@ -240,7 +236,6 @@ async def _read_item(folder: Path, run_id: str, split: Split | None, item_id: st
     Without a split, the item may be in any measured one. An item that raised an exception need not
     be measured.
     """
-    from reflact.errors import UsageError
     from reflact.reporting.history import read_run
     from reflact.types import Split
 
@@ -266,10 +261,7 @@ async def _read_item(folder: Path, run_id: str, split: Split | None, item_id: st
 
 def _print_skill(folder: Path, run_id: str, version: str, *, as_json: bool) -> None:
     """Print a version of the skill: exactly in a file or a pipe, escaped at a terminal."""
-    import anyio
-
     from reflact.reporting.history import read_versions
-    from reflact.text import escape_controls
 
     (found,) = anyio.run(read_versions, folder, [version], run_id)
     if not found.skill.text:
@@ -297,7 +289,6 @@ def print_diff(
     The difference is a unified diff, by default from the initial skill to the best one. A pipe or a
     file gets the positions of its lines too.
     """
-    import anyio
     from rich.console import Console
 
     from reflact.reporting import terminal
@@ -356,12 +347,9 @@ def export(
     they are copied unchanged. Hidden files, caches and links stay behind, and the markers of
     protected regions are removed.
     """
-    import anyio
-
     from reflact.reporting.facts import ResultFact
     from reflact.reporting.history import read_package, read_run
     from reflact.store.artifacts import write_package
-    from reflact.text import escape_line, name_count
 
     run_id = _find_run(folder)
     package = anyio.run(
@@ -400,7 +388,6 @@ def compare(
     The output shows scores, cost, time, and the settings that differ. It also shows what each best
     skill gains on the items that the runs share, and the difference of the skills.
     """
-    import anyio
     from rich.console import Console
 
     from reflact.reporting.history import compare_runs
@@ -429,8 +416,6 @@ def serve(
     choose. The pages change nothing, and only this machine can reach them. It needs `pip install
     'reflact[serve]'`. Ctrl-C ends it.
     """
-    from reflact.errors import UsageError
-
     try:
         from reflact.reporting.html.serve import serve_runs
     except ModuleNotFoundError as error:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 
+import anyio
 import typer
 
 from reflact.cli.common import (
@@ -23,10 +24,18 @@ from reflact.cli.common import (
     print_error,
     train_and_show,
 )
+from reflact.errors import (
+    BudgetSpent,
+    ConfigError,
+    EnvironmentFailure,
+    ModelError,
+    RunConflict,
+    UsageError,
+)
+from reflact.text import escape_controls, escape_line, format_count, format_duration, shorten
 
 if TYPE_CHECKING:
     from reflact.config.training import TrainerConfig
-    from reflact.errors import RunConflict
     from reflact.events import Event
     from reflact.protocols import Approver
     from reflact.records import CandidateReview, Spend
@@ -51,10 +60,6 @@ def check(
     writes nothing to the run's folder. If a key, a model, an address or the data is wrong, it ends
     with exit code 2.
     """
-    import anyio
-
-    from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError
-    from reflact.text import escape_line
     from reflact.training.check import check_setup
 
     settings = load_trainer_config(config, overrides)
@@ -80,7 +85,6 @@ def join_command(config: Path, overrides: Sequence[str] | None, *options: str) -
 def list_check_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
     """Yield what a check found: data, models, the graded item, the likely time, and warnings."""
     from reflact.reporting.facts import SpendFact
-    from reflact.text import format_count, format_duration
 
     yield f"data: {found.n_train} train, {found.n_val} validation, {found.n_test} test items"
     if found.skill is not None:
@@ -110,7 +114,6 @@ def list_check_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
 def _list_item_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
     """Yield the graded item; below a full score also what the grader said."""
     from reflact.reporting.facts import format_value
-    from reflact.text import shorten
 
     item = found.item
     grade = found.grade
@@ -161,13 +164,11 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     the differences. For all items of another file, override data.path, data.ratio (0:1:0) and
     out_dir.
     """
-    import anyio
     from rich.console import Console
 
     from reflact.reporting.facts import describe_gain
     from reflact.reporting.terminal import build_score_table
     from reflact.skills.package import load_skill
-    from reflact.text import escape_line, shorten
     from reflact.trainer import Trainer
     from reflact.types import Control, Split
 
@@ -209,9 +210,6 @@ def create_approver() -> Approver:
 
     An empty answer or ``y`` approves; ``n`` vetoes; any other text is a veto with that reason.
     """
-    from reflact.errors import UsageError
-    from reflact.text import escape_controls
-
     if not sys.stdin.isatty():
         raise UsageError(
             "--review asks you at a terminal, but standard input is not a terminal; leave --review "
@@ -235,11 +233,9 @@ def create_approver() -> Approver:
 
 def print_cost_estimate(config: TrainerConfig, command: str, *, as_json: bool) -> None:
     """Print the estimated cost of the rest of a run, and the command that trains."""
-    import anyio
     from rich.console import Console
 
     from reflact.reporting.terminal import build_estimate_table
-    from reflact.text import escape_line
     from reflact.training.cost_estimate import estimate_run
     from reflact.training.gating import estimate_gate_power
     from reflact.training.plan import Overrides, prepare_run
@@ -333,8 +329,6 @@ def train(  # noqa: PLR0917 - one for each option of the command
     network is used; if the recording lacks a request, the run ends and reflact prints the
     difference.
     """
-    from reflact.errors import UsageError
-
     changes = [*(overrides or ())]
     if fork:
         changes.append("fork=true")
@@ -372,7 +366,6 @@ def demo(
     The command prints the best skill of each. It needs no key and no network. It writes the second
     run into the subfolder arithmetic.
     """
-    from reflact.errors import ConfigError
     from reflact.prompts import find_data_folder
 
     if calibrate:
@@ -397,8 +390,6 @@ def demo(
 
 
 def _replay_demo(folder: Path, out: Path, *, show: ShowMode) -> None:
-    from reflact.text import escape_controls
-
     cassette = _name_cassette(folder / "cassette.jsonl", "replay")
     settings = load_trainer_config(
         folder / "demo.yaml", [f"out_dir={json.dumps(str(out))}", *cassette]
