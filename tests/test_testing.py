@@ -24,7 +24,6 @@ from reflact.testing import (
     ScriptedLLM,
     ToyEnvironment,
     ToyTarget,
-    Truncation,
     toy_optimizer,
 )
 from reflact.types import Item, Skill, Split
@@ -198,15 +197,14 @@ def _client(*faults: Fault | None) -> tuple[httpx.AsyncClient, list[str]]:
 
 
 async def test_a_fault_is_for_one_request() -> None:
-    """An error status is served instead of the answer; a silent cut looks like a complete response."""
+    """An error status is served instead of the answer, for the request it is meant for alone."""
     refusal = httpx.Response(429, headers={"retry-after": "2"}, text="slow")
-    client, served = _client(None, refusal, Truncation(after=5, silent=True))
+    client, served = _client(None, refusal)
     async with client:
         assert (await client.get("/a")).json() == {"served": "/a"}
         refused = await client.get("/b")
         assert (refused.status_code, refused.headers["retry-after"], refused.text) == (429, "2", "slow")
-        cut_off = await client.get("/c")
-        assert (cut_off.status_code, cut_off.text) == (200, '{"ser')
+        assert (await client.get("/c")).status_code == 200
     assert served == ["/a", "/c"]
 
 
@@ -215,8 +213,6 @@ async def test_a_fault_is_for_one_request() -> None:
     [
         (httpx.ConnectError("injected"), httpx.ConnectError, False),
         (httpx.ReadTimeout("injected"), httpx.ReadTimeout, True),
-        (Truncation(), httpx.RemoteProtocolError, True),
-        (Truncation(after=4), httpx.RemoteProtocolError, True),
     ],
     ids=str,
 )
