@@ -177,21 +177,15 @@ async def test_evidence_that_contradicts_itself_changes_nothing(memory: MemorySt
             await memory.close_test(number, evidence_for(test))
 
 
-async def test_promotion_takes_a_test_that_was_passed(memory: MemoryStore) -> None:
-    """A batch is promoted whole on its evidence, and not on one that failed."""
-    pairs = [make_pair(n) for n in range(3)]
-    await fan_out(memory.submit, pairs)
-    assert (await run_test(memory, pairs[0], passed=False)).status == "quarantined"
-    await promote(memory, pairs)
-    assert [one.status for one in await memory.pairs()] == ["promoted"] * 3
+async def test_a_promotion_takes_a_test_that_was_passed_and_may_be_taken_back(memory: MemoryStore) -> None:
+    """A batch is promoted whole; one that does harm later is held for review. Utility is measured."""
+    bad, good = make_pair(1), make_pair(2)
+    await fan_out(memory.submit, [bad, good])
+    assert (await run_test(memory, bad, passed=False)).status == "quarantined"
+    await promote(memory, [bad, good])
+    assert [one.status for one in await memory.pairs()] == ["promoted"] * 2
     expected = [evidence_for(test, promoted=test.number == 2) for test in await memory.tests()]
     assert [test.evidence for test in await memory.tests()] == expected
-
-
-async def test_harm_measured_later_takes_a_promotion_back(memory: MemoryStore) -> None:
-    """A batch that fails its second test is held for review; one that passes stays. Utility is measured."""
-    bad, good = make_pair(1), make_pair(2)
-    await promote(memory, [bad, good])
     assert (await read(memory, bad)).utility == pytest.approx(0.575)
     after = await run_test(memory, bad, passed=False, recheck=True)
     assert (after.status, after.needs_review) == ("quarantined", True)
