@@ -248,12 +248,13 @@ async def _read_item(folder: Path, run_id: str, split: Split | None, item_id: st
             measured |= {result.item_id: result for result in read.items}
     known = [*dict.fromkeys((*measured, *failed))]
     ids = [item_id] if item_id in known else [each for each in known if each.startswith(item_id)]
-    if len(ids) != 1:
-        listed = ", ".join(ids[:MAX_LISTED_IDS]) or "none"
+    if not ids:
         raise UsageError(
-            f"{len(ids)} items of run {run_id} have an id that begins with {item_id}: {listed}; "
-            "--items lists the ids"
+            f"no item of run {run_id} has an id that begins with {item_id}; --items lists the ids"
         )
+    if len(ids) > 1:
+        listed = ", ".join(ids[:MAX_LISTED_IDS])
+        raise UsageError(f"no item is {item_id}, and the ids of {len(ids)} begin with it: {listed}")
     items = (measured[ids[0]],) if ids[0] in measured else ()
     failures = tuple(failure for failure in history.failures if failure.item_id == ids[0])
     return history.model_copy(update={"items": items, "failures": failures})
