@@ -131,6 +131,14 @@ def table(printed: str) -> list[str]:
     )
 
 
+def test_runs_lists_what_lies_below_a_folder(toy: Path) -> None:
+    """The folder that holds runs and the run's own folder both show it."""
+    for place in (toy, toy.parent):
+        result = reflact("runs", place)
+        assert result.exit_code == 0, result.output
+        assert re.search(r"r[0-9a-f]{12} +completed +4 +1\.000", result.stdout)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pipes in folders")
 def test_runs_lists_the_others_beside_damaged_ones(toy: Path, tmp_path: Path) -> None:
     """A database that cannot be read is one error each, and neither ends nor hangs the list of the others."""
@@ -158,6 +166,32 @@ def test_runs_lists_the_others_beside_damaged_ones(toy: Path, tmp_path: Path) ->
     ]
     assert "no regular file" in errors[2]
     assert (tmp_path / "empty" / "run.db").read_bytes() == b""
+
+
+def test_show_prints_a_run_and_its_steps(toy: Path) -> None:
+    """A run has a line for each step and score; a step has its verdict, patterns, edits and diff."""
+    result = reflact("show", toy)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^ *1 +1 +new best +0\.000 -> 0\.500 +0/4 +2/2 +v1", result.stdout, re.M)
+    assert len(re.findall(r"^ *\d+ +\d+ +[a-z]+ ", result.stdout, re.M)) == 4
+    controls = ("placebo", "empty", "refusal", "frequent")
+    assert [line.replace("best, final", "best").split()[:2] for line in table(result.stdout)] == [
+        *([name, "val"] for name in ("baseline", "best")),
+        *([name, "test"] for name in ("baseline", *controls, "best")),
+    ]
+    result = reflact("show", toy, "1")
+    assert result.exit_code == 0, result.output
+    assert "verdict: The candidate's 0.5 is above" in result.stdout
+    assert re.search(r"^pattern in \d cases?: square: ", result.stdout, re.M)
+    assert "edit 1 applied: append '- square: " in result.stdout
+    assert "\n+- square: " in result.stdout
+    assert re.search(r"^took: rollout and reflect \S+ s, ", result.stdout, re.M)
+    listed = re.findall(
+        r"^(baseline|\d+) +\d+ +\d+ +\d+ +- +\S+ s$", reflact("show", toy, "--costs").stdout, re.M
+    )
+    assert listed == ["baseline", "1", "2", "3", "4"]
+    assert_refused(reflact("show", toy, "999"), "no step 999", "4 steps are committed")
+    assert_refused(reflact("show", toy / "none"), "no run none", "it holds r")
 
 
 def test_a_recorded_run_replays_without_its_server(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -133,8 +134,9 @@ async def test_the_most_useful_pairs_come_first(memory: MemoryStore) -> None:
         await memory.submit(pair)
     await set_utility(memory, pairs[1].id, 0.9)
     await memory.move([pairs[3].id], "rejected", reason="no")
-    assert [one.pair for one in await memory.find(limit=3)] == [pairs[n] for n in (1, 3, 2)]
+    assert [one.pair for one in await memory.find()] == [pairs[n] for n in (1, 3, 2, 0)]
     assert [one.pair for one in await memory.find("zebras", statuses=["rejected"])] == [pairs[3]]
+    assert [one.pair for one in await memory.find(limit=1)] == [pairs[1]]
 
 
 async def test_promoted_pairs_come_and_go_with_their_state(path: Path) -> None:
@@ -507,6 +509,18 @@ async def test_what_no_file_can_hold_is_refused(memory: MemoryStore) -> None:
         with pytest.raises(DataError, match=problem):
             await work
     assert (await memory.pairs(), await memory.anchors()) == ((), ())
+
+
+async def test_a_large_pair_is_scanned_beside_the_event_loop(path: Path) -> None:
+    """A state of 200,000 characters is scanned in another thread."""
+    threads: set[int] = set()
+
+    def scan(texts: Iterable[str]) -> None:
+        threads.add(threading.get_ident())
+
+    async with MemoryStore(path, scan=scan) as memory:
+        await memory.submit(make_pair(1, note="word " * 40_000))
+    assert len(threads - {threading.get_ident()}) == 1
 
 
 async def test_what_was_opened_to_be_read_is_not_written(path: Path, tmp_path: Path) -> None:

@@ -219,6 +219,34 @@ async def test_a_candidate_without_a_change_is_not_evaluated(tmp_path: Path) -> 
     assert (tmp_path / "run" / "best_skill.md").read_text(encoding="utf-8") == initial.text
 
 
+async def test_a_skill_that_was_not_evaluated_has_no_score(tmp_path: Path) -> None:
+    """There an unmeasured slow update took over the score before it, and later gates compared with that."""
+    usual = toy_optimizer()
+
+    def nonsense_at_last(
+        prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
+    ) -> ScriptedAnswer:
+        if call_id.purpose == "analyst_success" and call_id.step is not None and call_id.step > 4:
+            return append_reply(reply_type, NONSENSE)
+        return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
+
+    await trainer(settings(tmp_path, slow_update={"gated": False}), nonsense_at_last).train()
+    forced = [e for e in epochs_of(tmp_path) if e.slow_update and e.slow_update.action == "forced"]
+    assert forced
+    texts = texts_in(tmp_path)
+    for epoch in forced:
+        assert epoch.current.inherited
+        assert epoch.best.skill_hash != epoch.current.skill_hash
+    unlike = [e for e in forced if worth(texts[e.current.skill_hash], Split.val) != e.current.score]
+    assert unlike, "no guidance changed what the skill is worth"
+    following = [r for r in steps_of(tmp_path) if r.skill_before in {e.current.skill_hash for e in unlike}]
+    verdicts = [r.verdict for r in following if r.verdict.current is not None]
+    assert verdicts
+    for verdict in verdicts:
+        assert_true(verdict.current, tmp_path)
+        assert verdict.current_score == verdict.current.hard
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> Path:
     """The data of runs against the pure server."""

@@ -204,6 +204,12 @@ def test_further_files_stay_in_the_folder(tmp_path: Path, name: str) -> None:
         load_skill(tmp_path, (name,))
 
 
+def test_a_device_is_no_skill() -> None:
+    """A file without an end is refused before it is read."""
+    with pytest.raises(SkillError, match="is no regular file"):
+        load_skill(Path("/dev/zero"))
+
+
 def test_what_several_files_need_is_said() -> None:
     """Rewrites and documents without a folder do not go with several files."""
     files = {"skill_files": ["a.md"], "skill": "folder"}
@@ -277,6 +283,23 @@ def test_a_name_and_a_description_are_replaced_in_place(text: str) -> None:
     assert after == {**before, "name": "new", "description": " ".join(hostile.split())}
     assert edited.endswith(text.removeprefix("\ufeff").rpartition("---")[2])
     assert "# comment" not in text or (" # comment" in edited and "license: MIT\r\n---\r\nbody" in edited)
+
+
+@pytest.mark.parametrize(
+    ("front", "part"),
+    [
+        ("- a", "no mapping"),
+        ("name: 12", "name in the front matter of the skill is no text"),
+        ("name: a\ndescription: Use for words. Triggers on: words", "not valid YAML in line 3"),
+        ("name: Word Rules", "'Word Rules' breaks the rules"),
+        ("name: a\ndescription: <b>x</b>", "tag"),
+        ("? [a]\n: b", "not valid YAML"),
+    ],
+)
+def test_wrong_front_matter_is_named(front: str, part: str) -> None:
+    """Front matter that is no valid description of a skill is an error that says what is wrong."""
+    with pytest.raises(SkillError, match=part):
+        build_package(Skill(text=f"---\n{front}\n---\n"))
 
 
 UNREADABLE = {
@@ -401,6 +424,19 @@ def test_no_marker_reaches_an_exported_skill() -> None:
     assert split_files(remove_markers(joined)) == (plain, (("b.md", "x\n"),))
 
 
+def test_large_bodies_and_unknown_keys_have_hints() -> None:
+    """A package above the recommended size, with keys that hosts may refuse or without a body has a hint."""
+    front = "---\nname: a\ndescription: b\nmodel: c\n---\n"
+    for body, parts in (
+        ("", ("empty", "model")),
+        ("x\n" * 501, ("501 lines", "model")),
+        ("fine", ("model",)),
+    ):
+        hints = build_package(Skill(text=front + body), defaults=("a", "")).hints
+        assert len(hints) == len(parts)
+        assert all(part in hint for part, hint in zip(parts, hints, strict=True))
+
+
 def test_a_folder_has_to_hold_plain_files(tmp_path: Path, folder: Path) -> None:
     """A link for SKILL.md, a folder that is gone and a folder without SKILL.md are refused with a reason."""
     bad = write_folder(tmp_path / "bad")
@@ -408,8 +444,6 @@ def test_a_folder_has_to_hold_plain_files(tmp_path: Path, folder: Path) -> None:
     (bad / MAIN_FILE).symlink_to(folder / "word-rules" / MAIN_FILE)
     with pytest.raises(SkillError, match=r"links and \.\. are not allowed"):
         load_skill(bad)
-    with pytest.raises(SkillError, match="is no regular file"):
-        load_skill(Path("/dev/zero"))
     with pytest.raises(SkillError, match=r"cannot read the skill .*SKILL.md"):
         load_skill(tmp_path)
     with pytest.raises(SkillError, match="is gone"):

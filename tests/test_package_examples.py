@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from reflact import Trainer
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.llm import CallId, RenderedPrompt, ReplyModel
+from reflact.targets import ChatTarget
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
 from reflact.types import Split, Turn
 from toy_runs import settings
 
@@ -98,6 +100,25 @@ async def test_a_world_is_played_to_its_end(
     assert (grade.score.hard, grade.score.soft, len(session.messages)) == (hard, soft, messages)
     assert session.messages[0] == "Find an animal in garden 5.\n\nYou are in a hallway."
     assert grade.feedback.startswith("You ")
+
+
+async def test_a_skill_is_trained_in_the_world(tmp_path: Path) -> None:
+    """An agent that learns the solution from its instructions solves all variations."""
+
+    def act(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> str:
+        turns = [message for message in prompt.messages if message.role == "assistant"]
+        knows = "garden first" in prompt.messages[0].content
+        return SOLUTION[len(turns)] if knows else "wait"
+
+    trainer = Trainer(
+        settings(tmp_path, test={"enabled": True}),
+        environment=build_world(max_turns=3),
+        target=ChatTarget(ScriptedLLM(act)),
+        optimizer=ScriptedLLM(lambda prompt, kind, call_id: append_reply(kind, "Go to the garden first.")),
+    )
+    summary = await trainer.train()
+    solved = {score.name: score.successes for score in summary.scores if score.split == "test"}
+    assert (solved["baseline"], solved["best"]) == (0, 4)
 
 
 class Sums(list[dict[str, Any]]):

@@ -76,14 +76,15 @@ def test_a_test_records_once_and_replays_without_a_network(pytester: pytest.Pyte
     assert cassette.read_bytes() == recorded
 
 
-def test_other_failures_keep_their_traceback(pytester: pytest.Pytester) -> None:
-    """A failure that is no miss stays; a mark names a cassette that tests share."""
+def test_a_mark_names_the_cassette_and_other_failures_stay(pytester: pytest.Pytester) -> None:
+    """Tests that share a cassette name it; a failure that is no miss keeps its traceback."""
     pytester.makepyfile("""
         import pytest
 
         @pytest.mark.reflact_cassette("shared.jsonl")
         def test_named(reflact_cassette):
             assert reflact_cassette.path.name == "shared.jsonl"
+            assert reflact_cassette.keys["replay__mode"] == "record"
             raise RuntimeError("mine")
     """)
     result = run_tests(pytester, "--reflact-record", "--strict-markers")

@@ -53,7 +53,8 @@ async def test_only_a_veto_changes_a_run(tmp_path: Path) -> None:
     alone = await run(tmp_path / "b")
     assert (asked.records, asked.summary.scores) == (alone.records, alone.summary.scores)
     reviewer = Reviewer(answer=True)
-    await run(tmp_path / "c", script=playing(IDLE), approve=reviewer)
+    done = await run(tmp_path / "c", script=playing(IDLE), approve=reviewer)
+    assert done.actions == ["reject", "no_change"]
     assert reviewer.reviews == []
 
 

@@ -129,6 +129,35 @@ def test_a_document_is_compared_with_others_which_are_paid_once(tmp_path: Path) 
     assert f"s.md over {tmp_path / 't.md'} on validation: 0 points" in " ".join(lines.split())
 
 
+def test_a_document_is_measured_on_items_of_another_file(tmp_path: Path) -> None:
+    """`eval --data` takes all items of a file, leaves the run's folder to its run, and names documents by their files."""
+    (tmp_path / "s.md").write_text("Answer 4.\n", encoding="utf-8")
+    (tmp_path / "t.md").write_text("Answer 5.\n", encoding="utf-8")
+    rows = [{"input": f"What is {k} + {k}?", "reference": str(2 * k)} for k in range(5)]
+    (tmp_path / "new.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    with serving(say_four) as url:
+        path = configured(tmp_path, url)
+        command = (
+            "eval",
+            path,
+            "--skill",
+            tmp_path / "s.md",
+            "--data",
+            tmp_path / "new.jsonl",
+            "--show",
+            "quiet",
+        )
+        shown = reflact(*command, "--against", tmp_path / "t.md", "--against", "null")
+    assert shown.exit_code == 0, shown.output
+    assert f"all 5 items of {tmp_path / 'new.jsonl'}, as the split val" in shown.stdout
+    assert re.search(r"^\S+/s\.md +val +5 ", shown.stdout, re.M)
+    assert re.search(r"^\S+/t\.md +val +5 ", shown.stdout, re.M)
+    assert len(anyio.run(read_run, tmp_path / "run" / "eval-new").evaluations) == 1
+    assert not (tmp_path / "run" / "run.db").exists()
+    assert "leave --split out" in reflact(*command, "--split", "val").stderr
+    assert "needs one data file" in reflact(*command[:-3], tmp_path).stderr
+
+
 def test_the_folder_of_a_run_is_no_skill(tmp_path: Path) -> None:
     """Who names a run's folder in place of its document is told which file to name."""
     (tmp_path / "best_skill.md").write_text("Answer 4.\n", encoding="utf-8")

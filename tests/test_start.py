@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from reflact.config.loading import load_config
+from reflact.config.training import TrainerConfig
 from reflact.data import load_dataset
 from reflact.training.check import SetupCheck
 from reflact.types import Split
@@ -146,6 +147,7 @@ def init_columns(folder: Path, columns: dict[str, list[str]]) -> tuple[str, str]
     [
         ("http://localhost:8000/v1", True),
         ("http://[::1]:8000/v1", True),
+        ("http://host.docker.internal:11434/v1", True),
         ("https://localhost.example.com/v1", False),
     ],
 )
@@ -399,7 +401,6 @@ def refuse_key(handler: BaseHTTPRequestHandler) -> None:
     ("answer", "change", "words"),
     [
         (refuse_key, "models.target.model=small", "refused the key"),
-        (say_four, "models.target.model=small", "none of its 3 replies had it"),
         (ModelServer().answer, "models.target.model=none", "models.target.model"),
         (ModelServer().answer, "models.optimizer.model=none", "models.optimizer.model"),
         (ModelServer().answer, "models.target.api_key_env=REFLACT_TEST_NO_KEY", "REFLACT_TEST_NO_KEY"),
@@ -414,6 +415,16 @@ def test_check_says_what_is_wrong(
     with serving(answer) as url:
         result = reflact("check", configured(tmp_path, url), *optimizer_of("big"), "--set", change)
     assert_refused(result, words)
+
+
+def test_a_check_says_that_the_optimizer_cannot_reply_in_a_form(tmp_path: Path) -> None:
+    """A model that answers no JSON is named with the keys that mend it, and without names of the program's parts."""
+    with serving(say_four) as url:
+        result = reflact("check", configured(tmp_path, url))
+    assert_refused(
+        result, "models.optimizer: small at", "none of its 3 replies had it", "models.optimizer.model"
+    )
+    assert "ReadyReply" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -481,3 +492,13 @@ def test_a_start_that_paid_nothing_does_not_lock_its_folder(tmp_path: Path) -> N
         assert "max_calls" in paid.stderr
         other = reflact("train", config, *optimizer_of("big"), "--set", "seed=7", "--show", "quiet")
     assert_refused(other, "seed was 42 and is now 7")
+
+
+def test_the_templates_keys_are_those_of_the_configuration(tmp_path: Path) -> None:
+    """A written configuration differs from the defaults only in what it shows."""
+    config = tmp_path / "run.yaml"
+    reflact("init", write_questions(tmp_path / "sums.csv"), "--out", config, "--model", "gpt-4o")
+    loaded = load_config(config)
+    assert loaded.models.target.base_url == TrainerConfig().models.target.base_url
+    assert loaded.models.target.api_key_env == "OPENAI_API_KEY"
+    assert loaded.models.optimizer.model == "gpt-4o"

@@ -142,9 +142,20 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
         Path, typer.Option(metavar="FILE", help="The document to measure.", show_default=False)
     ],
     split: Annotated[
-        Literal["val", "test"],
-        typer.Option(metavar="val|test", help="The split to measure it on."),
-    ] = "val",
+        Literal["val", "test"] | None,
+        typer.Option(
+            metavar="val|test", help="The split to measure it on. Default: val.", show_default=False
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Measure it on all items of this data file instead. The results are in "
+            "OUT_DIR/eval-NAME.",
+            show_default=False,
+        ),
+    ] = None,
     against: Annotated[
         list[str] | None,
         typer.Option(
@@ -161,11 +172,11 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
 
     The command works in the run's folder: it reuses stored rollouts, and counts each opening of the
     test split. With --show json, the last line is the score. With --against, it has all scores and
-    the differences. For all items of another file, override data.path, data.ratio (0:1:0) and
-    out_dir.
+    the differences.
     """
     from rich.console import Console
 
+    from reflact.errors import UsageError
     from reflact.reporting.facts import describe_gain
     from reflact.reporting.terminal import build_score_table
     from reflact.skills.package import load_skill
@@ -173,6 +184,10 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     from reflact.types import Control, Split
 
     settings = load_trainer_config(config, overrides)
+    if data is not None:
+        if split is not None:
+            raise UsageError("--data measures on all items of the file; leave --split out")
+        settings = use_all_items(settings, data)
     named = against or []
     document = load_skill(skill, settings.skill_files if skill.is_dir() else ())
     if document.text.startswith("---"):
@@ -187,7 +202,9 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
         async def emit(event: Event) -> None:
             view.show_event(event)
 
-        measure = partial(Trainer(settings).compare, document, others, Split(split), on_event=emit)
+        measure = partial(
+            Trainer(settings).compare, document, others, Split(split or "val"), on_event=emit
+        )
         compared = anyio.run(measure)
     if show is ShowMode.json:
         typer.echo((compared if named else compared.skill).model_dump_json(ensure_ascii=True))
@@ -200,9 +217,24 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     for score in (compared.skill, *compared.others):
         name = shorten(files.get(score.name, score.name), MAX_NAME_CHARS)
         scores.append(score.model_copy(update={"name": name}))
+    if data is not None:
+        n_items = compared.skill.n + compared.skill.unmeasured
+        typer.echo(escape_line(f"all {n_items} items of {data}, as the split val"))
     console.print(build_score_table(scores, console.width))
     for gain in compared.improvements:
         typer.echo(escape_line(describe_gain(str(skill), files.get(gain.name, gain.name), gain)))
+
+
+def use_all_items(config: TrainerConfig, data: Path) -> TrainerConfig:
+    """Return a configuration whose validation split is a data file, in a folder of its own."""
+    from reflact.errors import UsageError
+
+    if not data.is_file():
+        raise UsageError(f"--data needs one data file, and {data} is none")
+    changes = {"path": data.absolute(), "ratio": "0:1:0"}
+    source = config.data.model_copy(update=changes)
+    out_dir = config.out_dir / f"eval-{data.stem}"
+    return config.model_copy(update={"data": source, "out_dir": out_dir})
 
 
 def create_approver() -> Approver:

@@ -86,9 +86,10 @@ Direction = Literal["rises", "stays", "falls"]
 
 
 class Evaluation(FrozenModel):
-    """A judgement of a transition: the progress before and after it, and the quoted evidence.
+    """A judgement of a transition: the progress before and after it, from 0 to 10.
 
-    ``confidence`` is the judge's own probability that the judgement is right.
+    ``evidence`` quotes the basis of the judgement. ``confidence`` is the judge's own probability
+    that the judgement is right.
     """
 
     progress_before: Progress
@@ -148,11 +149,12 @@ class ScoreEvent(FrozenModel):
 
 
 class StateScore(FrozenModel):
-    """A critic's score of a transition: its evaluation after the guards.
+    """A critic's score of a transition: its evaluation after the guards; ``raw`` is the model's
+    own.
 
-    ``raw`` is the model's own, the median of ``n_samples``, and ``spread`` the largest difference
-    of their ``progress_after``. ``applied_guards`` changed the evaluation, in this order.
-    ``pair_ids`` were the prompt's worked examples.
+    ``raw`` is the median if ``n_samples`` were requested, and ``spread`` the largest difference of
+    their ``progress_after``. ``applied_guards`` changed the evaluation, in this order. ``pair_ids``
+    were the prompt's worked examples.
     """
 
     evaluation: Evaluation
@@ -257,7 +259,11 @@ class ContrastPair(FrozenModel):
 
 
 class MemoryCard(FrozenModel):
-    """One evaluation of a contrast pair in words; ``strategy`` says why it is right or wrong."""
+    """One evaluation of a contrast pair in words; the pair ``pair_id`` holds the transition.
+
+    ``strategy`` says why: the right evaluation's reasoning,
+    or the reason why the other one is wrong.
+    """
 
     kind: CardKind
     pair_id: str
