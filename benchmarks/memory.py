@@ -47,7 +47,7 @@ CRITIC = Scope(roles=("critic",))
 
 BOUNDS = {
     "submit p95": 0.010,
-    "find p95": 0.500,
+    "find p95": 0.050,
     "promoted p95": 0.050,
     "open": 1.0,
     "loop lag p95": 0.020,

@@ -110,7 +110,7 @@ async def test_illegal_changes_raise_and_change_nothing(memory: MemoryStore) -> 
 
 
 @cases(60, 10)
-@given(text=st.text(), start=st.integers(0, 20), length=st.integers(1, 6))
+@given(text=st.text(), start=st.integers(0, 20), length=st.integers(3, 6))
 async def test_a_pair_is_found_by_its_words_and_by_parts_of_them(
     tmp_path_factory: pytest.TempPathFactory, text: str, start: int, length: int
 ) -> None:

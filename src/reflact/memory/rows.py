@@ -35,6 +35,9 @@ from reflact.types import canonical_json
 
 Value = TypeVar("Value", bound=BaseModel)
 
+# The most characters of a text by which a pair is found.
+MAX_INDEXED_CHARS = 5_000
+
 
 def encode_value(value: BaseModel, what: str = "a value") -> str:
     """Return a value as stored text: ASCII, since SQLite cannot store lone surrogates.
@@ -68,6 +71,11 @@ def format_time(at: datetime) -> str:
 def list_texts(pair: ContrastPair) -> tuple[str, ...]:
     """Return all texts of a pair and the names of its states' fields, which are scanned."""
     return tuple(dict.fromkeys(_iter_texts(pair.model_dump())))
+
+
+def clean(text: str) -> str:
+    """Return a text as the index of words takes it: without NUL and lone surrogates."""
+    return text.replace("\0", " ").encode("utf-8", "replace").decode()
 
 
 def _iter_texts(value: JsonValue) -> Iterator[str]:
@@ -170,6 +178,7 @@ class PairWriter(NamedTuple):
                 "changed_at": format_time(self.now),
                 "subject": pair.hashes.subject,
                 "pair": encode_pair(pair),
+                "words": clean("\n".join(text[:MAX_INDEXED_CHARS] for text in list_texts(pair))),
             }
             self.tables.table("memory_pairs").insert(record)
         add_origins(self.tables, pair.id, origins)

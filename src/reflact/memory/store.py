@@ -58,10 +58,12 @@ CHOSEN_CONDITION = """
 (?1 IS NULL OR status = ?1) AND (?2 IS NULL OR id IN (SELECT value FROM json_each(?2))) ORDER BY id
 """
 
-# Pairs whose stored text holds each word; a bounded memory needs no index for this.
+# The index holds all parts of three characters, so shorter words find nothing.
+MIN_WORD_CHARS = 3
+
 FOUND_CONDITION = """
-(?1 = '[]' OR status IN (SELECT value FROM json_each(?1)))
-AND NOT EXISTS (SELECT 1 FROM json_each(?2) WHERE NOT instr(lower(pair), value))
+(?1 = '[]' OR status IN (SELECT value FROM json_each(?1))) AND
+(?2 = '' OR number IN (SELECT rowid FROM memory_pairs_fts WHERE memory_pairs_fts MATCH ?2))
 ORDER BY utility DESC, changed_at DESC, id LIMIT ?3
 """
 
@@ -188,16 +190,19 @@ class MemoryStore:
         """Return pairs for people to read: the highest utility first, then the latest change.
 
         Args:
-            words: A pair must hold all of these words, also as parts of others.
+            words: A pair must hold all of these words of three or more characters, also as parts of
+                others.
             statuses: Only pairs with one of these statuses; empty for all.
             limit: The largest number of pairs.
         """
-        # the words as they stand in the stored JSON, which is ASCII
-        written = [json.dumps(word)[1:-1].lower() for word in words.split()]
-        parameters = (json.dumps(list(statuses)), json.dumps(written), limit)
-        return await self._database.read(
-            lambda tables: rows.select_pairs(tables, FOUND_CONDITION, parameters)
-        )
+        parts = [word for word in rows.clean(words).split() if len(word) >= MIN_WORD_CHARS]
+
+        def read(tables: Tables) -> tuple[StoredPair, ...]:
+            query = tables.quote_fts(" ".join(parts)) if parts else ""
+            parameters = (json.dumps(list(statuses)), query, limit)
+            return rows.select_pairs(tables, FOUND_CONDITION, parameters)
+
+        return await self._database.read(read)
 
     async def pairs(
         self, pair_ids: Sequence[str] | None = None, *, status: CardStatus | None = None
@@ -503,6 +508,8 @@ class MemoryStore:
             tables.table("memory_origins").delete_where(owned, [owners])
             steps = delete(tables, "trace_events WHERE trace_id = ? RETURNING step")
             traces = delete(tables, "traces WHERE id = ? RETURNING id")
+            # Merges the parts of the index; deleted words stay in the old ones until then.
+            tables.table("memory_pairs").optimize()
             responses = tables.table("responses")
             n_responses = responses.count_where(CALIBRATION_RESPONSES)
             if calls:

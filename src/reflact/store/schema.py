@@ -146,7 +146,8 @@ CREATE TABLE memory_pairs (
     utility REAL NOT NULL DEFAULT 0.5,
     changed_at TEXT NOT NULL,
     subject TEXT NOT NULL,
-    pair TEXT NOT NULL
+    pair TEXT NOT NULL,
+    words TEXT NOT NULL
 );
 
 CREATE INDEX memory_pairs_by_status ON memory_pairs (status, id);
@@ -228,3 +229,4 @@ def create_tables(tables: Database) -> None:
     """
     execute_script(tables, RUN_TABLES)
     execute_script(tables, MEMORY_TABLES)
+    tables.table("memory_pairs").enable_fts(["words"], tokenize="trigram", create_triggers=True)
