@@ -115,7 +115,7 @@ WORDS = (
     *("\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u2705", "na\u00efve", "</example_1>", "<right>"),
     *("{{examples}}", "7.5", "lamp\nnext"),
 )
-STATUSES: tuple[CardStatus, ...] = ("candidate", "quarantined", "promoted", "rejected", "archived")
+STATUSES: tuple[CardStatus, ...] = ("quarantined", "promoted", "rejected", "archived")
 SCOPES = (
     CRITIC_SCOPE,
     Scope(),
@@ -159,7 +159,7 @@ def store_of(*pairs: ContrastPair, status: CardStatus = "promoted") -> Any:
 
 
 def stored(pair: ContrastPair, status: CardStatus) -> StoredPair:
-    return StoredPair(pair=pair, status=status, created_at=TIME, changed_at=TIME)
+    return StoredPair(pair=pair, status=status, changed_at=TIME)
 
 
 def text(random: Random, most: int = 12) -> str:

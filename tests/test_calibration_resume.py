@@ -174,7 +174,7 @@ async def test_an_open_test_is_left_if_the_batch_has_changed_since(tmp_path: Pat
     await killed(DiesClosing(tmp_path / "memory.db"))
     async with MemoryStore(tmp_path / "memory.db") as store:
         (opened,) = await store.tests()
-        await store.archive(opened.pair_ids[:1], reason="old")
+        await store.move(opened.pair_ids[:1], "archived", reason="old")
         await calibrated(store)
         first, second, *_ = await store.tests()
         assert (first.evidence, second.n_earlier_tests) == (None, 1)

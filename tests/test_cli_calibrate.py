@@ -271,7 +271,7 @@ async def test_what_has_changed_is_calibrated(change: str) -> None:
         settings = settings.model_copy(update={"pairs_per_step": 2})
     else:
         name = next(name for name, one in memory.stored.items() if one.status == "promoted")
-        await memory.archive([name], reason="measured harm")
+        await memory.move([name], "archived", reason="measured harm")
     report = await Calibrator(flattered(excess=1), memory, settings=settings).calibrate(
         learn, heldout=held_out
     )

@@ -41,7 +41,6 @@ from reflact.protocols import LLM
 if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
 
-CREATED_BY = "calibrator"
 
 # So many labelled steps are scored for each pair of a batch, since a critic is right about most
 # steps.
@@ -235,7 +234,7 @@ class PairGenerator:
                 made = await self._ask(candidate, plan, known_pair_ids)
             if isinstance(made, ContrastPair):
                 await checkpoint()  # the next call goes out before this pair is scanned and written
-                submissions.append(await self._store.submit(made, created_by=CREATED_BY))
+                submissions.append(await self._store.submit(made))
                 if on_pair is not None:
                     await on_pair(made)
             return made

@@ -27,7 +27,7 @@ from reflact.cli.calibrate_output import (
     print_estimate,
 )
 from reflact.cli.common import InterruptHandler, ShowMode, guard_callback, ignore_broken_pipe
-from reflact.cli.memory_output import print_incomplete_files
+from reflact.cli.memory import print_incomplete_files
 from reflact.config.loading import load_section
 from reflact.errors import BudgetSpent, ConfigError, DataError, ModelError, RunFailed
 from reflact.llm.budget import Account, require_cap

@@ -413,20 +413,3 @@ def _is_capitals(text: str) -> bool:
     """
     letters = [letter for letter in text if letter.isalpha()]
     return len(letters) > 1 and 2 * sum(letter.isupper() for letter in letters) > len(letters)
-
-
-def score_with_others(item: Item, answer: str) -> Mapping[str, float]:
-    """Return the graders of ``PLAIN_GRADERS`` that give an answer a soft score above 0, the highest
-    first.
-    """
-    scores = dict[str, float]()
-    for name, grader in PLAIN_GRADERS.items():
-        try:
-            scores[name] = grader()(item, answer).score.soft
-        except (DataError, EnvironmentFailure):
-            continue
-    return {
-        name: score
-        for name, score in sorted(scores.items(), key=lambda pair: -pair[1])
-        if score > 0
-    }

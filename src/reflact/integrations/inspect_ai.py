@@ -309,9 +309,7 @@ class InspectEnvironment:
         )
 
     def _start(self, sample: Any, item_id: str, answer: Answer) -> tuple[Any, Any]:
-        """Return the state of a sample and a solver's ``generate``, in a context as in an
-        evaluation of Inspect.
-        """
+        """Return the state of a sample and a solver's ``generate``, as Inspect's evaluation does."""
         from inspect_ai._eval.context import init_model_context
         from inspect_ai._eval.task.generate import task_generate
         from inspect_ai.log._transcript import Transcript, init_transcript
@@ -399,9 +397,7 @@ class _Conversation:
 
 
 class _Roles(dict[str, Any]):
-    """The models of a task's roles; one that is not named refuses, and is not played by
-    the target.
-    """
+    """The models of a task's roles; one that is not named refuses."""
 
     def __init__(self, models: Mapping[str, Any], answer: Callable[..., Awaitable[Any]]) -> None:
         super().__init__(models)

@@ -81,9 +81,7 @@ class WorkspaceSession(CommandSession):
 
 
 class FileCheck(FrozenModel):
-    """A check on the answer, or on a file that the agent should have made; without a text, the file
-    has to exist.
-    """
+    """A check on the answer or on a file; without a text, the file has to exist."""
 
     file: str | None = None
     contains: str | None = None
@@ -96,9 +94,7 @@ class FileCheck(FrozenModel):
         return self
 
     def explain_failure(self, output: str, files: Mapping[str, str]) -> str | None:
-        """Return why the check fails; None if it passes. White space around texts does not count in
-        ``equals``.
-        """
+        """Return why the check fails, or None; ``equals`` ignores white space around texts."""
         name = "the answer" if self.file is None else self.file
         text = output if self.file is None else files.get(self.file)
         if text is None:
@@ -185,9 +181,7 @@ class WorkspaceEnvironment:
 
     @property
     def identity(self) -> str:
-        """Kind and version, as canonical JSON; the items have the checks and the contents
-        of files.
-        """
+        """Kind and version, as canonical JSON; the items have checks and contents of files."""
         return canonical_json({"environment": "workspace", "version": 1})
 
     @property
@@ -241,9 +235,7 @@ def _make_item(case: SkillEval, root: Path) -> Item:
 
 
 def _read_answer(answer: str) -> tuple[str, Mapping[str, str]]:
-    """Return the output and the files of an answer; one of another target is an output without
-    files.
-    """
+    """Return the output and the files of an answer; that of another target has no files."""
     try:
         read: Any = json.loads(answer)
     except ValueError:
