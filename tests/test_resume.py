@@ -32,8 +32,8 @@ from reflact.store.database import Database
 from reflact.store.runs import RECORD_TYPES, SQLiteDecisionLog, SQLiteRunStore
 from reflact.store.schema import SCHEMA
 from reflact.trainer import describe_verdict
-from reflact.training.loop import start, store_summary, train_to_end
-from reflact.training.open_run import connect_run
+from reflact.training.loop import store_summary, train_to_end
+from reflact.training.open_run import connect_run, start
 from reflact.training.plan import Overrides, prepare_run
 from reflact.types import Rollout, Skill
 

@@ -26,7 +26,8 @@ from reflact.messages import CallId, RenderedPrompt, Reply
 from reflact.protocols import R, Session
 from reflact.records import RunSummary, Usage
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.training.loop import start, store_summary, train_to_end
+from reflact.training.loop import store_summary, train_to_end
+from reflact.training.open_run import start
 from reflact.training.plan import Overrides, RunPlan, prepare_run
 from reflact.training.run import Run
 from reflact.types import Skill, Turn

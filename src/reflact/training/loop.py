@@ -42,8 +42,9 @@ from reflact.text import name_count
 from reflact.training.epoch_end import finish_epoch, is_epoch_end_due
 from reflact.training.final_test import final_test, find_promotion_rival, judge_promotion
 from reflact.training.gating import estimate_gate_power, rank_baseline
+from reflact.training.open_run import start
 from reflact.training.preflight import check_run
-from reflact.training.rollouts import manage_environment, require_trials, roll_out_trials
+from reflact.training.rollouts import manage_environment, roll_out_split
 from reflact.training.run import Run
 from reflact.training.state import (
     build_commit_events,
@@ -100,15 +101,6 @@ async def train(run: Run) -> RunSummary:
     except ENDS as error:
         return await finish(run, error)
     return await finish(run, None)
-
-
-async def start(run: Run, *, resume: bool = True) -> None:
-    """Start the run in its store, or read its last committed state."""
-    config = run.config.model_dump(mode="json")
-    run.state = await run.store.open_run(run.id, run.plan.identity, config, resume=resume)
-    await run.store.store_items(run.plan.data)
-    seconds = await run.store.add_seconds(run.id, 0.0)
-    run.budget.begin(await run.store.spend(run.id), seconds)
 
 
 async def train_to_end(run: Run) -> None:
@@ -180,8 +172,7 @@ async def measure_baseline(run: Run) -> RunState:
     initial = plan.initial_skill
     trials = range(run.config.baseline_passes)
     async with run.timer.stage("evaluate", step=0, name="baseline"):
-        passes = await roll_out_trials(run, Split.val, initial, trials, step=0)
-        await require_trials(run, passes, step=0)
+        passes = await roll_out_split(run, initial, Split.val, step=0, trials=trials)
     measured = build_measurement(initial.hash, Split.val, passes[0])
     score = plan.metric.score_measurement(measured)
     if score is None:
@@ -195,11 +186,8 @@ async def measure_baseline(run: Run) -> RunState:
     run.add_document(initial)
     is_deterministic = run.config.target.deterministic is not False
     ranking = rank_baseline(plan, passes)
-    return await commit(
-        run,
-        None,
-        build_first_state(initial, score, deterministic=is_deterministic, ranking=ranking),
-    )
+    state = build_first_state(initial, score, deterministic=is_deterministic, ranking=ranking)
+    return await commit(run, None, state)
 
 
 async def retry_once(run: Run, state: RunState, task: Task) -> CommitRecord:
@@ -258,23 +246,20 @@ async def restore(run: Run, state: RunState) -> None:
     for record in last:
         for event in build_commit_events(run.id, record, state):
             await run.emit(event)
-    run.pinned_edits = await _load_pinned_edits(run)
+    if run.config.reflect.memory == "environment":
+        run.pinned_edits = await run.decision_log.once(
+            0, "pinned_cards", partial(_read_edits_of_others, run), REJECTED_EDITS_ADAPTER
+        )
 
 
-async def _load_pinned_edits(run: Run) -> tuple[RejectedEdit, ...]:
-    """Return the rejected edits of other runs as of the first start of this run."""
-    if run.config.reflect.memory != "environment":
-        return ()
-    stored = await run.decision_log.get(0, "pinned_cards")
-    if stored is None:
-        environment = str(run.plan.identity["environment"])
-        others = await run.store.records_of_other_runs(environment, exclude=run.id)
-        edits: list[RejectedEdit] = []
-        for run_id, steps in others.items():
-            edits += collect_rejected_edits(steps, run_id=run_id)
-        stored = REJECTED_EDITS_ADAPTER.dump_python(deduplicate_edits(edits), mode="json")
-        await run.decision_log.put(0, "pinned_cards", stored)
-    return REJECTED_EDITS_ADAPTER.validate_python(stored)
+async def _read_edits_of_others(run: Run) -> tuple[RejectedEdit, ...]:
+    """Return the rejected edits of other runs, as of the first start of this run."""
+    environment = str(run.plan.identity["environment"])
+    others = await run.store.records_of_other_runs(environment, exclude=run.id)
+    edits: list[RejectedEdit] = []
+    for run_id, steps in others.items():
+        edits += collect_rejected_edits(steps, run_id=run_id)
+    return deduplicate_edits(edits)
 
 
 def require_reports(records: Sequence[StepRecord], config: TrainerConfig) -> None:
@@ -301,13 +286,9 @@ def require_reports(records: Sequence[StepRecord], config: TrainerConfig) -> Non
 async def keep_time(run: Run) -> None:
     """Store the active time as it passes."""
     while True:
-        await record_time(run, ahead=TIME_RECORD_SECONDS)
+        reading = run.timer.read_and_reset(ahead=TIME_RECORD_SECONDS)
+        await run.store.add_seconds(run.id, *reading)
         await anyio.sleep(TIME_RECORD_SECONDS)
-
-
-async def record_time(run: Run, *, ahead: float = 0.0) -> None:
-    """Store the active time so far, and so many seconds in advance."""
-    await run.store.add_seconds(run.id, *run.timer.read_and_reset(ahead=ahead))
 
 
 async def finish(run: Run, error: BaseException | None) -> RunSummary:
@@ -334,7 +315,7 @@ async def finish(run: Run, error: BaseException | None) -> RunSummary:
             pass
         case ReflactError():
             is_foreseen = False
-        case BaseExceptionGroup():  # it holds a KeyboardInterrupt of code, and the event loop is about to end
+        case BaseExceptionGroup():  # a KeyboardInterrupt of code; the event loop is about to end
             status = "cancelled"
             reason = "KeyboardInterrupt was raised"
             is_foreseen = False
@@ -349,7 +330,7 @@ async def finish(run: Run, error: BaseException | None) -> RunSummary:
         storing = partial(store_summary, run, status, reason)
         return await finish_if_cancelled(storing, seconds=FINISH_SECONDS)
     with anyio.move_on_after(LOCK_SECONDS, shield=True) as scope, suppress(StoreError):
-        await record_time(run)
+        await run.store.add_seconds(run.id, *run.timer.read_and_reset())
         scope.deadline += FINISH_SECONDS - LOCK_SECONDS
         await store_summary(run, status, reason)
     raise error
@@ -357,37 +338,43 @@ async def finish(run: Run, error: BaseException | None) -> RunSummary:
 
 async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunSummary:
     """Store and return the summary of this start of the run."""
+    store = run.store
+    results = run.results
     if status == "failed":
         # An invalid reply of a critic left an item unmeasured; the next start asks again.
-        await run.store.forget_responses(run.rejected)
-    seconds = await run.store.add_seconds(run.id, *run.timer.read_and_reset())
-    records = await run.store.records(run.id)
+        await store.forget_responses(run.rejected)
+    seconds = await store.add_seconds(run.id, *run.timer.read_and_reset())
+    records = await store.records(run.id)
     summary = RunSummary(
         version=metadata.version("reflact"),
         run_id=run.id,
         status=status,
         reason=reason,
-        scores=tuple(run.results.scores),
-        improvements=tuple(run.results.improvements),
-        claim=run.results.claim,
-        missing=tuple(run.results.missing),
+        scores=tuple(results.scores),
+        improvements=tuple(results.improvements),
+        claim=results.claim,
+        missing=tuple(results.missing),
         warnings=await _list_warnings(run, records),
-        spend=await run.store.spend(run.id),
-        stages=await run.store.stage_times(run.id),
-        step_costs=sum_step_costs(await run.store.stage_costs(run.id)),
-        faults=await run.store.faults(run.id),
-        reuse=run.store.reuse,
-        test_openings=run.results.test_openings,
+        spend=await store.spend(run.id),
+        stages=await store.stage_times(run.id),
+        step_costs=sum_step_costs(await store.stage_costs(run.id)),
+        faults=await store.faults(run.id),
+        reuse=store.reuse,
+        test_openings=results.test_openings,
         seconds=seconds,
         config=run.config.model_dump(mode="json"),
         critic=_describe_critic(run, run.plan.critic),
         annotated_by=_describe_critic(run, run.plan.notes_critic),
     )
-    summary = summarize_history(summary, records, await run.store.epochs(run.id), run.state)
-    summary = summary.model_copy(update={"added_tokens": await _count_added_tokens(run, summary)})
+    summary = summarize_history(summary, records, await store.epochs(run.id), run.state)
+    if summary.best is not None:
+        best = await store.skill(summary.best.skill_hash)
+        added = len(best.text.encode()) - len(run.plan.initial_skill.text.encode())
+        update = {"added_tokens": round(added / BYTES_PER_TOKEN)}
+        summary = summary.model_copy(update=update)
     if run.describe is not None:
         summary = summary.model_copy(update={"verdict": run.describe(summary)})
-    await run.store.finish(run.id, status, reason, summary.model_dump_json())
+    await store.finish(run.id, status, reason, summary.model_dump_json())
     artifacts.export_summary(run.folder, summary)
     return summary
 
@@ -408,12 +395,3 @@ def _describe_critic(run: Run, used: CriticDescription | None) -> CriticDescript
     if measured is None or used is None or used.identity != measured.identity:
         return used
     return measured
-
-
-async def _count_added_tokens(run: Run, summary: RunSummary) -> int:
-    """Return about how many tokens the best document adds to each call."""
-    if summary.best is None:
-        return 0
-    best = await run.store.skill(summary.best.skill_hash)
-    more = len(best.text.encode()) - len(run.plan.initial_skill.text.encode())
-    return round(more / BYTES_PER_TOKEN)
