@@ -27,7 +27,6 @@ class Waits:
         self._draw = random.Random(seed)
 
     async def some(self) -> None:
-        """Let others run a random number of times."""
         for _ in range(self._draw.randrange(LONGEST_WAIT)):
             await checkpoint()
 

@@ -72,7 +72,6 @@ def name(key: str, value: Any, **options: Any) -> Any:
 
 
 async def test_an_agent_is_trained_from_a_file(folder: Path) -> None:
-    """A file that names an agent and the function of its dependencies is enough to train it."""
     sys.path.append(str(folder))
     optimizer = ScriptedLLM(lambda prompt, reply_type, call_id: append_reply(reply_type, RULE))
     summary = await Trainer(folder / "run.yaml", optimizer=optimizer).train()
@@ -80,7 +79,6 @@ async def test_an_agent_is_trained_from_a_file(folder: Path) -> None:
 
 
 def test_a_document_for_an_agent_is_compared_with_others(folder: Path) -> None:
-    """`eval --against` pairs a document of an agent of a file with none, constants and a file, and pays once."""
     (folder / "rule.md").write_text(RULE, encoding="utf-8")
     (folder / "kind.md").write_text("Be kind.", encoding="utf-8")
     command = ["eval", "run.yaml", "--skill", "rule.md", "--show", "json"]
@@ -94,20 +92,12 @@ def test_a_document_for_an_agent_is_compared_with_others(folder: Path) -> None:
     assert len(sys.modules["my_support"].agent.model.function.instructions) == 2 * 4
 
 
-def test_commands_find_modules_beside_the_file(folder: Path) -> None:
-    """A command imports the module from the folder of the configuration."""
-    shown = CliRunner().invoke(app, ["train", str(folder / "run.yaml"), "--dry-run"])
-    assert (shown.exit_code, "steps to take" in shown.output) == (0, True)
-
-
 def test_commands_find_a_proposer_beside_the_file(folder: Path) -> None:
-    """A file whose proposer alone is named by an import path is enough, too."""
     load_trainer_config(folder / "run.yaml", ["target.kind=chat", "search.sources=[my_support:propose]"])
     assert str(folder) in sys.path
 
 
 def test_a_module_that_fails_or_ends_the_process_is_refused(folder: Path) -> None:
-    """A script that raises or calls ``sys.exit()`` while it is imported, or in the named function, is named."""
     sys.path.append(str(folder))
     (folder / "my_broken.py").write_text("raise ValueError('no shop')", encoding="utf-8")
     (folder / "my_script.py").write_text("import sys\nsys.exit('usage: ...')", encoding="utf-8")
@@ -122,11 +112,9 @@ def test_a_module_that_fails_or_ends_the_process_is_refused(folder: Path) -> Non
 
 
 def test_objects_classes_and_functions_are_taken(folder: Path) -> None:
-    """An object is used as it is; a function gets the options; an agent that a function makes is a target."""
     sys.path.append(str(folder))
     assert isinstance(load_named_environment(name("environment.name", "my_support:world")), ToyEnvironment)
     made = load_named_target(name("target.kind", "my_support:make_target", noise=0.5))
-    assert made is not None
     assert made.identity == ToyTarget(noise=0.5).identity
     agent = load_named_target(name("target.kind", "my_support:make_agent_again"))
     assert '"pydantic_ai"' in getattr(agent, "identity", "")
@@ -134,7 +122,6 @@ def test_objects_classes_and_functions_are_taken(folder: Path) -> None:
 
 
 def test_entry_points_are_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name without a colon is an entry point of an installed package."""
     sys.path.append(str(folder))
     entry = importlib.metadata.EntryPoint("shop", "my_support:world", "reflact.environments")
 
@@ -167,7 +154,6 @@ def test_entry_points_are_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_a_wrong_name_is_one_sentence(folder: Path, path: str, options: dict[str, Any], words: str) -> None:
-    """A path or an option that does not work names the key, the object and the reason."""
     sys.path.append(str(folder))
     with pytest.raises(UsageError) as caught:
         load_named_target(name("target.kind", path, **options))
@@ -175,6 +161,5 @@ def test_a_wrong_name_is_one_sentence(folder: Path, path: str, options: dict[str
 
 
 def test_options_hold_no_keys() -> None:
-    """An option with the name of a secret is refused, since settings are stored with the run."""
     with pytest.raises(ConfigError, match="api_key looks like the name of a secret"):
         name("target.kind", "my_support:make_target", api_key="x")

@@ -8,19 +8,17 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import JsonValue
 
 import virtual_time
 from doubles import RUN, opened
 from reflact.config.training import ReflectConfig, UpdateConfig
-from reflact.errors import ContextOverflow, EnvironmentFailure, ProviderDown, RunFailed
+from reflact.errors import ContextOverflow, EnvironmentFailure, ProviderDown
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.protocols import LLM, Session
 from reflact.stages.context import StageContext
-from reflact.stages.reflect import Analyst, Minibatch, MinibatchDealer, roll_out_and_reflect, shuffle_batch
+from reflact.stages.reflect import Analyst, Minibatch, roll_out_and_reflect, shuffle_batch
 from reflact.stages.rollout import RolloutRunner
 from reflact.testing import InMemoryRunStore, ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer, append_edit
@@ -223,51 +221,12 @@ async def scheduled(schedules: Sequence[int], concurrency: int, overlap: bool) -
 @pytest.mark.parametrize("concurrency", [1, 8, 64])
 @pytest.mark.parametrize("schedules", [25, pytest.param(200, marks=pytest.mark.slow)])
 def test_the_order_of_completion_changes_nothing(schedules: int, concurrency: int) -> None:
-    """Random schedules give the bytes of the version that waits: rollouts, reports, journal, store."""
     barrier = virtual_time.run(scheduled, [0], 1, False)
     assert len(barrier) == 1
     assert virtual_time.run(scheduled, range(schedules), concurrency, True) == barrier
 
 
-@given(
-    outcomes=st.lists(st.sampled_from(["0", "0.4", "0.5", "1", "lost"]), min_size=1, max_size=24),
-    size=st.integers(1, 6),
-    batch=st.integers(0, 2),
-    failure_only=st.booleans(),
-)
-def test_prefixes_complete_every_minibatch_once(
-    outcomes: list[str], size: int, batch: int, failure_only: bool
-) -> None:
-    """Over all prefixes each minibatch is completed once, by its last member or by the end.
-
-    Failures and successes are two subsequences of one order; unmeasured rollouts are in neither.
-    """
-    config = ReflectConfig(minibatch_size=size, failure_only=failure_only)
-    cases = items(*outcomes)
-    scores = [None if outcome == "lost" else Score.of(float(outcome)) for outcome in outcomes]
-    rollouts = [
-        Rollout(key=item.id, item_id=item.id, skill_hash="s", score=score)
-        for item, score in zip(cases, scores, strict=True)
-    ]
-    found = []
-    dealer = MinibatchDealer(cases, config, batch=batch, threshold=THRESHOLD)
-    for number, rollout in enumerate(rollouts, 1):
-        for part in dealer.add(rollout):
-            assert part.rollouts[-1] == rollout or number == len(cases)
-            assert len(part.items) == size or number == len(cases)
-            assert part.batch == batch
-            found.append(part)
-    for source, kinds in (("failure", {"0", "0.4"}), ("success", set() if failure_only else {"0.5", "1"})):
-        mine = [part for part in found if part.source == source]
-        wanted = [
-            pair for pair, o in zip(zip(cases, rollouts, strict=True), outcomes, strict=True) if o in kinds
-        ]
-        assert [pair for part in mine for pair in zip(part.items, part.rollouts, strict=True)] == wanted
-        assert [part.index for part in mine] == list(range(len(mine)))
-
-
 async def test_analysts_work_while_rollouts_run() -> None:
-    """The first full minibatch is analysed though later rollouts cannot finish before it was."""
     analysed = anyio.Event()
     batch = items(*["0"] * 6)
     first = set(in_order(batch)[:2])
@@ -287,63 +246,8 @@ async def test_analysts_work_while_rollouts_run() -> None:
     assert len(reports) == 3
 
 
-async def test_a_barrier_waits_for_all_rollouts() -> None:
-    """Without overlap no analyst starts before the last rollout of the last batch has finished."""
-    finished: list[str] = []
-
-    async def on_run(item: Item) -> None:
-        finished.append(item.id)
-
-    async def analyse(part: Minibatch) -> AnalystReport:
-        assert len(finished) == 12
-        return part.empty_report
-
-    batches = [items(*["0"] * 6), items(*["0"] * 6, name="o")]
-    environment = World(on_run=on_run)
-    await gathered(
-        batches, environment=environment, store=await opened(), overlap=False, limit=1, analyse=analyse
-    )
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-async def test_accumulated_batches_are_dealt_apart(overlap: bool) -> None:
-    """Each batch has minibatches of its own, in the plan's order; an item of two batches has two trials."""
-    store = await opened()
-    model = moody(at_once)
-    reader = Analyst(
-        context=make_context(model, store),
-        tokens=2000,
-        skill=SKILL,
-        config=UpdateConfig(operations=("append",)),
-        max_edits=2,
-        notes=lambda batch: "",
-    )
-    batch = items("0", "1", "0", "0")
-    rollouts, reports = await gathered(
-        [batch, batch], environment=World(), store=store, overlap=overlap, analyse=reader.report
-    )
-    assert [r.trial for r in rollouts] == [0] * 4 + [1] * 4
-    wanted = [("failure", 0), ("failure", 1), ("success", 0)]
-    assert [(r.batch, r.source_type, r.index) for r in reports] == [(b, *w) for b in (0, 1) for w in wanted]
-    parts = {(call.call_id.purpose, call.call_id.part) for call in model.calls}
-    assert parts == {
-        *(("analyst_failure", part) for part in ("0", "1", "1/0", "1/1")),
-        *(("analyst_success", part) for part in ("0", "1/0")),
-    }
-
-
-async def test_a_threshold_says_what_failed() -> None:
-    """Hard scores below the threshold are failures, others successes, unmeasured ones neither."""
-    batch = items("0.4", "0.5", "lost", "0")
-    _, reports = await gathered([batch], environment=World(), store=await opened(), size=9)
-    assert {r.source_type: set(r.item_ids) for r in reports} == {"failure": {"i0", "i3"}, "success": {"i1"}}
-    _, reports = await gathered([batch], environment=World(), store=await opened(), failure_only=True)
-    assert [r.source_type for r in reports] == ["failure"]
-
-
 @pytest.mark.parametrize("size", range(8, 20))
 async def test_an_absence_is_noted_with_the_first_report_that_relies_on_it(size: int) -> None:
-    """Each analyst finds noted what was lost before the cases of earlier reports, and nothing beyond that."""
     batch = items(*(["0", "0", "lost", "0", "lost"] * 4)[:size])
     order = in_order(batch)
     lost = {item.id for item in batch if str(item.input).endswith("lost")}
@@ -363,7 +267,6 @@ async def test_an_absence_is_noted_with_the_first_report_that_relies_on_it(size:
 
 @pytest.mark.parametrize("overlap", [True, False])
 async def test_an_outage_freezes_nothing(overlap: bool) -> None:
-    """What an outage cut off is tried again after a restart, where it kept analysts from reporting too."""
     batch = items("0", "0", "lost", "0", "lost")
     store = await opened()
 
@@ -376,7 +279,6 @@ async def test_an_outage_freezes_nothing(overlap: bool) -> None:
 
 
 async def test_a_restart_keeps_what_was_relied_on_and_tries_the_rest_again() -> None:
-    """After a stop a noted item stays out; one whose absence nobody had used is rolled out again."""
     batch = items(*["0", "lost", "0", "lost", "0", "0", "0", "lost"])
     order = in_order(batch)
     lost = [item for item in order if str({i.id: i for i in batch}[item].input).endswith("lost")]
@@ -402,17 +304,7 @@ async def test_a_restart_keeps_what_was_relied_on_and_tries_the_rest_again() -> 
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-async def test_a_step_needs_a_measured_rollout(overlap: bool) -> None:
-    """Where nothing could be measured the step fails, and nothing of that is frozen."""
-    store = await opened()
-    with pytest.raises(RunFailed, match="only 0 of 3 rollouts could be measured"):
-        await gathered([items("lost", "lost", "lost")], environment=World(), store=store, overlap=overlap)
-    assert not await notes_of(store)
-
-
-@pytest.mark.parametrize("overlap", [True, False])
 async def test_rollouts_and_analysts_have_limits(overlap: bool) -> None:
-    """Over all batches of a step neither kind of work exceeds its own limit, and each reaches it."""
     running = {"rollouts": 0, "analysts": 0}
     highest = {"rollouts": 0, "analysts": 0}
 

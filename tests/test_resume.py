@@ -291,18 +291,13 @@ class Killed(NamedTuple):
     folders: dict[str, Path]
 
     def copy(self, write: str, folder: Path) -> Path:
-        """Return a copy of what was left after a write."""
         return copytree(self.folders[write], folder / "killed")
 
     def at(self, moment: str, folder: Path) -> Path:
-        """Return a copy of what was left at a named moment."""
         return self.copy(self.write(moment), folder)
 
     def write(self, moment: str) -> str:
-        """Return the write after which the named moment came."""
-        write = MOMENTS[moment](self.whole.writes)
-        assert write is not None
-        return write
+        return MOMENTS[moment](self.whole.writes)
 
 
 @pytest.fixture(scope="module")
@@ -357,7 +352,6 @@ def in_mode(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Modes:
     "mode", [pytest.param(mode, marks=[pytest.mark.slow] if mode != "patch" else []) for mode in MODES]
 )
 def test_points_lie_everywhere(in_mode: Modes, mode: str) -> None:
-    """The run has every stage, and the points at which it is killed lie in all of them."""
     killed = in_mode(mode)
     kinds = set(map(kind_of, killed.whole.writes))
     assert kinds >= {"rollout", "event", "commit first", "commit step"}
@@ -387,14 +381,12 @@ def test_points_lie_everywhere(in_mode: Modes, mode: str) -> None:
 def test_a_killed_run_ends_as_the_unbroken_one(
     in_mode: Modes, mode: str, number: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Commits, events, journal, skills, exports, settled spend and summary are those of an unbroken run."""
     killed = in_mode(mode)
     record_property("killed", f"after {killed.points[number]}")
     assert_goes_on(killed.whole, killed.copy(killed.points[number], tmp_path))
 
 
 def test_a_refused_merge_stays_refused(in_mode: Modes, tmp_path: Path) -> None:
-    """Killed between a merge that failed for good and its fallback: a model that mends its ways is late."""
     killed = in_mode("patch")
     mended = PureNetwork(partial(pure_server.answer, spoiled=None))
     assert_goes_on(
@@ -407,7 +399,6 @@ def test_a_refused_merge_stays_refused(in_mode: Modes, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_gate_that_had_asked_for_more_goes_on(in_mode: Modes, tmp_path: Path) -> None:
-    """Killed inside a further trial of a noisy gate: its rollouts are kept and the verdict is the same."""
     killed = in_mode("patch")
     assert_goes_on(killed.whole, killed.at("the gate got some of a third trial", tmp_path))
 
@@ -420,7 +411,6 @@ def test_a_gate_that_had_asked_for_more_goes_on(in_mode: Modes, tmp_path: Path) 
     ],
 )
 def test_a_slow_update_goes_on(in_mode: Modes, moment: str, tmp_path: Path) -> None:
-    """Killed between the slow update's reply and its gate's decision: the same guidance is judged on."""
     killed = in_mode("patch")
     folder = killed.at(moment, tmp_path)
     assert not rows(folder, "SELECT 1 FROM commits WHERE kind = 'epoch' AND step = 4")
@@ -428,7 +418,6 @@ def test_a_slow_update_goes_on(in_mode: Modes, moment: str, tmp_path: Path) -> N
 
 
 def test_an_epoch_is_told_after_its_commit(in_mode: Modes, tmp_path: Path) -> None:
-    """Killed between an epoch's commit and its event: the event comes in its place, and once."""
     killed = in_mode("patch")
     told = "SELECT 1 FROM events WHERE event LIKE '%\"epoch_committed\"%' AND event LIKE '%\"epoch\":2%'"
     folder = killed.at("the second epoch was committed", tmp_path)
@@ -439,7 +428,6 @@ def test_an_epoch_is_told_after_its_commit(in_mode: Modes, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("moment", ["the last skill was compared with the best", "the test split was opened"])
 def test_a_promotion_is_made_once(in_mode: Modes, moment: str, tmp_path: Path) -> None:
-    """Killed between promotion and the final test, or when the split was just opened: one of each."""
     killed = in_mode("patch")
     folder = killed.at(moment, tmp_path)
     assert not rows(folder, "SELECT 1 FROM events WHERE event LIKE '%\"final_score_measured\"%'")
@@ -449,7 +437,6 @@ def test_a_promotion_is_made_once(in_mode: Modes, moment: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("moment", ["a candidate was vetoed", "a candidate was approved"])
 def test_an_approver_is_asked_once(in_mode: Modes, moment: str, tmp_path: Path) -> None:
-    """Killed between a veto or an approval and the commit: one who has changed his mind is not asked."""
     killed = in_mode("patch")
     write = killed.write(moment)
     step, part = int(write.split(" ")[1]), write.removeprefix("note ").split("/")[1]

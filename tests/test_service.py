@@ -12,8 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import ModuleType
@@ -77,7 +76,6 @@ class Provider:
         self.asked: list[str] = []
 
     def __call__(self, handler: BaseHTTPRequestHandler) -> None:
-        """Answer a request."""
         body, call_id = asked_of(handler), str(handler.headers["x-sample"])
         self.asked.append(call_id)
         text = self._said(body, call_id)
@@ -223,7 +221,6 @@ def until(events: Iterator[Told], kind: str) -> Iterator[Told]:
 
 
 def test_the_recorded_demo_is_served(tmp_path: Path) -> None:
-    """Without arguments the service offers the demo; all of it comes, in the log's order."""
     with service(tmp_path) as url:
         assert httpx.get(f"{url}/trainers").json() == ["demo"]
         with listening(url, "demo") as events:
@@ -236,7 +233,6 @@ def test_the_recorded_demo_is_served(tmp_path: Path) -> None:
 
 
 def test_leaving_cancels_the_run_and_coming_back_goes_on(tmp_path: Path) -> None:
-    """Whoever closes the connection in the middle frees the folder at once; what was missed comes later."""
     provider = Provider(holds=HELD)
     with configured(tmp_path, provider) as config, service(tmp_path, f"mine={config}") as url:
         with listening(url, "mine") as events:
@@ -254,47 +250,7 @@ def test_leaving_cancels_the_run_and_coming_back_goes_on(tmp_path: Path) -> None
     assert ids([*first, *second]) == whole == logged(tmp_path / "run")
 
 
-def test_a_run_goes_on_until_its_last_viewer_leaves(tmp_path: Path) -> None:
-    """A second viewer hears all from the beginning to the end, although the first one leaves before."""
-    provider = Provider(holds=HELD)
-    with (
-        configured(tmp_path, provider) as config,
-        service(tmp_path, f"mine={config}") as url,
-        ExitStack() as first,
-        ExitStack() as second,
-    ):
-        events = first.enter_context(listening(url, "mine"))
-        seen = list(until(events, "step_committed"))
-        assert provider.held.wait(PATIENCE)
-        others = second.enter_context(listening(url, "mine", view="latest"))
-        told = list(until(others, "step_committed"))
-        first.close()
-        provider.released.set()
-        told += others
-    assert told[-1].data["summary"]["status"] == "completed"
-    assert ids(told) == logged(tmp_path / "run")
-    assert ids(told)[: len(ids(seen))] == ids(seen)
-    assert len(set(provider.asked)) == len(provider.asked), "the run was started twice"
-
-
-def test_viewers_share_one_run(tmp_path: Path) -> None:
-    """Two who ask at once see one run, and both hear its end."""
-    provider = Provider()
-    with configured(tmp_path, provider) as config, service(tmp_path, f"mine={config}") as url:
-
-        def watch(_: int) -> list[Told]:
-            with listening(url, "mine") as events:
-                return list(events)
-
-        with ThreadPoolExecutor(2) as viewers:
-            one, other = viewers.map(watch, range(2))
-    assert ids(one) == ids(other) == logged(tmp_path / "run")
-    assert one[-1] == other[-1]
-    assert len(set(provider.asked)) == len(provider.asked)
-
-
 def test_what_was_missed_is_told_again(tmp_path: Path) -> None:
-    """A client that names the last event it has gets those after it, one that names none or nonsense all."""
     with configured(tmp_path, Provider()) as config, service(tmp_path, f"mine={config}") as url:
         with listening(url, "mine") as events:
             whole = ids(events)
@@ -306,7 +262,6 @@ def test_what_was_missed_is_told_again(tmp_path: Path) -> None:
 
 
 def test_a_run_that_cannot_start_says_why(tmp_path: Path) -> None:
-    """An error of the run is the last event; the service goes on, and so can the run."""
     with configured(tmp_path, Provider()) as config, service(tmp_path, f"mine={config}") as url:
         with own_run(tmp_path / "run", tmp_path / "run" / "run.db", "r1"), listening(url, "mine") as events:
             (failed,) = events
@@ -318,7 +273,6 @@ def test_a_run_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 def test_requests_name_configured_runs_alone(tmp_path: Path) -> None:
-    """Other names, other sites and other hosts get nothing, and nothing starts."""
     with configured(tmp_path, Provider()) as config, service(tmp_path, f"mine={config}") as url:
         for name in ("nothing", "mine=", "..%2Fmine", "%2Fetc%2Fpasswd", quote(str(config), safe="")):
             assert httpx.get(f"{url}/trainers/{name}/events").status_code == 404, name
@@ -331,7 +285,6 @@ def test_requests_name_configured_runs_alone(tmp_path: Path) -> None:
 
 
 def test_the_pages_show_the_runs_of_the_service(tmp_path: Path) -> None:
-    """The pages of `reflact serve` list the run when it has begun; text of a model is inert, and strangers are refused."""
     provider = Provider(hostile=HOSTILE)
     with configured(tmp_path, provider) as config, service(tmp_path, f"mine={config}") as url:
         assert "There is no run yet" in httpx.get(url).text
@@ -359,7 +312,6 @@ class Talker:
         self.cancelled = False
 
     def stream(self) -> Stream[Event]:
-        """Return the stream."""
         return Stream(self._talk, subject=lambda event: event.subject)
 
     async def _talk(self, emit: EventCallback) -> None:
@@ -387,7 +339,6 @@ async def connect(run: Any, send: Callable[[Any], Awaitable[None]], seconds: flo
 
 
 def test_a_client_that_takes_nothing_holds_the_run_but_not_for_ever() -> None:
-    """The run waits once the buffers are full; after its patience the service lets the client go."""
     talker = Talker(0.001)
 
     async def send(message: Any) -> None:
@@ -398,41 +349,3 @@ def test_a_client_that_takes_nothing_holds_the_run_but_not_for_ever() -> None:
     assert lasted == pytest.approx(EXAMPLE.PATIENCE_SECONDS)
     assert len(talker.said) < 300
     assert talker.cancelled
-
-
-def test_quiet_runs_have_a_pulse() -> None:
-    """While nothing happens, comments go out; the run ends with its only viewer."""
-    talker, sent = Talker(1e9), []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    assert virtual_time.run(connect, EXAMPLE.Run(talker, NO_LOG), send, 100.0) == pytest.approx(100)
-    assert [message["body"] for message in sent[1:]] == [b": the run is active\n\n"] * 7
-    assert talker.cancelled
-
-
-class SlowLog(EXAMPLE.Run):  # type: ignore[misc, name-defined]
-    """A run whose log takes its time to be read, and holds what was said meanwhile."""
-
-    def __init__(self, talker: Talker, seconds: float) -> None:
-        super().__init__(talker, NO_LOG)
-        self._talker = talker
-        self._seconds = seconds
-
-    async def read_log(self) -> tuple[Event, ...]:
-        await anyio.sleep(self._seconds)
-        return tuple(self._talker.said)
-
-
-def test_what_is_stored_while_the_log_is_read_is_told_once() -> None:
-    """Events that stand in the log and come from the run as well are told once, and none is lost."""
-    talker, sent = Talker(1.0), []
-
-    async def send(message: Any) -> None:
-        sent.append(message.get("body", b"").decode())
-
-    virtual_time.run(connect, SlowLog(talker, 3.5), send, 6.5)
-    told = list(read("".join(sent).splitlines()))
-    assert ids(told) == [event.id for event in talker.said]
-    assert len(told) == 6

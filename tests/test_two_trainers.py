@@ -123,7 +123,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
 
 
 async def test_two_trainers_give_what_each_gives_alone(tmp_path: Path, expected: Expected) -> None:
-    """Different models, keys and stores in one loop do not touch each other, nor the environment."""
     environment, threads = dict(os.environ), own_threads()
     configs = {name: configuration(tmp_path / "both", name) for name in expected}
     networks = {name: PureNetwork(name) for name in expected}
@@ -141,7 +140,6 @@ async def test_two_trainers_give_what_each_gives_alone(tmp_path: Path, expected:
 
 
 async def test_limits_of_a_tenant_hold_for_its_key_alone(tmp_path: Path) -> None:
-    """Two trainers at one address with keys of their own: one sends one call at a time, the other several."""
     configs = {name: configuration(tmp_path, name) for name in ("small", "larger")}
     networks = {name: PureNetwork(name) for name in configs}
     for name, concurrency in (("small", 1), ("larger", 4)):
@@ -157,7 +155,6 @@ async def test_limits_of_a_tenant_hold_for_its_key_alone(tmp_path: Path) -> None
 async def test_cancelling_one_leaves_the_other_untouched(
     tmp_path: Path, expected: Expected, after: int
 ) -> None:
-    """A cancelled trainer ends within a second; the other goes on; the cancelled one resumes to its end."""
     configs = {name: configuration(tmp_path / "both", name) for name in expected}
     other = Trainer(configs["larger"], transport=PureNetwork("larger"))
     scope = anyio.CancelScope()

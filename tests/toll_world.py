@@ -155,7 +155,6 @@ class PaidLLM:
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
-        assert self._till is not None
         await self._till.forward({"messages": "".join(m.content for m in prompt.messages)}, call_id=call_id)
         return await self._script.ask(prompt, reply_type, call_id=call_id, check=check)
 
@@ -172,7 +171,6 @@ class PaidTarget:
         return self._toy.identity
 
     def session(self, skill: Skill, *, rollout: str) -> Session:
-        assert self._till is not None
         call_id = CallId(role="target", purpose="rollout", rollout=rollout)
         return _PaidSession(self._toy.session(skill, rollout=rollout), skill, self._till, call_id)
 
@@ -247,7 +245,6 @@ class Left(NamedTuple):
     events: tuple[str, ...]
 
     def begins(self, whole: Left) -> bool:
-        """Whether this is how another run began."""
         records, events = len(self.records), len(self.events)
         return whole.records[:records] == self.records and whole.events[:events] == self.events
 
@@ -291,11 +288,9 @@ class Story:
 
     @property
     def most(self) -> int:
-        """The most requests that were in flight at once."""
         return self._network.most
 
     async def tell(self, whole: Left) -> None:
-        """Start the run until it completes, and hold what each start leaves against an unbroken run."""
         while "completed" not in self.ends:
             before = anyio.current_time()
             end = await self._start()
@@ -335,7 +330,6 @@ class Story:
         )
 
     async def _audit(self) -> None:
-        """The ledger holds all that the provider charged, and no more than was allowed."""
         spend = await self._store.spend(self._plan.run_id)
         booked = sum((amount_of(s.usage) + amount_of(s.worst_case) for s in spend), Amount())
         bill = self._network.bill

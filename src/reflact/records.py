@@ -88,8 +88,7 @@ class StepRecord(FrozenModel):
     ``created_versions`` are an accepted candidate, then the document with new notes in its
     appendix. ``notes`` is None if the step did not change them. ``current`` and ``best`` are the
     versions after the step. ``fallbacks`` are model decisions that failed, other than those of
-    merging and selection. ``batches`` are the measurements of the step's batches. ``fail_reasons``
-    are the failures grouped by the environment's feedback, if no analyst named a pattern.
+    merging and selection. ``fail_reasons`` are the failures grouped by the environment's feedback, if no analyst named a pattern.
     ``rewrite_summary`` is what the call that rewrote the document says it changed. ``source`` made
     the candidates. ``rewrites`` are the documents that it wrote, ``race`` is what was measured of
     the candidates before the gate. ``n_rollouts`` and ``n_tokens`` are what the step cost: rollouts
@@ -101,7 +100,6 @@ class StepRecord(FrozenModel):
     skill_before: str
     item_ids: tuple[str, ...]
     rollout: Measurement
-    batches: tuple[Measurement, ...] = ()
     n_failures: int
     reports: tuple[AnalystReport, ...]
     merged: AggregateResult
@@ -604,21 +602,6 @@ class FaultCount(FrozenModel):
     count: int
 
 
-class EpochStats(FrozenModel):
-    """Counts of an epoch's decisions, and the gate scores at its end; None if a text was not
-    measured.
-    """
-
-    epoch: int
-    steps: int
-    accepts: int
-    rejects: int
-    skips: int
-    slow_update: str | None = None
-    current_score: float | None
-    best_score: float | None
-
-
 class IntervalEstimate(FrozenModel):
     """A measured number and its 95% interval; for a single trace the interval is the
     whole range.
@@ -766,7 +749,6 @@ class RunSummary(ShortReprModel):
     missing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     added_tokens: int = 0
-    epochs: tuple[EpochStats, ...] = ()
     spend: tuple[Spend, ...] = ()
     stages: tuple[StageTime, ...] = ()
     step_costs: tuple[StepCost, ...] = ()

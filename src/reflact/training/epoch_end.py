@@ -27,8 +27,7 @@ from reflact.types import Fallback, Item, Rollout, Skill
 
 
 def is_epoch_end_due(run: Run, state: RunState) -> bool:
-    """Whether the run has come to the end of an epoch that has any work; the first one has none if
-    no other follows.
+    """Whether the run has come to the end of an epoch that has any work.
 
     The comparison belongs to the source of edits: beside other sources, an epoch in which no edit
     was accepted has nothing to compare.
@@ -75,8 +74,7 @@ async def finish_epoch(run: Run, state: RunState) -> EpochRecord:
 async def _compare_epochs(
     run: Run, earlier: Skill, current: Skill, state: RunState, record: EpochRecord
 ) -> EpochRecord:
-    """Return the record after the skills of two epochs were compared: the optimizer's memory, and
-    its guidance.
+    """Return the record after the skills of two epochs were compared, with memory and guidance.
 
     Unmeasured rollouts are logged only after a model has answered about the items. If one outage
     affects both, a restart then retries both.
@@ -165,9 +163,7 @@ async def _compare_epochs(
 async def _judge_guidance(
     run: Run, reply: GuidanceReply, current: Skill, state: RunState, record: EpochRecord
 ) -> EpochRecord:
-    """Return the record with what becomes of new guidance: the gate decides about it, unless it is
-    written without one.
-    """
+    """Return the record with what becomes of new guidance, which the gate judges if it is gated."""
     gated = run.config.slow_update.gated
     skill = replace_guidance(current, reply.guidance)
     slow = SlowUpdate(

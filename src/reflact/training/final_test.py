@@ -1,6 +1,4 @@
-"""The end of a run: comparison of the last skill with the best one, final measurements, and their
-controls; and the measurement of documents by hand.
-"""
+"""The end of a run: the last skill against the best, final scores and controls; and ``eval``."""
 
 from __future__ import annotations
 
@@ -97,8 +95,7 @@ async def judge_promotion(run: Run, state: RunState) -> PromotionRecord:
 
 
 async def final_test(run: Run, state: RunState) -> None:
-    """Measure baseline, best and last skill on the validation and the test split, then controls on
-    the last one.
+    """Measure baseline, best and last skill on the validation and test split, then controls.
 
     A failed measurement is named in ``missing`` and does not affect the others. Documents are
     rolled out together, or one after another if a budget may end between them. Equal texts are

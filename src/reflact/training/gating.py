@@ -73,9 +73,7 @@ class JudgedStep(FrozenModel):
 
 
 async def judge_candidates(run: Run, work: StepInput, proposed: StepProposal) -> JudgedStep:
-    """Drop candidates that are known, race the others, and let the gate decide on the one that is
-    left.
-    """
+    """Drop candidates that are known, race the others, and let the gate judge the one left."""
     decided = _decide_without_race(run, work, proposed)
     if decided is not None:
         return decided
@@ -287,9 +285,7 @@ async def _evaluate(
 
 
 def _find_worth(plan: RunPlan) -> float:
-    """Return the least gain for each rollout of a further pass; a small budget finds more with
-    other candidates.
-    """
+    """Return the least gain for each rollout of a further pass; a small budget asks for more."""
     worth = plan.config.gate.worth
     planned = plan.config.train.max_rollouts
     return worth if planned is None else max(worth, WORTH_OF_BUDGET / planned)
@@ -331,9 +327,7 @@ async def _ask_approver(
 
 
 def describe_few_items(n: int) -> str:
-    """Return a warning about a small validation split, with the standard deviation of a difference
-    of two means.
-    """
+    """Return a warning about a small validation split, with the noise of a difference."""
     points = 100 * math.sqrt(0.5 / n)
     return (
         f"Only {n} validation item{'s' * (n != 1)}: by chance alone, two equally good skills often "

@@ -80,14 +80,16 @@ REJECTED_EDITS_ADAPTER: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(
 # All that can end a run whose summary is stored; a KeyboardInterrupt of code arrives in a group.
 ENDS = (Exception, BaseExceptionGroup, asyncio.CancelledError)
 
+# Errors that are ends of a run; all others are raised, too.
+FORESEEN = (BudgetSpent, ModelError, EnvironmentFailure, RunFailed)
+
 # What a run does between two commits: a step, the end of an epoch, or the comparison of the last
 # skill with the best.
 Task = Callable[[Run, RunState], Awaitable[CommitRecord]]
 
 
 async def train(run: Run) -> RunSummary:
-    """Run to the end, or from where an earlier start stopped, and return the summary, also of a run
-    that failed.
+    """Run to the end, or on from an earlier start, and return the summary, also of a failure.
 
     Raises:
         StoreError: The database is locked or cannot be written.
@@ -104,8 +106,7 @@ async def train(run: Run) -> RunSummary:
 
 
 async def train_to_end(run: Run) -> None:
-    """Train within the run's time, which is stored as it passes; ``run.results`` has what was
-    measured.
+    """Train within the run's time, which is stored as it passes.
 
     Raises:
         BudgetSpent: The budget has no room for a call, or its time is over.
@@ -165,9 +166,7 @@ async def choose_next(run: Run, state: RunState) -> Task | None:
 
 
 async def measure_baseline(run: Run) -> RunState:
-    """Measure the initial skill, twice if beliefs decide from the start, and commit the first
-    state.
-    """
+    """Measure the initial skill, twice if beliefs decide, and commit the first state."""
     plan = run.plan
     initial = plan.initial_skill
     trials = range(run.config.baseline_passes)
@@ -191,9 +190,7 @@ async def measure_baseline(run: Run) -> RunState:
 
 
 async def retry_once(run: Run, state: RunState, task: Task) -> CommitRecord:
-    """Return the record of a task; do it a second time if too few of its rollouts could be
-    measured.
-    """
+    """Return the record of a task; do it once more if too little could be measured."""
     try:
         return await task(run, state)
     except Unmeasured as error:
@@ -204,9 +201,7 @@ async def retry_once(run: Run, state: RunState, task: Task) -> CommitRecord:
 
 
 async def commit(run: Run, record: CommitRecord | None, state: RunState) -> RunState:
-    """Store a record, its documents and the state after it in one transaction, emit its events, and
-    return the state.
-    """
+    """Store a record, its documents and its state in one transaction, and emit its events."""
     await finish_if_cancelled(partial(_save, run, record, state))
     for event in build_commit_events(run.id, record, state):
         await run.emit(event)
@@ -229,9 +224,7 @@ async def _save(run: Run, record: CommitRecord | None, state: RunState) -> None:
 
 
 async def restore(run: Run, state: RunState) -> None:
-    """Read the history of earlier starts, export its versions, and emit the events of its last
-    commit again.
-    """
+    """Read and export the history of earlier starts, and emit its last events again."""
     run.records = list(await run.store.records(run.id))
     epochs = await run.store.epochs(run.id)
     promotions = await run.store.promotions(run.id)
@@ -263,8 +256,7 @@ async def _read_edits_of_others(run: Run) -> tuple[RejectedEdit, ...]:
 
 
 def require_reports(records: Sequence[StepRecord], config: TrainerConfig) -> None:
-    """Check that at least one analyst gave a valid reply, if any was asked and no source gave a
-    candidate.
+    """Check that an analyst gave a valid reply, unless none was asked or a candidate raced.
 
     Raises:
         RunFailed: None did, so the run could not learn anything.
@@ -292,41 +284,13 @@ async def keep_time(run: Run) -> None:
 
 
 async def finish(run: Run, error: BaseException | None) -> RunSummary:
-    """Store and return how the run ended; raise an error that is no end of a run, once its summary
-    is stored.
+    """Store and return how the run ended; then raise an error that is no end of a run.
 
     Raises:
         BaseException: ``error``, if it is a cancellation or nothing that a run foresees.
     """
-    stop = run.graceful_stop
-    status: RunStatus = "failed"
-    reason: str | None = str(error)
-    is_foreseen = True
-    match error:
-        case None if stop.was_stopped:
-            status = "cancelled"
-            reason = stop.reason
-        case None:
-            status = "completed"
-            reason = run.results.stop_reason
-        case BudgetSpent() | QuotaSpent():
-            status = "budget"
-        case ModelError() | EnvironmentFailure() | RunFailed():
-            pass
-        case ReflactError():
-            is_foreseen = False
-        case BaseExceptionGroup():  # a KeyboardInterrupt of code; the event loop is about to end
-            status = "cancelled"
-            reason = "KeyboardInterrupt was raised"
-            is_foreseen = False
-        case Exception():
-            reason = f"{type(error).__name__} was raised"
-            is_foreseen = False
-        case _:
-            status = "cancelled"
-            reason = stop.reason or "cancelled by its caller"
-            is_foreseen = False
-    if error is None or is_foreseen:
+    status, reason = _describe_end(run, error)
+    if error is None or isinstance(error, FORESEEN):
         storing = partial(store_summary, run, status, reason)
         return await finish_if_cancelled(storing, seconds=FINISH_SECONDS)
     with anyio.move_on_after(LOCK_SECONDS, shield=True) as scope, suppress(StoreError):
@@ -334,6 +298,25 @@ async def finish(run: Run, error: BaseException | None) -> RunSummary:
         scope.deadline += FINISH_SECONDS - LOCK_SECONDS
         await store_summary(run, status, reason)
     raise error
+
+
+def _describe_end(run: Run, error: BaseException | None) -> tuple[RunStatus, str | None]:
+    """Return the status of a run that has ended, and the reason."""
+    stop = run.graceful_stop
+    if error is None:
+        if stop.was_stopped:
+            return "cancelled", stop.reason
+        return "completed", run.results.stop_reason
+    if isinstance(error, (BudgetSpent, QuotaSpent)):
+        return "budget", str(error)
+    if isinstance(error, ReflactError):
+        return "failed", str(error)
+    if isinstance(error, Exception):
+        return "failed", f"{type(error).__name__} was raised"
+    reason = stop.reason or "cancelled by its caller"
+    if isinstance(error, BaseExceptionGroup):  # of code; the event loop is about to end
+        reason = "KeyboardInterrupt was raised"
+    return "cancelled", reason
 
 
 async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunSummary:
@@ -366,7 +349,7 @@ async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunS
         critic=_describe_critic(run, run.plan.critic),
         annotated_by=_describe_critic(run, run.plan.notes_critic),
     )
-    summary = summarize_history(summary, records, await store.epochs(run.id), run.state)
+    summary = summarize_history(summary, records, run.state)
     if summary.best is not None:
         best = await store.skill(summary.best.skill_hash)
         added = len(best.text.encode()) - len(run.plan.initial_skill.text.encode())

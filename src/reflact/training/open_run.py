@@ -1,6 +1,4 @@
-"""Opens a run: owns its folder, opens its store, and connects models, environment and budget in one
-place.
-"""
+"""Opens a run: its folder, store, models, environment and budget, connected in one place."""
 
 from __future__ import annotations
 
@@ -253,9 +251,7 @@ async def _open_cassette(plan: RunPlan, stack: AsyncExitStack) -> RunPlan:
 
 
 async def _refuse_gaps(plan: RunPlan, store: SQLiteRunStore) -> None:
-    """Refuse to record a run whose store has replies that the recording lacks: no replay has
-    them.
-    """
+    """Refuse to record a run whose store has replies that the recording lacks."""
     transport = plan.overrides.transport
     if transport is None:
         return

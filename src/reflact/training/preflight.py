@@ -20,8 +20,7 @@ SCORES_ADAPTER: TypeAdapter[tuple[SkillScore, ...]] = TypeAdapter(tuple[SkillSco
 
 
 async def check_run(run: Run) -> None:
-    """Find what would waste the baseline: near copies, a lost skill, a task that constants solve, a
-    wrong key.
+    """Find what would waste the baseline, such as near copies, a lost skill, a wrong key.
 
     Raises:
         EnvironmentFailure: The skill does not reach the agent.
@@ -41,8 +40,7 @@ async def check_run(run: Run) -> None:
 
 
 async def check_skill(run: Run) -> None:
-    """Find out once in a run whether the skill reaches the agent; on a cluster, the agent may be
-    elsewhere.
+    """Find out once in a run whether the skill reaches the agent, unless it is on a cluster.
 
     Raises:
         EnvironmentFailure: It does not reach the agent.

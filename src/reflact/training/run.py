@@ -53,8 +53,7 @@ async def ignore_event(event: Event) -> None:
 
 @dataclass
 class Results:
-    """What a start measured at its end, and what its summary warns of; an early end keeps what is
-    there.
+    """What a start measured at its end, and what its summary warns of.
 
     ``missing`` says why a measurement failed, and ``unmeasured`` why an item has no score.
     """
@@ -115,9 +114,7 @@ class Run:
         return self.exports or self.config.out_dir
 
     async def emit(self, event: Event) -> None:
-        """Store a durable event, and pass it on unless an earlier start did; live events are passed
-        on.
-        """
+        """Store a durable event, and pass it on unless an earlier start did."""
         if await self.store.append_event(event):
             await self.on_event(event)
 
@@ -148,8 +145,7 @@ class Run:
 
 
 class StageTimer:
-    """Measures active time since the last reading, in seconds of the event loop, in total and by
-    step and stage.
+    """Measures active time since the last reading, in total and by step and stage.
 
     ``current`` is told what the run works on. Stages that are measured follow one another.
     """
@@ -169,9 +165,7 @@ class StageTimer:
     async def stage(
         self, *stages: Stage, step: int, name: str | None = None
     ) -> AsyncIterator[None]:
-        """Measure the time of the block, even if it fails, and announce its stages; step 0 is the
-        baseline.
-        """
+        """Measure the time of the block, even if it fails; step 0 is the baseline."""
         key = (step, " and ".join(stages) if name is None else name)
         self._running[key] = anyio.current_time()
         self._current.step, self._current.stage = key

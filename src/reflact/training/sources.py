@@ -76,8 +76,7 @@ TRANSCRIPT_BYTES = 1_500
 
 @dataclass(frozen=True, kw_only=True)
 class StepInput:
-    """What a step begins with: its source, its batches, the current document, and what the run
-    knows.
+    """What a step begins with.
 
     ``rejected_edits`` are the changes of other runs and earlier epochs that did not help.
     ``max_edits`` is the edit budget. ``max_items`` is how many items the budget lets the step roll
@@ -345,8 +344,7 @@ def _render_message(run: Run, item: Item) -> str:
 def _collect_examples(
     run: Run, work: StepInput, known: Sequence[WorkedExample], rollouts: Sequence[Rollout]
 ) -> list[WorkedExample]:
-    """Return what can be an example: known right answers, and then those of the document and of
-    right rollouts.
+    """Return the known right answers, the document's examples, and right rollouts.
 
     The text of an example holds no marker of a protected region.
     """
@@ -405,9 +403,7 @@ def _draw_sets(
 async def propose_rewrites(
     run: Run, work: StepInput, *, documents: int = DOCUMENTS, most: int = CASES
 ) -> StepProposal:
-    """Return whole documents that the optimizer writes, several at a time, from at most ``most``
-    items.
-    """
+    """Return whole documents that the optimizer writes from at most ``most`` items."""
     rollouts = await _roll_out(run, work, most=most)
     cases = _build_cases(run, work, rollouts)
     shown = {case.item.id for case in cases} | {example.item_id for example in work.examples}
@@ -441,9 +437,7 @@ async def propose_own(run: Run, work: StepInput) -> StepProposal:
 
 
 async def _collect_evidence(run: Run, work: StepInput, rollouts: Sequence[Rollout]) -> StepEvidence:
-    """Return the cases in the order of the rollouts, and what the run knows; failures have the
-    annotator's notes.
-    """
+    """Return the cases of the rollouts, with the annotator's notes, and what the run knows."""
     reflect = run.config.reflect
     cases = _build_cases(run, work, rollouts)
     failed = [case for case in cases if case.failed]
@@ -499,9 +493,7 @@ class StepAllowance:
         )
 
     async def roll_out(self, documents: Sequence[str]) -> tuple[tuple[Rollout, ...], ...]:
-        """Roll documents out on the step's items, with the protected regions of the current
-        document.
-        """
+        """Roll documents out on the step's items, with the current protected regions."""
         work = self.work
         skills = [_apply_document(work.skill, document).skill for document in documents]
         runner = make_runner(self.run, work.step, "rollout", len(documents) * len(work.items))
@@ -569,9 +561,7 @@ def _build_cases(run: Run, work: StepInput, rollouts: Sequence[Rollout]) -> tupl
 
 
 def _limit_batches(work: StepInput, most: int) -> tuple[tuple[Item, ...], ...]:
-    """Return the batches with at most ``most`` items, those first that are no worked examples of
-    the document.
-    """
+    """Return the batches with at most ``most`` items; the document's own examples come last."""
     allowed = most if work.max_items is None else min(most, work.max_items)
     if len(work.items) <= allowed:
         return work.batches

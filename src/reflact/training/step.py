@@ -1,12 +1,9 @@
-"""One training step: a source proposes candidates, they race, the gate decides, and the appendix
-gets reminders.
-"""
+"""One training step: a source proposes candidates, they race, the gate decides."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 
 from reflact import events
 from reflact.data import plan_epoch
@@ -35,12 +32,8 @@ from reflact.types import (
     AggregateResult,
     AnalystReport,
     AppendixResult,
-    Item,
-    Measurement,
     Patch,
-    Rollout,
     SelectResult,
-    Skill,
     Split,
     is_failure,
 )
@@ -121,8 +114,7 @@ def _collect_edits(run: Run, epoch: int) -> tuple[RejectedEdit, ...]:
 
 
 async def plan_rollouts(run: Run) -> float:
-    """Return how many rollouts the run pays for: ``train.max_rollouts``, or else what the limits of
-    ``budget`` allow.
+    """Return how many rollouts ``train.max_rollouts`` or the limits of ``budget`` pay for.
 
     For a limit, the mean cost of the rollouts so far counts. The result is logged before it is
     used, under the limits, so that a resumed run plans with the same number until somebody changes
@@ -176,9 +168,7 @@ def find_search_end(plan: RunPlan, state: RunState, earlier: Sequence[StepRecord
 async def add_notes(
     run: Run, work: StepInput, reports: Sequence[AnalystReport], judged: JudgedStep
 ) -> AppendixResult:
-    """Return the document with which the run goes on, with new reminders in its appendix if these
-    are on.
-    """
+    """Return the document with which the run goes on, with new reminders in its appendix."""
     verdict = judged.verdict
     skill = judged.candidate.skill
     if not verdict.accepted:
@@ -215,7 +205,6 @@ def build_record(
         skill_before=skill.hash,
         item_ids=tuple(r.item_id for r in rollouts),
         rollout=build_measurement(skill.hash, Split.train, rollouts),
-        batches=_measure_batches(work.batches, skill, rollouts),
         n_failures=sum(is_failure(r, threshold) for r in rollouts),
         reports=proposed.reports,
         rewrites=proposed.rewrites,
@@ -248,16 +237,3 @@ def build_record(
     run.add_document(candidate.skill)
     run.add_document(appended.skill)
     return choose_best(state, record)
-
-
-def _measure_batches(
-    batches: Sequence[Sequence[Item]], skill: Skill, rollouts: Sequence[Rollout]
-) -> tuple[Measurement, ...]:
-    """Return the measurement of each batch; of all rollouts if the budget left items out."""
-    sizes = [len(batch) for batch in batches]
-    if sum(sizes) != len(rollouts):
-        sizes = [len(rollouts)] if rollouts else []
-    return tuple(
-        build_measurement(skill.hash, Split.train, rollouts[end - size : end])
-        for size, end in zip(sizes, accumulate(sizes), strict=True)
-    )
