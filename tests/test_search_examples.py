@@ -289,30 +289,3 @@ def test_only_the_new_lines_of_an_edit_are_added(op: Any) -> None:
     text = candidate.skill.text
     assert candidate.results[0].status == "applied"
     assert text.count("negate: a minus before it") == text.count("the number times itself") == 1
-
-
-REPEATING = """\
-# Sums
-
-## Example
-
-| task | answer |
-| --- | --- |
-| one plus two | three is right |
-
-```python
-total = add(first, second)
-```
-
-# Products
-
-## Example
-
-| factor | product |
-| --- | --- |
-| two times two | four is right |
-
-```python
-total = add(first, second)
-```
-"""

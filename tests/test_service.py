@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import math
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-import anyio
 import httpx
 import pytest
 
 import doubles
 import pure_server
-import virtual_time
 from pure_world import rows, settings, write_world
 from reflact import Trainer
-from reflact.concurrency import Stream
 from reflact.config.loading import load_config
-from reflact.events import Event, StepStarted
-from reflact.protocols import EventCallback
 from reflact.store.lock import own_run
 from served import asked_of, send, serving
 
@@ -48,16 +40,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform == "win32", reason="waits for a lock of the folder with flock"),
 ]
-
-
-def _example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("service_example", SERVICE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-EXAMPLE = _example()
 
 
 class Provider:
@@ -296,56 +278,3 @@ def test_the_pages_show_the_runs_of_the_service(tmp_path: Path) -> None:
     assert page.status_code == 200
     assert "&lt;img src=x onerror" in page.text
     assert "<img" not in page.text
-
-
-NO_LOG = Path("none.db")
-
-
-class Talker:
-    """A trainer of which only the stream is there: it tells something each so many seconds, for ever."""
-
-    run_id = "r0"
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.said: list[Event] = []
-        self.cancelled = False
-
-    def stream(self) -> Stream[Event]:
-        return Stream(self._talk, subject=lambda event: event.subject)
-
-    async def _talk(self, emit: EventCallback) -> None:
-        try:
-            while True:
-                await anyio.sleep(self._seconds)
-                said = StepStarted(run_id="r0", step=len(self.said), epoch=1, item_ids=())
-                self.said.append(said)
-                await emit(said)
-        finally:
-            self.cancelled = True
-
-
-async def connect(run: Any, send: Callable[[Any], Awaitable[None]], seconds: float) -> float:
-    """Connect a client that leaves after so many seconds; return how long the connection lasted."""
-
-    async def receive() -> dict[str, str]:
-        await anyio.sleep(seconds)
-        return {"type": "http.disconnect"}
-
-    began = anyio.current_time()
-    async with anyio.create_task_group() as tasks:
-        await EXAMPLE.EventStream(run, tasks, after=None, latest=False)({}, receive, send)
-    return anyio.current_time() - began
-
-
-def test_a_client_that_takes_nothing_holds_the_run_but_not_for_ever() -> None:
-    talker = Talker(0.001)
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            await anyio.sleep_forever()
-
-    lasted = virtual_time.run(connect, EXAMPLE.Run(talker, NO_LOG), send, math.inf)
-    assert lasted == pytest.approx(EXAMPLE.PATIENCE_SECONDS)
-    assert len(talker.said) < 300
-    assert talker.cancelled

@@ -52,10 +52,6 @@ def losing(*messages: str) -> Actor:
     return Actor(act)
 
 
-NONSENSE = playing((AnalystReply, lambda kind, _: append_reply(kind, "- nonsense")))
-"""An optimizer that proposes one line, whatever the feedback."""
-
-
 def turning(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
     """Add a line in the first step, and replace it by another one, and back, in each further one."""
     if not issubclass(reply_type, AnalystReply):
@@ -299,9 +295,6 @@ async def test_patience_ends_a_run_that_no_edit_helps(tmp_path: Path) -> None:
     assert (more.summary.run_id, more.summary.steps) == (done.summary.run_id, 4)
     none = await toy_runs.run(tmp_path, script=SAMENESS, train={"num_epochs": 3})
     assert (none.summary.run_id, none.summary.steps, none.summary.reason) == (done.summary.run_id, 6, None)
-
-
-ENDS = (events.BaselineMeasured, events.StepCommitted, events.EpochCommitted, events.PromotionJudged)
 
 
 async def test_a_step_takes_several_batches(tmp_path: Path) -> None:
