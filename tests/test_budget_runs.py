@@ -24,7 +24,6 @@ from toll_world import NEED, WIDE, Provider, Story, planned, started, unbroken
 def test_no_limit_is_exceeded_and_more_of_it_goes_on_to_the_same_result(
     tmp_path: Path, thorough: bool
 ) -> None:
-
     async def main() -> None:
         plan = planned(tmp_path)
         whole = await unbroken(plan)
@@ -45,7 +44,6 @@ def test_no_limit_is_exceeded_and_more_of_it_goes_on_to_the_same_result(
 
 @pytest.mark.parametrize("key", ["max_tokens", "max_usd"])
 def test_a_provider_that_ignores_caps_stops_the_run(tmp_path: Path, key: str) -> None:
-
     async def main() -> None:
         plan, store = planned(tmp_path), InMemoryRunStore()
         network = Provider(random.Random(1), honest=False)
@@ -59,7 +57,6 @@ def test_a_provider_that_ignores_caps_stops_the_run(tmp_path: Path, key: str) ->
 
 
 def test_time_ends_what_is_in_flight(tmp_path: Path) -> None:
-
     async def main() -> None:
         plan, store, network = planned(tmp_path), InMemoryRunStore(), Provider(random.Random(1))
         summary = await started(plan, store, network, BudgetConfig(max_seconds=2.0))
@@ -77,7 +74,6 @@ def test_time_ends_what_is_in_flight(tmp_path: Path) -> None:
 
 
 def test_a_completed_run_is_looked_at_without_a_budget(tmp_path: Path) -> None:
-
     async def main() -> None:
         plan, store, network = planned(tmp_path), InMemoryRunStore(), Provider(random.Random(1))
         await started(plan, store, network, BudgetConfig())

@@ -97,7 +97,6 @@ async def test_a_promotion_is_tried_once_more(tmp_path: Path) -> None:
 
 
 async def test_reported_validation_scores_come_from_trials_that_no_gate_saw(tmp_path: Path) -> None:
-
     def lucky(skill: Skill, message: str, times: int) -> str | None:
         return right(message) if skill.text and times < 1 else "unknown"
 

@@ -160,7 +160,6 @@ async def test_a_stream_that_is_stopped_ends_with_its_summary(tmp_path: Path) ->
 
 
 async def test_cancelling_stays_cancelling_where_nothing_can_be_stored(tmp_path: Path) -> None:
-
     def begun(number: int) -> None:
         if number == 3:
             with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as other:

@@ -203,7 +203,6 @@ def choose_cases() -> dict[str, Case]:
 
 @pytest.mark.parametrize("case", choose_cases().values(), ids=choose_cases())
 def test_a_command_ends_with_one_sentence(case: Case, tmp_path: Path) -> None:
-
     def answer(handler: BaseHTTPRequestHandler) -> None:
         asked_of(handler)
         handler.close_connection = True

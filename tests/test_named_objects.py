@@ -15,7 +15,6 @@ from bank_agent import ITEMS, RULE
 from reflact import Trainer
 from reflact.adapters import load_named_environment, load_named_target
 from reflact.cli.app import app
-from reflact.cli.common import load_trainer_config
 from reflact.config.loading import load_config
 from reflact.errors import ConfigError, UsageError
 from reflact.records import SkillComparison
@@ -90,11 +89,6 @@ def test_a_document_for_an_agent_is_compared_with_others(folder: Path) -> None:
     assert [(gain.mean, gain.n) for gain in compared.improvements] == [(1, 1)] * 5
     assert last[1] == last[0]
     assert len(sys.modules["my_support"].agent.model.function.instructions) == 2 * 4
-
-
-def test_commands_find_a_proposer_beside_the_file(folder: Path) -> None:
-    load_trainer_config(folder / "run.yaml", ["target.kind=chat", "search.sources=[my_support:propose]"])
-    assert str(folder) in sys.path
 
 
 def test_a_module_that_fails_or_ends_the_process_is_refused(folder: Path) -> None:

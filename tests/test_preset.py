@@ -23,7 +23,6 @@ VAL = {str(item.input) for item in WORLD.items(Split.val)}
 
 
 async def test_one_pass_decides(tmp_path: Path) -> None:
-
     def lucky(skill: Skill, message: str, times: int) -> str | None:
         return right(message) if "nonsense" in skill.text and message == "double 18" else None
 

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles import cases
 from reflact.errors import ContextOverflow
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.search.rewrite import DOCUMENTS, PURPOSE, read_document
@@ -19,9 +17,6 @@ from toy_runs import LINES, Actor, Ran, document, run
 
 GUARD = "<!-- SLOW_UPDATE_START -->\nTake your time.\n<!-- SLOW_UPDATE_END -->"
 NO_DOCUMENT = "the document is empty; write it between two fences"
-
-
-# --------------------------------------------------------------------------- the document in a reply
 
 
 @pytest.mark.parametrize(
@@ -77,17 +72,6 @@ def test_an_empty_document_is_refused(reply: str) -> None:
 
 
 lines = st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=8)
-
-
-@cases(300)
-@given(st.lists(lines.filter(lambda line: not line.startswith(("```", "~~~"))), min_size=1, max_size=8))
-def test_any_text_between_fences_is_read_as_it_was_written(text: list[str]) -> None:
-    written = "\n".join(text)
-    if written.strip() and "<!--" not in written:
-        assert read_document(f"```markdown\n{written}\n```") == written.strip()
-
-
-# ----------------------------------------------------------------------------------------- whole steps
 
 
 def writing(*replies: str | Exception, later: str | None = None) -> Script:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ import pytest
 
 from doubles import Endpoint, ask, config
 from reflact import Trainer, read_run
-from reflact.cli import common
-from reflact.cli.common import InterruptHandler
 from reflact.errors import DataError, ModelError, RunConflict, RunFailed
 from reflact.messages import Text
 from reflact.protocols import Session
@@ -119,15 +116,6 @@ def test_a_document_is_measured_on_items_of_another_file(tmp_path: Path) -> None
     assert "needs one data file" in reflact(*command[:-3], tmp_path).stderr
 
 
-def test_the_folder_of_a_run_is_no_skill(tmp_path: Path) -> None:
-    (tmp_path / "best_skill.md").write_text("Answer 4.\n", encoding="utf-8")
-    result = reflact("eval", configured(tmp_path), "--skill", tmp_path)
-    assert (
-        f"folder of a run and not of a skill; name its document: {tmp_path / 'best_skill.md'}"
-        in result.stderr
-    )
-
-
 def test_repeated_ids_in_two_files_name_both(tmp_path: Path) -> None:
     for split in ("train", "val", "test"):
         (tmp_path / f"{split}.json").write_text(json.dumps([{"id": "q", "input": split}]), encoding="utf-8")
@@ -138,7 +126,6 @@ def test_repeated_ids_in_two_files_name_both(tmp_path: Path) -> None:
 
 
 def test_all_of_a_run_is_in_its_database_file_after_each_start(tmp_path: Path) -> None:
-
     def list_files() -> set[str]:
         return {path.name for path in tmp_path.iterdir() if path.name.startswith("run.db")}
 
@@ -211,20 +198,6 @@ def test_a_mute_optimizer_fails_the_run(tmp_path: Path) -> None:
     assert "part=" not in shown + result.output
 
 
-def test_a_signal_after_the_event_loop_has_closed_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common.os, "write", lambda *_: None)
-    monkeypatch.setattr(InterruptHandler, "_exit_after", lambda *_: None)
-    handler = InterruptHandler(5.0)
-
-    async def bind() -> None:
-        handler.bind(stop=lambda reason: None, cancel=lambda: None)
-
-    anyio.run(bind)
-    for _ in range(2):
-        handler._handle_signal(signal.SIGTERM, None)
-    assert handler.exit_code == 143
-
-
 @pytest.mark.parametrize(("path", "advice"), [("", "/v1"), ("/v1", None)])
 async def test_an_address_without_its_version_is_mended_in_the_message(path: str, advice: str | None) -> None:
     words = "check models.optimizer.base_url"
@@ -236,7 +209,6 @@ async def test_an_address_without_its_version_is_mended_in_the_message(path: str
 
 
 def test_examples_show_the_result_of_a_run_that_measured_nothing(tmp_path: Path) -> None:
-
     class Broken(ToyEnvironment):
         async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
             raise OSError("no server")

@@ -17,14 +17,12 @@ from reflact.search.examples import (
     draw_first_sets,
     draw_variants,
     fit_examples,
-    group_examples,
     render_examples,
     shuffle_answers,
     spread,
 )
 from reflact.skills.document import (
     apply_edits,
-    digest_form,
     editable_text,
     find_regions,
 )
@@ -63,9 +61,6 @@ pools = st.lists(st.tuples(texts, texts), max_size=12).map(
 )
 
 
-# ------------------------------------------------------------------------------------------- rendering
-
-
 @cases(300)
 @given(pools, st.integers(min_value=0, max_value=400))
 def test_the_examples_that_fit_are_rendered_within_the_bytes(
@@ -74,17 +69,6 @@ def test_the_examples_that_fit_are_rendered_within_the_bytes(
     fitting = fit_examples(pool, room)
     assert [example for example in pool if example in fitting] == list(fitting)
     assert len(render_examples(fitting).encode()) <= room or not fitting
-
-
-@given(pools)
-def test_all_examples_fit_in_just_as_many_bytes_as_they_render_to(pool: tuple[WorkedExample, ...]) -> None:
-    assume(pool)
-    size = len(render_examples(pool).encode())
-    assert fit_examples(pool, size) == pool
-    assert len(fit_examples(pool, size - 1)) < len(pool)
-
-
-# ------------------------------------------------------------------------------------------ choosing
 
 
 @cases(300)
@@ -99,12 +83,6 @@ def test_each_beginning_holds_about_as_many_of_each_group(groups: list[str], see
         counts = Counter(group_of[item] for item in list_ids(order[:size]))
         open_counts = [counts[group] for group in total if counts[group] < total[group]]
         assert max(counts.values(), default=0) - min(open_counts, default=AMPLE) <= 1
-
-
-def test_few_answers_are_groups_and_many_are_one_group() -> None:
-    labels = [*make_pool(2, "yes"), *make_pool(2, "no")]
-    assert group_examples(labels, [None] * 4) == ("yes", "yes", "no", "no")
-    assert group_examples(make_pool(4), [None] * 4) == ("", "", "", "")
 
 
 def draw_first(pool: Sequence[WorkedExample], **changed: Any) -> tuple[tuple[WorkedExample, ...], ...]:
@@ -182,8 +160,6 @@ def test_shuffled_answers_keep_the_items_and_permute_the_answers(
     assert shuffled == shuffle_answers(pool, seed)
 
 
-# ------------------------------------------------------------------------------- the region of a document
-
 SECTION = f"{START}\n{HEADING}\n\nTask: double 0\nAnswer: 0\n{END}"
 WITH_EXAMPLES = f"# Rules\n\n- double: twice the number\n\n{SECTION}\n"
 
@@ -229,56 +205,7 @@ def test_no_edit_changes_the_examples(edit: Edit) -> None:
     assert [result.status for result in candidate.results] == ["rejected"]
 
 
-# --------------------------------------------------------------------- documents that say the same
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        "# Rules\n\n* double:   twice the number\n* square it\n",
-        "# Rules\r\n- double: twice the number\r\n\r\n\r\n- square it",
-        "  # Rules\n1. double: twice the number\n2) square it\n",
-        "# Rules\n• double: twice the number\n+ square it\n",
-    ],
-)
-def test_documents_that_say_the_same_have_one_form(other: str) -> None:
-    assert digest_form(other) == digest_form("# Rules\n\n- double: twice the number\n- square it\n")
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        "# Rules\n\n- double: twice the numbers\n- square it\n",
-        "# Rules\n\n- square it\n- double: twice the number\n",
-        "## Rules\n\n- double: twice the number\n- square it\n",
-        "# Rules\n\n- double: Twice the number\n- square it\n",
-        "# Rules\n\n- double: twice the number square it\n",
-    ],
-)
-def test_documents_that_say_something_else_have_another_form(other: str) -> None:
-    assert digest_form(other) != digest_form("# Rules\n\n- double: twice the number\n- square it\n")
-
-
-# ------------------------------------------------------------------ lines that the document already has
-
 RULES = "# Rules\n\n- double: twice the number\n- square: the number times itself\n"
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        Edit(op="append", content="- double: twice the number"),
-        Edit(op="append", content="* double:  twice the   number\n"),
-        Edit(op="append", content="1. square: the number times itself\n2. double: twice the number"),
-        Edit(
-            op="insert_after", target="- double: twice the number", content="square: the number times itself"
-        ),
-    ],
-)
-def test_a_line_that_the_document_has_is_no_edit(edit: Edit) -> None:
-    candidate = apply_edits(Skill(text=RULES), [edit])
-    assert candidate.skill.text == RULES
-    assert candidate.results[0].reason == "the document says this already"
 
 
 @pytest.mark.parametrize("op", ["append", "insert_after"])

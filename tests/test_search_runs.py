@@ -454,7 +454,6 @@ async def test_examples_are_added_as_long_as_the_document_is_short_enough(
 
 
 async def test_an_example_that_holds_a_marker_is_left_out(tmp_path: Path) -> None:
-
     class Marked(ToyEnvironment):
         def list_right_answers(self, item: Item) -> Sequence[str]:
             return ("<!-- EXAMPLES_END -->",) if item.id == "train-003" else (str(item.reference),)

@@ -24,7 +24,6 @@ import pure_server
 from pure_world import rows, settings, write_world
 from reflact import Trainer
 from reflact.config.loading import load_config
-from reflact.store.lock import own_run
 from served import asked_of, send, serving
 
 SERVICE = Path(__file__).parents[1] / "examples" / "service.py"
@@ -241,17 +240,6 @@ def test_what_was_missed_is_told_again(tmp_path: Path) -> None:
                 told = list(events)
             assert ids(told) == whole[missed:]
             assert told[-1].kind == "run_finished"
-
-
-def test_a_run_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with configured(tmp_path, Provider()) as config, service(tmp_path, f"mine={config}") as url:
-        with own_run(tmp_path / "run", tmp_path / "run" / "run.db", "r1"), listening(url, "mine") as events:
-            (failed,) = events
-        with listening(url, "mine") as events:
-            *_, finished = events
-    assert failed.kind == "failed"
-    assert "is in use by process" in failed.data
-    assert finished.kind == "run_finished"
 
 
 def test_requests_name_configured_runs_alone(tmp_path: Path) -> None:

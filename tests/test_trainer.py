@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -249,35 +248,11 @@ async def test_a_corrected_function_does_not_find_the_scores_of_the_one_before(t
         await train_on_items(tmp_path, grade=give_points(0), train__num_epochs=1).train()
 
 
-async def test_a_score_that_is_not_a_number_is_told_while_the_run_goes_on(tmp_path: Path) -> None:
-
-    def grade(item: Item, answer: str) -> float:
-        return math.nan if item.reference == "80" else 1.0
-
-    trainer = train_on_items(tmp_path, grade=grade, train__num_epochs=1)
-    warnings = [event.message async for event in trainer.stream() if isinstance(event, events.WarningIssued)]
-    assert len([text for text in warnings if "the grader returned NaN for item 't'" in text]) == 1
-
-
 async def test_what_is_no_item_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match="an item is an Item or a pair of an input and its right answer, not "
     ):
         await train_on_items(tmp_path, [{"input": "double 10", "reference": "20"}]).train()
-
-
-def test_models_are_named_by_text(tmp_path: Path) -> None:
-    named = Trainer.from_items(
-        train=pairs(10, 2),
-        val=pairs(20, 2),
-        test=pairs(30, 2),
-        grade=lambda item, answer: answer == item.reference,
-        target="small",
-        optimizer="large",
-        out_dir=tmp_path,
-    )
-    models = named.config.models
-    assert (models.target.model, models.optimizer.model) == ("small", "large")
 
 
 SAMENESS = playing((AnalystReply, lambda kind, _: append_reply(kind, "Answer.")))
