@@ -352,16 +352,3 @@ def test_there_are_few_modules() -> None:
 def test_nothing_is_left_to_do() -> None:
     """No file carries marks of unfinished work."""
     assert [shown(path) for path in FILES if MARKS.search(path.read_text(encoding="utf-8"))] == []
-
-
-def test_every_test_names_its_behaviour() -> None:
-    """Each test function has a docstring."""
-    wrong = [
-        f"{shown(path, node)} {node.name}"
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        for node in parse(path).body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-        and not ast.get_docstring(node)
-    ]
-    assert wrong == []

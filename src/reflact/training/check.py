@@ -20,6 +20,7 @@ from reflact.records import Usage
 from reflact.training.cost_estimate import estimate_run
 from reflact.training.open_run import connect_run, start
 from reflact.training.plan import Overrides, list_roles, prepare_run
+from reflact.training.preflight import test_skill
 from reflact.training.rollouts import manage_environment
 from reflact.training.run import Run
 from reflact.training.trouble import list_answer_faults
@@ -116,13 +117,16 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         run = await stack.enter_async_context(connect_run(plan, store, collect))
         await start(run)
         async with manage_environment(run.plan.environment, run.failures):
-            skill = await _test_skill(run)
+            warning = await test_skill(run)
             grade = await _grade_item(item, run)
         if plan.overrides.optimizer is None:
             await _ask_optimizer(run)
         asked = dict.fromkeys(event.role for event in finished)
         roles = [await _describe_role(role, finished, run) for role in asked]
         warnings = await list_answer_faults(store, plan.run_id, plan.config)
+    skill = None
+    if warning is not None:
+        skill = warning or "the agent's request has it, so it is in force"
     calls = {row.role: row.calls for row in estimate_run(plan).rows}
     return SetupCheck(
         n_train=len(data.train),
@@ -135,18 +139,6 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         target_calls=calls.get("target", 0.0),
         warnings=warnings,
     )
-
-
-async def _test_skill(run: Run) -> str | None:
-    """Return in words if the skill reaches an agent; None if that was not tested."""
-    plan = run.plan
-    if plan.target is None or not plan.target.preflight:
-        return None
-    settings = plan.config.models.target
-    warning = await plan.target.test_skill(
-        plan.environment, plan.data.train, plan.initial_skill, settings
-    )
-    return warning or "the agent's request has it, so it is in force"
 
 
 async def _ask_optimizer(run: Run) -> None:

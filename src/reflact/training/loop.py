@@ -44,7 +44,7 @@ from reflact.training.final_test import final_test, find_promotion_rival, judge_
 from reflact.training.gating import estimate_gate_power, rank_baseline
 from reflact.training.open_run import start
 from reflact.training.preflight import check_run
-from reflact.training.rollouts import manage_environment, roll_out_split
+from reflact.training.rollouts import manage_environment, roll_out_trials
 from reflact.training.run import Run
 from reflact.training.state import (
     build_commit_events,
@@ -171,7 +171,7 @@ async def measure_baseline(run: Run) -> RunState:
     initial = plan.initial_skill
     trials = range(run.config.baseline_passes)
     async with run.timer.stage("evaluate", step=0, name="baseline"):
-        passes = await roll_out_split(run, initial, Split.val, step=0, trials=trials)
+        passes = await roll_out_trials(run, initial, Split.val, step=0, trials=trials)
     measured = build_measurement(initial.hash, Split.val, passes[0])
     score = plan.metric.score_measurement(measured)
     if score is None:

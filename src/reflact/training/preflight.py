@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pydantic import TypeAdapter
 
 from reflact import events
@@ -40,24 +42,28 @@ async def check_run(run: Run) -> None:
 
 
 async def check_skill(run: Run) -> None:
-    """Find out once in a run whether the skill reaches the agent, unless it is on a cluster.
+    """Find out once in a run whether the skill reaches the agent; see ``test_skill``."""
+    test = partial(test_skill, run)
+    warning = await run.decision_log.once(0, "skill_test", test, WARNING_ADAPTER)
+    if warning:
+        await run.warn(warning)
+
+
+async def test_skill(run: Run) -> str | None:
+    """Return a warning if the skill may not reach the agent, "" if it does; None: not tested.
+
+    On a cluster, the agent may be elsewhere.
 
     Raises:
         EnvironmentFailure: It does not reach the agent.
     """
     plan = run.plan
-
-    async def test() -> str | None:
-        target = plan.target
-        if target is None or not target.preflight or run.config.executor.name == "ray":
-            return None
-        items = plan.data.train or plan.data.val
-        settings = run.config.models.target
-        return await target.test_skill(plan.environment, items, plan.initial_skill, settings) or ""
-
-    warning = await run.decision_log.once(0, "skill_test", test, WARNING_ADAPTER)
-    if warning:
-        await run.warn(warning)
+    target = plan.target
+    if target is None or not target.preflight or run.config.executor.name == "ray":
+        return None
+    items = plan.data.train or plan.data.val
+    settings = run.config.models.target
+    return await target.test_skill(plan.environment, items, plan.initial_skill, settings) or ""
 
 
 async def check_null_answers(run: Run) -> None:

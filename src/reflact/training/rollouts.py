@@ -84,7 +84,7 @@ def _make_progress_counter(
     return count
 
 
-async def roll_out_split(
+async def roll_out_trials(
     run: Run,
     skill: Skill,
     split: Split,
@@ -134,8 +134,8 @@ async def measure_skill(
     items: Sequence[Item] | None = None,
     target: Target | None = None,
 ) -> MeasuredSkill:
-    """Return the score of a document under a name; see ``roll_out_split``."""
-    measured = await roll_out_split(
+    """Return the score of a document under a name; see ``roll_out_trials``."""
+    measured = await roll_out_trials(
         run, skill, split, step=step, trials=trials, items=items, note=name, target=target
     )
     rollouts = tuple(rollout for trial in measured for rollout in trial)

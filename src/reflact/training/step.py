@@ -7,13 +7,11 @@ from collections.abc import Sequence
 
 from reflact import events
 from reflact.data import plan_epoch
-from reflact.records import RunState, StepRecord, Usage
+from reflact.records import RunState, StepRecord
 from reflact.search.bandit import (
     choose_source,
     count_new_rollouts,
-    count_passes_left,
     count_step_items,
-    estimate_rollouts,
 )
 from reflact.search.race import plan_slices
 from reflact.skills.document import read_notes
@@ -86,7 +84,6 @@ async def prepare_step(run: Run, state: RunState, step: int, epoch: int) -> Step
             max_edits=sizes.max_edits,
             floor=sizes.floor,
         )
-    planned = await plan_rollouts(run)
     return StepInput(
         source=source.name,
         is_stalled=source.is_stalled,
@@ -97,8 +94,8 @@ async def prepare_step(run: Run, state: RunState, step: int, epoch: int) -> Step
         batches=batches,
         rejected_edits=_collect_edits(run, epoch),
         max_edits=max_edits,
-        max_items=count_step_items(planned, config.reflect.minibatch_size),
-        passes=_count_passes_left(run.plan, planned, run.records),
+        max_items=count_step_items(train.max_rollouts, config.reflect.minibatch_size),
+        passes=count_passes_left(run.plan, run.records),
     )
 
 
@@ -113,38 +110,12 @@ def _collect_edits(run: Run, epoch: int) -> tuple[RejectedEdit, ...]:
     return deduplicate_edits((*run.pinned_edits, *run.rejected_edits))
 
 
-async def plan_rollouts(run: Run) -> float:
-    """Return how many rollouts ``train.max_rollouts`` or the limits of ``budget`` pay for.
-
-    For a limit, the mean cost of the rollouts so far counts. The result is logged before it is
-    used, under the limits, so that a resumed run plans with the same number until somebody changes
-    a limit.
-    """
-    config = run.config
-    if config.train.max_rollouts is not None or config.search.is_published:
-        return config.train.max_rollouts or math.inf
-    limits = config.budget
-    if limits.max_usd is None and limits.max_tokens is None and limits.max_calls is None:
-        return math.inf
-    label = f"planned_rollouts/{limits.max_usd}/{limits.max_tokens}/{limits.max_calls}"
-    logged = await run.decision_log.get(0, label)
-    if logged is not None:
-        return float(str(logged))
-    spent = [entry.usage for entry in await run.store.spend(run.id) if entry.role == "target"]
-    done = config.baseline_passes * len(run.plan.data.val) + sum(r.n_rollouts for r in run.records)
-    planned = estimate_rollouts(limits, sum(spent, Usage()), done)
-    if planned < math.inf:
-        await run.decision_log.put(0, label, planned)
-    return planned
-
-
-def _count_passes_left(plan: RunPlan, planned: float, earlier: Sequence[StepRecord]) -> float:
-    return count_passes_left(
-        planned,
-        n_items=len(plan.data.val),
-        baseline_passes=plan.config.baseline_passes,
-        earlier=earlier,
-    )
+def count_passes_left(plan: RunPlan, earlier: Sequence[StepRecord]) -> float:
+    """Return how many passes over the validation items ``train.max_rollouts`` still pays for."""
+    n = len(plan.data.val)
+    most = plan.config.train.max_rollouts
+    used = plan.config.baseline_passes * n + sum(record.n_rollouts for record in earlier)
+    return math.inf if most is None else (most - used) / n
 
 
 def find_search_end(plan: RunPlan, state: RunState, earlier: Sequence[StepRecord]) -> str | None:
@@ -155,7 +126,7 @@ def find_search_end(plan: RunPlan, state: RunState, earlier: Sequence[StepRecord
     """
     most = plan.config.train.max_rollouts
     n = len(plan.data.val)
-    passes = _count_passes_left(plan, most or math.inf, earlier)
+    passes = count_passes_left(plan, earlier)
     if passes * n < plan_slices(n, passes)[0]:
         return (
             f"train.max_rollouts is {most}, and the rest is too little to measure another candidate"
