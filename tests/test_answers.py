@@ -87,7 +87,6 @@ class Pick(ReplyModel):
 
 
 def write(word: str) -> str:
-    """Return the JSON of a reply."""
     return Pick(word=word).model_dump_json()
 
 
@@ -122,7 +121,6 @@ REFUSED = {
 
 
 def answer(text: str, mode: str) -> Any:
-    """Return an answer in the shape of a mode."""
     return completion(None, arguments=text) if mode == "tools" else completion(text)
 
 

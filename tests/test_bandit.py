@@ -31,7 +31,6 @@ def make_record(
 
 
 def make_history(*steps: tuple[str, float | None]) -> list[StepRecord]:
-    """Return the records of steps, each with its source and gain."""
     return [make_record(n, source, gain) for n, (source, gain) in enumerate(steps, 1)]
 
 

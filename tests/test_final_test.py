@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from reflact.errors import ProviderDown
 from reflact.protocols import Session
-from reflact.reporting.terminal import print_summary
 from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.store.runs import open_store
@@ -38,17 +35,14 @@ DIVIDED: dict[str, Any] = {
 
 
 def inputs(split: Split, world: ToyEnvironment = WORLD) -> set[str]:
-    """Return the messages of a split."""
     return {str(item.input) for item in world.items(split)}
 
 
 def harmed(skill: Skill, message: str, times: int) -> str | None:
-    """Answer wrongly wherever the guidance is harmful."""
     return "unknown" if "HARM" in skill.text else None
 
 
 async def rollouts_in(folder: Path) -> list[Rollout]:
-    """Return all rollouts that a run stored."""
     async with open_store(folder / "run.db") as store:
         rows = await store._database.fetch_rows("SELECT rollout FROM rollouts", ())
     return [Rollout.model_validate_json(text) for (text,) in rows]
@@ -67,17 +61,6 @@ async def test_the_last_skill_is_promoted_by_the_gates_own_rule(tmp_path: Path) 
     assert promotion.verdict.action == "reject"
     assert done.summary.best != done.summary.final
     assert (tmp_path / "b" / "best_skill.md").read_text("utf-8") == done.best
-
-
-async def test_without_a_gate_the_better_score_is_promoted(tmp_path: Path) -> None:
-    off = {"gate": {"enabled": False}}
-    forced = await run(tmp_path / "a", script=playing(IDLE, HELP), **{**DIVIDED, **off})
-    assert forced.promotions[0].verdict.action == "force_accept"
-    assert forced.best == forced.current
-    gated = {**DIVIDED, **off, "slow_update": {"enabled": True, "gated": True}}
-    measured = await run(tmp_path / "b", script=playing(IDLE, HELP), **gated)
-    closed = measured.epochs[-1]
-    assert (closed.best, closed.best.score) == (closed.current, 0.25)
 
 
 async def test_a_promotion_is_tried_once_more(tmp_path: Path) -> None:
@@ -181,14 +164,6 @@ async def test_the_claim_is_in_the_metric_of_the_gate(
     assert {round(g.mean, 9) for g in done.summary.improvements} == {gain}
 
 
-async def test_identical_texts_are_measured_once(tmp_path: Path) -> None:
-    done = await run(tmp_path, script=playing(IDLE), **TEST)
-    asked = Counter(message for _, message in done.actor.asked if message in inputs(Split.test))
-    assert set(asked.values()) == {1}
-    assert len({(s.hard, s.n) for s in done.summary.scores if s.split is Split.test}) == 1
-    assert {g.mean for g in done.summary.improvements} == {0.0}
-
-
 async def test_a_placebo_has_the_length_of_the_best(tmp_path: Path) -> None:
     done = await run(tmp_path, test={"enabled": True, "placebo": True})
     shown = {text for text, message in done.actor.asked if message in inputs(Split.test)}
@@ -223,18 +198,6 @@ async def test_a_failure_at_the_end_leaves_out_what_it_hits_alone(tmp_path: Path
     assert len(healthy.summary.scores) == 6
     assert healthy.summary.test_openings == 1
     assert healthy.records == done.records
-
-
-async def test_without_a_better_document_there_is_no_placebo(tmp_path: Path) -> None:
-    test = {"enabled": True, "placebo": True}
-    done = await run(tmp_path, script=playing(IDLE), initial="Answer.", test=test)
-    assert [s.name for s in done.summary.scores if s.split is Split.test] == ["baseline", "best", "final"]
-    assert {text.strip() for text, message in done.actor.asked if message in inputs(Split.test)} == {
-        "Answer."
-    }
-    text = io.StringIO()
-    print_summary(Console(file=text, width=100), done.summary, tmp_path)
-    assert "placebo: not measured, since there is no better document" in text.getvalue()
 
 
 async def test_every_opening_is_counted(tmp_path: Path) -> None:

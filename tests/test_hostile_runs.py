@@ -93,7 +93,6 @@ class End(NamedTuple):
 
 
 def start(world: Path, folder: Path, provider: Provider) -> End:
-    """Start a run, or start it again."""
     config = settings(
         world,
         folder,
@@ -115,20 +114,17 @@ def start(world: Path, folder: Path, provider: Provider) -> End:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data of all runs."""
     return write_world(tmp_path_factory.mktemp("world"), train=2, val=2, test=2)
 
 
 @pytest.fixture(scope="module")
 def calm(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """What a run leaves whose provider answers well."""
     folder = tmp_path_factory.mktemp("calm")
     assert start(world, folder, Provider(load_cases()[0])).status == "completed"
     return left_by(folder)
 
 
 def read_summary(folder: Path) -> RunSummary:
-    """Return the summary of a run."""
     return RunSummary.model_validate_json((folder / "summary.json").read_text("utf-8"))
 
 
@@ -219,7 +215,6 @@ HUGE = (("bomb",), ("text",), ("events",), ("text", "bomb", "event", "error", "o
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[str]:
-    """The port of a server of huge answers."""
     with subprocess.Popen([*MEMORY, "serve"], stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process.stdout.readline().strip()

@@ -28,7 +28,6 @@ WORLD = ToyEnvironment(train=8, val=4, test=4, rules=4)
 
 
 def write_items(folder: Path) -> Path:
-    """Write the items of the world as a data folder."""
     folder.mkdir(parents=True)
     for split in Split:
         rows = "".join(item.model_dump_json() + "\n" for item in WORLD.items(split))
@@ -54,7 +53,6 @@ def train(folder: Path, *, environment: Environment | None = None, **settings: A
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a completed run on a data folder."""
     return train(tmp_path_factory.mktemp("items"))
 
 

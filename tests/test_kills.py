@@ -89,7 +89,6 @@ class Processes:
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    """A server in its own process, and processes at hand."""
     command = [sys.executable, str(HERE / "pure_server.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -141,7 +140,6 @@ NOTHING = Kept({name: frozenset() for name in KEPT})
 
 
 def looked_into(out_dir: Path) -> Kept:
-    """Check that the database is sound, and return what it holds."""
     if not rows(out_dir, "SELECT 1 FROM sqlite_master WHERE name = 'commits'"):
         return NOTHING
     assert rows(out_dir, "PRAGMA integrity_check") == (("ok",),)
@@ -150,7 +148,6 @@ def looked_into(out_dir: Path) -> Kept:
 
 
 def unsettled(out_dir: Path) -> Counter[str]:
-    """Return how often each sample was cut off in flight."""
     return Counter(str(s) for (s,) in rows(out_dir, "SELECT call_id FROM calls WHERE state <> 'settled'"))
 
 

@@ -51,7 +51,6 @@ out_dir: out
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a module, data and a configuration."""
     (tmp_path / "my_support.py").write_text(SUPPORT, encoding="utf-8")
     (tmp_path / "run.yaml").write_text(CONFIG, encoding="utf-8")
     for split, item in zip(("train", "val", "test"), ITEMS, strict=True):
@@ -65,7 +64,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def name(key: str, value: Any, **options: Any) -> Any:
-    """Return a configuration that names an object."""
     section, _, field = key.partition(".")
     return load_config({"out_dir": "out", section: {field: value, "options": options}})
 

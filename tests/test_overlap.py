@@ -46,22 +46,18 @@ class World:
 
 
 def items(*outcomes: str, name: str = "i") -> tuple[Item, ...]:
-    """Return items that end in these ways."""
     return tuple(Item(id=f"{name}{n}", input=outcome) for n, outcome in enumerate(outcomes))
 
 
 def list_lost(batch: Sequence[Item]) -> list[str]:
-    """Return the ids of the items that are lost."""
     return [item.id for item in batch if item.input == "lost"]
 
 
 async def notes_of(store: InMemoryRunStore) -> list[str]:
-    """Return the outcomes in the decision log of the run."""
     return [value for (value,) in await store._database.fetch_rows("SELECT value FROM decision_log")]
 
 
 async def silent(batch: Minibatch) -> AnalystReport:
-    """Analyse nothing."""
     return batch.empty_report
 
 
@@ -75,7 +71,6 @@ async def gathered(
     concurrency: int = 8,
     analyse: Callable[[Minibatch], Awaitable[AnalystReport]] = silent,
 ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
-    """Gather the reports of one step, on minibatches of two."""
     return await roll_out_and_reflect(
         batches,
         Skill(text="Answer briefly.\n"),
@@ -96,7 +91,6 @@ async def gathered(
 
 
 def in_order(batch: Sequence[Item]) -> list[str]:
-    """Return the ids of the first batch in its seeded order."""
     return [item.id for item in shuffle_batch(batch, seed=SEED, step=STEP)]
 
 

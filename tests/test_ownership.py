@@ -72,7 +72,6 @@ CHANGES = (
 
 
 def trainer_in(folder: Path, store: Path | None = None, script: Script | None = None) -> Trainer:
-    """Return a trainer of a short run of two steps."""
     config: dict[str, Any] = settings(folder, train={"batch_size": 4, "num_epochs": 1})
     if store is not None:
         config["store"] = store
@@ -80,7 +79,6 @@ def trainer_in(folder: Path, store: Path | None = None, script: Script | None = 
 
 
 def read_summaries(folder: Path) -> list[RunSummary]:
-    """Return the exported summaries below a folder."""
     return [RunSummary.model_validate_json(path.read_text("utf-8")) for path in folder.rglob("summary.json")]
 
 

@@ -58,7 +58,6 @@ class LineProposer:
 
 
 def naming(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-    """Answer with the line of the rule that is asked for."""
     return LINES[prompt.messages[-1].content.split()[-1].strip("?")]
 
 

@@ -31,7 +31,6 @@ SLICES = (6, 10, 20)
 
 
 def make_contender(text: str) -> Contender:
-    """Return a candidate with a text that is its name."""
     return Contender(label=text, candidate=Candidate(skill=Skill(text=text)), form=text)
 
 

@@ -151,7 +151,6 @@ class Whole(NamedTuple):
 
 
 def unbroken(world: Path, out_dir: Path, **sections: Any) -> Whole:
-    """Train to the end."""
     config = settings(world, out_dir, **sections)
     writes: list[str] = []
     samples = anyio.run(watched, config, writes.append)
@@ -208,7 +207,6 @@ def assert_goes_on(
 
 
 def settled(folder: Path) -> set[str]:
-    """Return the samples of the calls that a run has paid for."""
     return {call_id for (call_id,) in rows(folder, "SELECT call_id FROM calls WHERE state = 'settled'")}
 
 
@@ -277,7 +275,6 @@ def chosen(writes: Sequence[str], most: int) -> list[str]:
 
 
 def evenly(writes: Sequence[str], count: int) -> list[str]:
-    """Return so many of the writes, as far apart as they can be."""
     return [writes[(2 * n + 1) * len(writes) // (2 * count)] for n in range(count)]
 
 
@@ -300,7 +297,6 @@ class Killed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data of all runs."""
     return write_world(tmp_path_factory.mktemp("world"))
 
 
@@ -320,7 +316,6 @@ def is_eventful(whole: Whole, mode: str) -> bool:
 
 
 def steps_of(whole: Whole) -> list[StepRecord]:
-    """Return the steps that a run committed."""
     return [StepRecord.model_validate_json(c[3]) for c in whole.ended.commits if c[1] == "step"]
 
 
@@ -329,7 +324,6 @@ Modes = Callable[[str], Killed]
 
 @pytest.fixture(scope="module")
 def in_mode(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Modes:
-    """Give what was killed in an update mode."""
     made: dict[str, Killed] = {}
 
     def killed(mode: str) -> Killed:

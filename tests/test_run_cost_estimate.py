@@ -34,7 +34,6 @@ PLAIN: dict[str, Any] = {
     ],
 )
 async def test_a_run_takes_what_was_foreseen(tmp_path: Path, config: dict[str, Any], noise: float) -> None:
-    """A run that may end early takes at most 1.5 times the calls."""
     target = Actor(noise=noise)
     optimizer = ScriptedLLM(toy_optimizer(edits=2))
     config = {"out_dir": tmp_path, **config}

@@ -28,7 +28,6 @@ from toy_runs import build_trainer
 def build_short_trainer(
     folder: Path, *, target: ToyTarget | None = None, script: Script | None = None, **settings: Any
 ) -> Trainer:
-    """Return a short run in the toy world."""
     return build_trainer(
         {
             "out_dir": folder,
@@ -43,7 +42,6 @@ def build_short_trainer(
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Return the exported files of a folder."""
     named = ("best_skill.md", "summary.json", "report.html")
     paths = (*(folder / name for name in named), *sorted((folder / "skills").glob("*.md")))
     return {path.name: path.read_bytes() for path in paths}
@@ -149,34 +147,21 @@ def test_all_of_a_run_is_in_its_database_file_after_each_start(tmp_path: Path) -
 
 def test_a_conflict_advises_what_its_cause_needs(tmp_path: Path) -> None:
     anyio.run(build_short_trainer(tmp_path).train)
-    for trainer, advice in (
+    for changed, advice in (
+        ({"prompts": {"versions": {"analyst_failure": 1}}}, "the same prompts (a new version of reflact, "),
+        ({"seed": 1}, "to resume it, put the old value of seed back; to start another run"),
+        ({"target": ToyTarget(noise=0.5)}, "to resume it, pass the same target; to start another run"),
         (
-            build_short_trainer(tmp_path, prompts={"versions": {"analyst_failure": 1}}),
-            "the same prompts (a new version of reflact, preset or prompts.folder has changed them)",
-        ),
-        (
-            build_short_trainer(tmp_path, seed=1),
-            "to resume it, put the old value of seed back; to start another run",
-        ),
-        (
-            build_short_trainer(tmp_path, target=ToyTarget(noise=0.5)),
-            "to resume it, pass the same target; to start another run",
+            {"preset": "skillopt", "seed": 1, "select": {"max_edits": 9, "min_edits": 2}},
+            "; and 1 more; to resume",
         ),
     ):
-        with pytest.raises(RunConflict) as caught:
-            anyio.run(trainer.train)
-        assert advice in str(caught.value)
-        assert "settings" not in str(caught.value)
-    with pytest.raises(RunConflict, match=r"; and 1 more; to resume it"):
-        anyio.run(
-            build_short_trainer(
-                tmp_path, preset="skillopt", seed=1, select={"max_edits": 9, "min_edits": 2}
-            ).train
-        )
-    other = build_trainer(trainer.config, environment=ToyEnvironment(train=8, val=4, test=5))
-    with pytest.raises(
-        RunConflict, match="to resume it, restore the items of the data; to start another run"
-    ):
+        with pytest.raises(RunConflict, match=re.escape(advice)):
+            anyio.run(build_short_trainer(tmp_path, **changed).train)
+    other = build_trainer(
+        build_short_trainer(tmp_path).config, environment=ToyEnvironment(train=8, val=4, test=5)
+    )
+    with pytest.raises(RunConflict, match="to resume it, restore the items of the data"):
         anyio.run(other.train)
 
 

@@ -42,7 +42,6 @@ def make_pool(size: int, answer: str | None = None) -> tuple[WorkedExample, ...]
 
 
 def list_ids(examples: Sequence[WorkedExample]) -> list[str]:
-    """Return the items of examples, in their order."""
     return [example.item_id for example in examples]
 
 
@@ -86,7 +85,6 @@ def test_each_beginning_holds_about_as_many_of_each_group(groups: list[str], see
 
 
 def draw_first(pool: Sequence[WorkedExample], **changed: Any) -> tuple[tuple[WorkedExample, ...], ...]:
-    """Return first sets of a pool without groups."""
     options: dict[str, Any] = {"seed": 7, "label": "examples/1", "most": 6, "max_bytes": AMPLE}
     return draw_first_sets(pool, [""] * len(pool), **options | changed)
 
@@ -94,7 +92,6 @@ def draw_first(pool: Sequence[WorkedExample], **changed: Any) -> tuple[tuple[Wor
 def draw_next(
     current: Sequence[WorkedExample], pool: Sequence[WorkedExample], failed: set[str], **changed: Any
 ) -> tuple[tuple[WorkedExample, ...], ...]:
-    """Return variants of a set from a pool without groups."""
     options: dict[str, Any] = {"seed": 7, "label": "examples/2", "most": 6, "max_bytes": AMPLE}
     return draw_variants(current, pool, [""] * len(pool), failed, **options | changed)
 

@@ -51,12 +51,10 @@ class QuietEnvironment:
 
 
 def mute(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-    """Play an optimizer that never replies validly."""
     return "" if issubclass(reply_type, Text) else "no reply of any use"
 
 
 def luck(seed: int, *parts: str) -> float:
-    """Return a number in 0..1 that depends on the texts."""
     return int(digest_json([seed, *parts])[:13], 16) / 16**13
 
 
@@ -67,7 +65,6 @@ def learn_slowly(skill: Skill, message: str, before: int) -> str:
 
 
 def write_anew(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-    """Play an optimizer that has another idea each time."""
     line = f"- Idea {call_id.step} of part {call_id.part or 'one'} is worth a try."
     if issubclass(reply_type, Text):
         return f"```markdown\n{line}\n```"
@@ -77,14 +74,12 @@ def write_anew(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: Ca
 
 
 def count_candidates(records: Sequence[StepRecord]) -> int:
-    """Return how many candidates were measured on validation items."""
     raced = [{entry.skill_hash for entry in record.race if entry.n} for record in records]
     judged = [set() if r.verdict.candidate is None else {r.candidate_hash} for r in records]
     return sum(len(some | other) for some, other in zip(raced, judged, strict=True))
 
 
 def list_messages(environment: Any, split: Split) -> set[str]:
-    """Return what the items of a split ask."""
     return {str(item.input) for item in environment.items(split)}
 
 
@@ -301,7 +296,6 @@ class Slow:
 
 
 async def read_history(folder: Path, run_id: str) -> tuple[str, ...]:
-    """Return all that a run keeps for good, as text."""
     async with open_store(folder / "run.db") as store:
         stored = await store.events(run_id)
         records = await store.records(run_id)
@@ -317,7 +311,6 @@ async def read_history(folder: Path, run_id: str) -> tuple[str, ...]:
 async def train_unbroken(
     folder: Path, noise: float | None, *, concurrency: int = 8, order: int = 0
 ) -> tuple[str, ...]:
-    """Train to the end, and return the history."""
     config = make_search_settings(folder, noise, concurrency=concurrency)
     trainer = Slow(order, noise).make_trainer({**config, "seed": 2})
     summary = await trainer.train()

@@ -33,7 +33,6 @@ PATIENCE = 30.0
 
 HELD = "optimizer/analyst_failure/step=2/"
 LOG = "SELECT id FROM events ORDER BY sequence"
-HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,12 +45,10 @@ class Provider:
 
     Args:
         holds: The beginning of the call ids whose answers wait before their end until ``released`` is set.
-        hostile: The second line of every proposed edit.
     """
 
-    def __init__(self, *, holds: str | None = None, hostile: str = "") -> None:
+    def __init__(self, *, holds: str | None = None) -> None:
         self._holds = holds
-        self._hostile = hostile
         self.held = threading.Event()
         self.released = threading.Event()
         self.asked: list[str] = []
@@ -77,13 +74,7 @@ class Provider:
     def _said(self, body: dict[str, Any], call_id: str) -> str:
         if call_id.startswith("target/"):  # the keys of rollouts hold the port, by which no answer may differ
             call_id = "target/"
-        text = pure_server.answer(body, call_id, spoiled=None)
-        if not self._hostile or '"edits"' not in text:
-            return text
-        reply = json.loads(text)
-        for edit in reply["edits"]:
-            edit["content"] += f"\n{self._hostile}"
-        return json.dumps(reply)
+        return pure_server.answer(body, call_id, spoiled=None)
 
     def _may_hold(self, call_id: str) -> None:
         if self._holds is not None and call_id.startswith(self._holds) and not self.released.is_set():
@@ -152,19 +143,16 @@ class Told(NamedTuple):
 
 
 @contextmanager
-def listening(url: str, name: str, after: str | None = None, view: str = "all") -> Iterator[Iterator[Told]]:
+def listening(url: str, name: str, after: str | None = None) -> Iterator[Iterator[Told]]:
     """Hold a connection to a run's events for the length of the block."""
     headers = {} if after is None else {"last-event-id": after}
-    with httpx.stream(
-        "GET", f"{url}/trainers/{name}/events", params={"view": view}, headers=headers, timeout=PATIENCE
-    ) as response:
+    with httpx.stream("GET", f"{url}/trainers/{name}/events", headers=headers, timeout=PATIENCE) as response:
         assert response.status_code == 200
         assert response.headers["content-type"] == "text/event-stream"
         yield read(response.iter_lines())
 
 
 def read(lines: Iterable[str]) -> Iterator[Told]:
-    """Yield the events of a stream, comments left out."""
     fields: dict[str, str] = {}
     for line in lines:
         if line.startswith(":"):
@@ -178,12 +166,10 @@ def read(lines: Iterable[str]) -> Iterator[Told]:
 
 
 def ids(told: Iterable[Told]) -> list[str]:
-    """Return the ids of the durable events."""
     return [event.id for event in told if event.id is not None]
 
 
 def logged(folder: Path) -> list[str]:
-    """Return the ids of the stored events."""
     return [str(event_id) for (event_id,) in rows(folder, LOG)]
 
 
@@ -194,23 +180,10 @@ def unbroken(config: Path, folder: Path) -> list[str]:
 
 
 def until(events: Iterator[Told], kind: str) -> Iterator[Told]:
-    """Yield events up to the first one of a kind."""
     for event in events:
         yield event
         if event.kind == kind:
             return
-
-
-def test_the_recorded_demo_is_served(tmp_path: Path) -> None:
-    with service(tmp_path) as url:
-        assert httpx.get(f"{url}/trainers").json() == ["demo"]
-        with listening(url, "demo") as events:
-            told = list(events)
-    assert ids(told) == logged(tmp_path / "demo-run")
-    assert {(event.data["run_id"],) for event in told} == set(
-        rows(tmp_path / "demo-run", "SELECT run_id FROM runs")
-    )
-    assert (told[-1].kind, told[-1].data["summary"]["status"]) == ("run_finished", "completed")
 
 
 def test_leaving_cancels_the_run_and_coming_back_goes_on(tmp_path: Path) -> None:
@@ -252,17 +225,3 @@ def test_requests_name_configured_runs_alone(tmp_path: Path) -> None:
         assert httpx.get(f"{url}/trainers/mine/events", headers={"host": "rebound.test"}).status_code == 400
         assert httpx.post(f"{url}/trainers/mine/events").status_code == 404
     assert not (tmp_path / "run").exists()
-
-
-def test_the_pages_show_the_runs_of_the_service(tmp_path: Path) -> None:
-    provider = Provider(hostile=HOSTILE)
-    with configured(tmp_path, provider) as config, service(tmp_path, f"mine={config}") as url:
-        assert "There is no run yet" in httpx.get(url).text
-        with listening(url, "mine") as events:
-            assert list(events)[-1].data["summary"]["status"] == "completed"
-        (key,) = re.findall(r'href="(/runs/[^"/]+)"', httpx.get(url).text)
-        page = httpx.get(f"{url}{key}", timeout=PATIENCE)
-        assert httpx.get(url, headers={"host": "rebound.test"}).status_code == 400
-    assert page.status_code == 200
-    assert "&lt;img src=x onerror" in page.text
-    assert "<img" not in page.text

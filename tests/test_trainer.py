@@ -42,8 +42,6 @@ def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def losing(*messages: str) -> Actor:
-    """Return a toy target whose provider fails for some messages."""
-
     def act(_: Skill, message: str, __: int) -> None:
         if message in messages:
             raise ProviderDown(f"models.target: no answer to {message}")
@@ -147,16 +145,6 @@ async def test_exports_match_the_database(tmp_path: Path) -> None:
     assert (tmp_path / "best_skill.md").is_file()
 
 
-async def test_a_folder_holds_one_run(tmp_path: Path) -> None:
-    first = await build_trainer(settings(tmp_path)).train()
-    target = Actor()
-    with pytest.raises(RunConflict, match=r"train\.batch_size was 4 and is now 2"):
-        await build_trainer(settings(tmp_path, train={"batch_size": 2}), target=target).train()
-    assert target.asked == []
-    again = await build_trainer(settings(tmp_path)).train()
-    assert again.run_id == first.run_id
-
-
 async def test_the_test_split_is_sealed(tmp_path: Path) -> None:
     config = settings(tmp_path)
     test = {str(i.input) for i in WORLD.items(Split.test)}
@@ -199,20 +187,17 @@ async def test_measuring_a_document_leaves_the_run_as_it_ended(tmp_path: Path) -
 
 
 def pairs(first: int, count: int) -> list[tuple[str, str]]:
-    """Return questions and answers of the toy world."""
     names = list(TOY_RULES)[:2]
     return [(f"{names[n % 2]} {n}", TOY_RULES[names[n % 2]].answer(n)) for n in range(first, first + count)]
 
 
 def is_equal(item: Item, answer: str) -> bool:
-    """Grade to the letter."""
     return answer == item.reference
 
 
 def train_on_items(
     out: Path, train: list[Any] | None = None, grade: Grader = is_equal, **config: object
 ) -> Trainer:
-    """Return a trainer on lists, with stand-ins for both models."""
     return Trainer.from_items(
         train=train or pairs(10, 4),
         val=pairs(20, 4),
@@ -232,8 +217,6 @@ async def test_lists_and_a_function_are_enough(tmp_path: Path) -> None:
 
 
 def give_points(points: float) -> Grader:
-    """Return a function that gives so many points for any answer."""
-
     def grade(item: Item, answer: str) -> float:
         return points
 

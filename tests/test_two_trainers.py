@@ -74,7 +74,6 @@ def own_threads() -> set[threading.Thread]:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
-    """What each trainer leaves with nothing beside it."""
     folder = tmp_path_factory.mktemp("alone")
     ended = {}
     for name in NAMES:

@@ -192,7 +192,6 @@ class _PaidSession:
 
 
 def planned(folder: Path) -> RunPlan:
-    """Return the plan of all runs."""
     environment = ToyEnvironment(train=64, val=6, test=4, rules=3)
     passed = Overrides(environment=environment, target=PaidTarget(), optimizer=PaidLLM())
     return prepare_run(TrainerConfig.model_validate({"out_dir": folder / "run", **PLAIN}), passed)
@@ -202,7 +201,6 @@ def planned(folder: Path) -> RunPlan:
 async def furnished(
     plan: RunPlan, store: InMemoryRunStore, network: Provider, limits: BudgetConfig
 ) -> AsyncIterator[Run]:
-    """Connect the toy world to a provider, through all that pays."""
     budget = Budget(limits)
     account = Account(plan.run_id, store, store.decision_log(plan.run_id), budget)
     async with AsyncExitStack() as stack:
@@ -219,7 +217,6 @@ async def furnished(
 async def started(
     plan: RunPlan, store: InMemoryRunStore, network: Provider, limits: BudgetConfig
 ) -> RunSummary:
-    """Start a run and return how it ended."""
     network.limits = limits
     async with furnished(plan, store, network, limits) as run:
         await start(run)
@@ -250,7 +247,6 @@ class Left(NamedTuple):
 
 
 async def left_in(store: InMemoryRunStore, run_id: str) -> Left:
-    """Read what a run left."""
     return Left(
         records=tuple(record.model_dump_json() for record in await store.records(run_id)),
         events=tuple(event.model_dump_json(exclude={"at"}) for event in await store.events(run_id)),
@@ -258,7 +254,6 @@ async def left_in(store: InMemoryRunStore, run_id: str) -> Left:
 
 
 def copy_store(store: InMemoryRunStore) -> InMemoryRunStore:
-    """Return a store with the same content."""
     copied = InMemoryRunStore()
     store._database._tables.conn.backup(copied._database._tables.conn)
     return copied
@@ -341,7 +336,6 @@ class Story:
 
 
 async def unbroken(plan: RunPlan) -> Left:
-    """Return what a run without limits and faults leaves."""
     store, network = InMemoryRunStore(), Provider(random.Random(0))
     summary = await started(plan, store, network, BudgetConfig())
     assert summary.status == "completed"

@@ -64,5 +64,4 @@ class _Hurried(selectors.DefaultSelector):
 
 
 def run(main: Callable[..., Awaitable[T]], *given: Any) -> T:
-    """Run an async function on virtual time."""
     return anyio.run(main, *given, backend_options={"loop_factory": VirtualLoop})
