@@ -63,13 +63,12 @@ def estimate_run(
     for role, calls in count_calls(plan, steps).items():
         model = getattr(plan.config.models, role)
         used = sum((entry.usage for entry in spent if entry.role == role), Usage())
+        given = _estimate_bytes(plan, role, document) / BYTES_PER_TOKEN + MESSAGE_TOKENS
+        written = (model.max_tokens or UNCAPPED_REPLY_TOKENS) / 4
         if used.calls:
             known.append(role)
             given = used.input_tokens / used.calls
             written = used.output_tokens / used.calls
-        else:
-            given = _estimate_bytes(plan, role, document) / BYTES_PER_TOKEN + MESSAGE_TOKENS
-            written = (model.max_tokens or UNCAPPED_REPLY_TOKENS) / 4
         row = EstimateRow(
             role=role,
             purpose=PURPOSES[role],
@@ -78,53 +77,45 @@ def estimate_run(
             output_tokens=calls * written,
         )
         rows.append(row.with_price(partial(usd_of, config=model)))
-    return RunCostEstimate(
-        steps=steps, rows=tuple(rows), assumptions=_list_assumptions(plan, known)
-    )
+    assumptions = _list_assumptions(plan, known)
+    return RunCostEstimate(steps=steps, rows=tuple(rows), assumptions=assumptions)
 
 
 def count_calls(plan: RunPlan, steps: int) -> dict[str, float]:
     """Return the likely calls of a run's last steps, by role."""
     config = plan.config
+    n_train = len(plan.data.train)
     n_val = len(plan.data.val)
     is_new = steps == plan.steps_per_epoch * config.train.num_epochs
     is_ranked = config.gate.enabled and config.gate.policy == "ranked"
     decision = (RANKED_PASSES if is_ranked else 1.0) * n_val
     if not config.search.is_published:
         decision += CANDIDATES * plan_slices(n_val, math.inf)[0]
-    rolled = round(steps * len(plan.data.train) / plan.steps_per_epoch)
-    placebo = int(config.test.placebo)
-    final = len(plan.data.test) * (2 + placebo) if config.test.enabled else n_val * placebo
+    slow = config.slow_update
     # The first epoch has nothing to compare.
     ends = min(config.train.num_epochs - 1, math.ceil(steps / plan.steps_per_epoch))
-    compared = min(config.slow_update.samples, len(plan.data.train))
-    if config.slow_update.enabled and config.slow_update.gated:
-        compared += round(decision)
-    has_ends = config.slow_update.enabled or config.meta_skill.enabled
+    compared = min(slow.samples, n_train) + (decision if slow.enabled and slow.gated else 0)
+    has_ends = slow.enabled or config.meta_skill.enabled
 
-    rollouts = rolled + steps * decision + ends * compared * has_ends + final
+    placebo = int(config.test.placebo)
+    final = len(plan.data.test) * (2 + placebo) if config.test.enabled else n_val * placebo
+    rolled = round(steps * n_train / plan.steps_per_epoch)
+    rollouts = rolled + steps * decision + ends * compared * has_ends
     rollouts += config.baseline_passes * n_val * is_new
-    if config.train.max_rollouts is not None:
-        rollouts = config.train.max_rollouts + final
+    rollouts = (config.train.max_rollouts or rollouts) + final
 
     sources = config.search.sources
-    asked = ends * (config.slow_update.enabled + config.meta_skill.enabled)
+    asked = ends * (slow.enabled + config.meta_skill.enabled)
     if "rewrite" in sources:
         asked += round(DOCUMENTS * steps / len(sources))
     if "edits" in sources and plan.proposer is None:
         asked += math.ceil(steps / len(sources)) * _count_step_calls(plan)
 
-    critic = config.critic
-    scores = critic.max_anchors if critic.memory is not None and is_new else 0.0
-    if config.environment.grader == "critic":
-        # Of the null answers it grades the refusal, once for each item of the last split.
-        refusals = len(plan.data.test if config.test.enabled else plan.data.val)
-        scores += rollouts + refusals * config.test.null_answers
-    elif critic.annotate:
-        scores += rolled / 2
     calls = {"target": rollouts, "optimizer": asked}
     if config.uses_critic:
-        calls["critic"] = scores * critic.n_samples
+        graded = rollouts if config.environment.grader == "critic" else rolled / 2
+        anchors = config.critic.max_anchors if config.critic.memory is not None and is_new else 0
+        calls["critic"] = (graded + anchors) * config.critic.n_samples
     return {role: amount for role, amount in calls.items() if amount}
 
 

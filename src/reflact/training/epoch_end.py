@@ -10,7 +10,6 @@ from reflact.records import EpochRecord, RunState, SkillVersion, SlowUpdate
 from reflact.skills.document import read_guidance, replace_guidance, reserve_guidance_region
 from reflact.stages.execution_notes import carry_notes
 from reflact.stages.prompt_sections import show_buffer
-from reflact.stages.rollout import log_unmeasured
 from reflact.stages.slow_update import (
     GuidanceReply,
     MemoryReply,
@@ -103,7 +102,7 @@ async def _compare_epochs(
                 attempts=show_buffer(state.step_buffer),
                 memory=state.meta_skill,
             )
-        await log_unmeasured(rollouts, decision_log=run.decision_log, step=step)
+        await run.log_unmeasured(rollouts, step)
         return reply
 
     async def ask_for_guidance() -> GuidanceReply | NoReply | None:
@@ -117,7 +116,7 @@ async def _compare_epochs(
             comparison=shown,
             guidance=read_guidance(current.text),
         )
-        await log_unmeasured(rollouts, decision_log=run.decision_log, step=step)
+        await run.log_unmeasured(rollouts, step)
         return reply
 
     compared = await compare_skills(

@@ -32,7 +32,6 @@ from reflact.stages.evaluate import (
     force_accept,
 )
 from reflact.stages.ranked_evaluation import RankedEvaluator, RankSettings
-from reflact.stages.rollout import log_unmeasured
 from reflact.training.plan import RunPlan
 from reflact.training.rollouts import make_pass_runner
 from reflact.training.run import Run
@@ -210,7 +209,7 @@ async def race(
     if result.winner is not None:
         judged = {current.hash, contenders[result.winner].candidate.skill.hash}
     others = [rollout for rollout in result.unmeasured if rollout.skill_hash not in judged]
-    await log_unmeasured(others, decision_log=run.decision_log, step=step)
+    await run.log_unmeasured(others, step)
     return result
 
 
@@ -238,7 +237,7 @@ async def judge(
     if verdict.action == "unmeasured":
         first = next((f" The first failure: {lost.error}" for lost in evaluated.unmeasured), "")
         raise Unmeasured(f"{subject}: {verdict.reason}{first}")
-    await log_unmeasured(evaluated.unmeasured, decision_log=run.decision_log, step=step)
+    await run.log_unmeasured(evaluated.unmeasured, step)
     return await _ask_approver(run, verdict, candidate, current, step=step, part=part)
 
 

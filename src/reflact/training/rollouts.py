@@ -17,7 +17,7 @@ from reflact.records import SkillScore
 from reflact.stages.evaluate import PassRunner
 from reflact.stages.final_test import score_skill
 from reflact.stages.null_answers import ConstantTarget, NullAnswer, list_null_answers
-from reflact.stages.rollout import RolloutCallback, RolloutRunner, log_unmeasured, require_coverage
+from reflact.stages.rollout import RolloutCallback, RolloutRunner, require_coverage
 from reflact.training.run import Run
 from reflact.training.trouble import FailureLog
 from reflact.types import Item, Rollout, Skill, Split
@@ -112,7 +112,7 @@ async def roll_out_trials(
     for rollouts in measured:
         require_coverage(rollouts, run.config.gate.coverage)
     for rollouts in measured:
-        await log_unmeasured(rollouts, decision_log=run.decision_log, step=step)
+        await run.log_unmeasured(rollouts, step)
     return measured
 
 

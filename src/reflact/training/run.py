@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,10 +32,11 @@ from reflact.records import (
 )
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_task
+from reflact.stages.rollout import log_unmeasured
 from reflact.training.plan import RunPlan
 from reflact.training.shutdown import GracefulStop
 from reflact.training.trouble import FailureLog
-from reflact.types import Skill
+from reflact.types import Rollout, Skill, is_failure
 
 if TYPE_CHECKING:
     from reflact.calibration.critic import Critic
@@ -125,6 +126,14 @@ class Run:
     def add_document(self, skill: Skill) -> None:
         """Let the next commit store a document."""
         self.documents.setdefault(skill.hash, skill)
+
+    async def log_unmeasured(self, rollouts: Sequence[Rollout], step: int) -> None:
+        """Log the unmeasured rollouts that a decision of a step is about to use."""
+        await log_unmeasured(rollouts, decision_log=self.decision_log, step=step)
+
+    def is_failure(self, rollout: Rollout) -> bool:
+        """Whether a measured rollout failed, by ``train.success_threshold``."""
+        return is_failure(rollout, self.config.train.success_threshold)
 
     def make_context(self, step: int) -> StageContext:
         """Return what the optimizer's calls of a step share."""

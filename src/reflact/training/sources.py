@@ -40,7 +40,6 @@ from reflact.stages.reflect import (
     list_edit_kinds,
     roll_out_and_reflect,
 )
-from reflact.stages.rollout import log_unmeasured
 from reflact.stages.select import choose_step_size, select
 from reflact.stages.update import update
 from reflact.training.rollouts import make_runner
@@ -60,7 +59,6 @@ from reflact.types import (
     Skill,
     Verdict,
     WorkedExample,
-    is_failure,
 )
 
 # Sets of examples that a step compares.
@@ -110,6 +108,16 @@ class StepInput:
     def attempts(self) -> tuple[StepBufferEntry, ...]:
         """The earlier steps of the epoch."""
         return self.state.step_buffer if self.state.epoch == self.epoch else ()
+
+    @property
+    def shown_attempts(self) -> str:
+        """The earlier steps of the epoch, as a section of a prompt."""
+        return show_buffer(self.attempts)
+
+    @property
+    def notes(self) -> str:
+        """The optimizer's memory, as a section of a prompt."""
+        return show_meta(self.state.meta_skill)
 
     @property
     def examples(self) -> tuple[WorkedExample, ...]:
@@ -179,13 +187,12 @@ async def propose_edits(run: Run, work: StepInput) -> StepProposal:
             context=context,
             config=run.config.aggregate,
             operations=list_edit_kinds(run.config.update),
-            notes=show_meta(work.state.meta_skill),
+            notes=work.notes,
         )
     async with timer.stage("select", step=step):
         chosen = await _select(run, work, merged, rollouts)
     async with timer.stage("update", step=step):
-        attempts = show_buffer(work.attempts)
-        candidate = await update(work.skill, chosen, context=context, attempts=attempts)
+        candidate = await update(work.skill, chosen, context=context, attempts=work.shown_attempts)
     return StepProposal(
         rollouts=rollouts,
         contenders=(_make_contender("edits", candidate),),
@@ -200,15 +207,15 @@ async def _roll_out_and_reflect(
 ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
     config = run.config
     tokens = config.reflect.trajectory_tokens
-    attempts = show_buffer(work.attempts)
-    meta = show_meta(work.state.meta_skill)
+    attempts = work.shown_attempts
+    notes = work.notes
 
     def make_notes(batch: Minibatch) -> str:
         memory = ""
         if work.rejected_edits:
             relevant = select_relevant_edits(work.rejected_edits, batch.show_cases(tokens))
             memory = show_memory(relevant)
-        return join_sections(attempts, memory, meta)
+        return join_sections(attempts, memory, notes)
 
     analyse = Analyst(
         context=work.context,
@@ -255,15 +262,14 @@ async def _select(
     run: Run, work: StepInput, merged: AggregateResult, rollouts: Sequence[Rollout]
 ) -> SelectResult:
     """Return the edits to apply, after the optimizer chose the step size if it is asked for one."""
-    notes = show_meta(work.state.meta_skill)
-    attempts = show_buffer(work.attempts)
+    notes = work.notes
+    attempts = work.shown_attempts
     budget = work.max_edits
     decision = None
     fallbacks: tuple[Fallback, ...] = ()
     if run.config.select.lr_control == "autonomous" and merged.patch.edits:
         assert budget is not None
-        threshold = run.config.train.success_threshold
-        failed = [r.item_id for r in rollouts if is_failure(r, threshold)]
+        failed = [rollout.item_id for rollout in rollouts if run.is_failure(rollout)]
         ids = {rollout.item_id for rollout in rollouts}
         items = [item for item in work.items if item.id in ids]
         size = await choose_step_size(
@@ -299,7 +305,7 @@ async def propose_examples(run: Run, work: StepInput) -> StepProposal:
     rollouts: tuple[Rollout, ...] = ()
     if work.examples or not known:
         rollouts = await _roll_out(run, work, most=CASES if known else len(work.items))
-    await log_unmeasured(rollouts, decision_log=run.decision_log, step=work.step)
+    await run.log_unmeasured(rollouts, work.step)
     pool = _collect_examples(run, work, known, rollouts)
     sets = _draw_sets(run, work, pool, rollouts) if pool else ()
     if not sets:
@@ -353,7 +359,7 @@ def _collect_examples(
     pool |= {example.item_id: example for example in work.examples if example.item_id in train}
     if not known or any(len(rollout.turns) > 2 for rollout in rollouts):
         for rollout in rollouts:
-            if rollout.score is None or is_failure(rollout, run.config.train.success_threshold):
+            if rollout.score is None or run.is_failure(rollout):
                 continue
             item_id = rollout.item_id
             task = _render_message(run, train[item_id])
@@ -390,8 +396,7 @@ def _draw_sets(
     most = CANDIDATES * (1 + work.is_stalled)
     if not work.examples:
         return draw_first_sets(pool, groups, seed=seed, label=label, most=most, max_bytes=room)
-    threshold = run.config.train.success_threshold
-    failed = {rollout.item_id for rollout in rollouts if is_failure(rollout, threshold)}
+    failed = {rollout.item_id for rollout in rollouts if run.is_failure(rollout)}
     return draw_variants(
         work.examples, pool, groups, failed, seed=seed, label=label, most=most, max_bytes=room
     )
@@ -410,14 +415,14 @@ async def propose_rewrites(
     material = RewriteInput(
         cases=cases,
         answers=tuple(answer for answer in _find_right_answers(run) if answer.item_id not in shown),
-        notes=join_sections(show_buffer(work.attempts), show_meta(work.state.meta_skill)),
+        notes=join_sections(work.shown_attempts, work.notes),
     )
     async with run.timer.stage("update", step=work.step):
         n = documents * (1 + work.is_stalled)
         rewrites = await write_documents(
             work.skill, material, context=work.context, n=n, seed=run.config.seed
         )
-    await log_unmeasured(rollouts, decision_log=run.decision_log, step=work.step)
+    await run.log_unmeasured(rollouts, work.step)
     return _build_proposal(work.skill, rollouts, rewrites, cases=max(1, len(cases)))
 
 
@@ -432,7 +437,7 @@ async def propose_own(run: Run, work: StepInput) -> StepProposal:
         budget = StepAllowance(run, work)
         async with run.failures.explain(f"the proposer failed in step {step}", step=step):
             rewrites = tuple(await proposer.propose(work.skill, evidence, budget))
-        await log_unmeasured(rollouts, decision_log=run.decision_log, step=step)
+        await run.log_unmeasured(rollouts, step)
     return _build_proposal(work.skill, rollouts, rewrites, cases=max(1, len(evidence.cases)))
 
 
@@ -499,7 +504,7 @@ class StepAllowance:
         runner = make_runner(self.run, work.step, "rollout", len(documents) * len(work.items))
         rolled = await runner.roll_out_batches(work.batches, skills)
         for rollouts in rolled:
-            await log_unmeasured(rollouts, decision_log=self.run.decision_log, step=work.step)
+            await self.run.log_unmeasured(rollouts, work.step)
         return rolled
 
 
@@ -550,14 +555,12 @@ def _apply_document(skill: Skill, document: str, cases: int = 1) -> Candidate:
 
 def _build_cases(run: Run, work: StepInput, rollouts: Sequence[Rollout]) -> tuple[Case, ...]:
     """Return the measured rollouts with their items, in their order."""
-    threshold = run.config.train.success_threshold
     items = {item.id: item for item in work.items}
-    cases = []
-    for rollout in rollouts:
-        if rollout.score is not None:
-            failed = is_failure(rollout, threshold)
-            cases.append(Case(item=items[rollout.item_id], rollout=rollout, failed=failed))
-    return tuple(cases)
+    return tuple(
+        Case(item=items[rollout.item_id], rollout=rollout, failed=run.is_failure(rollout))
+        for rollout in rollouts
+        if rollout.score is not None
+    )
 
 
 def _limit_batches(work: StepInput, most: int) -> tuple[tuple[Item, ...], ...]:

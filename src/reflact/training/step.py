@@ -33,7 +33,6 @@ from reflact.types import (
     Patch,
     SelectResult,
     Split,
-    is_failure,
 )
 
 
@@ -158,7 +157,6 @@ def build_record(
     verdict = judged.verdict
     candidate = judged.candidate
     rollouts = proposed.rollouts
-    threshold = run.config.train.success_threshold
     created = create_versions(state, work.step, candidate, verdict, appended.skill)
     patch = Patch(edits=tuple(result.edit for result in candidate.results))
     record = StepRecord(
@@ -168,7 +166,7 @@ def build_record(
         skill_before=skill.hash,
         item_ids=tuple(r.item_id for r in rollouts),
         rollout=build_measurement(skill.hash, Split.train, rollouts),
-        n_failures=sum(is_failure(r, threshold) for r in rollouts),
+        n_failures=sum(run.is_failure(r) for r in rollouts),
         reports=proposed.reports,
         rewrites=proposed.rewrites,
         merged=proposed.merged or AggregateResult(patch=patch, fallbacks=proposed.fallbacks),
@@ -194,6 +192,7 @@ def build_record(
         n_tokens=work.context.asked.tokens,
     )
     if not record.patterns:
+        threshold = run.config.train.success_threshold
         record = record.model_copy(update={"fail_reasons": group_failures(rollouts, threshold)})
     for contender in proposed.contenders:
         run.add_document(contender.candidate.skill)
