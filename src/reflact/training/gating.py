@@ -76,37 +76,38 @@ async def judge_candidates(run: Run, work: StepInput, proposed: StepProposal) ->
     decided = _decide_without_race(run, work, proposed)
     if decided is not None:
         return decided
-    contenders = proposed.contenders
-    if run.config.search.is_published and run.plan.proposer is None:
-        return await _ask_gate(run, work, contenders[0])
+    entries: tuple[RaceEntry, ...] = ()
+    contender = proposed.contenders[0]
+    if not run.config.search.is_published or run.plan.proposer is not None:
+        known = await _name_forms(run, work.state)
+        fresh: dict[str, Contender] = {}
+        for each in proposed.contenders:
+            if each.form not in known:
+                fresh.setdefault(each.form, each)
+        racing: Sequence[Contender] = list(fresh.values())
+        if not racing:
+            name = known[contender.form]
+            reason = (
+                f"Every candidate says the same as a document that is known ({name}), so none was "
+                "measured."
+            )
+            verdict = Verdict(action="no_change", reason=reason, repeats=name)
+            return JudgedStep(verdict=verdict, candidate=contender.candidate)
+        contender = racing[0]
+        if run.config.gate.enabled:
+            n = len(run.plan.data.val)
+            passes = work.passes - len(proposed.rollouts) / n
+            racing = limit_contenders(racing, plan_slices(n, passes), passes * n)
+            raced = await race(run, racing, work.skill, work.state, step=work.step, passes=passes)
+            entries = raced.entries
+            if raced.winner is None:
+                return _reject_race(racing, entries)
+            contender = racing[raced.winner]
 
-    known = await _name_forms(run, work.state)
-    fresh: dict[str, Contender] = {}
-    for contender in contenders:
-        if contender.form not in known:
-            fresh.setdefault(contender.form, contender)
-    if not fresh:
-        name = known[contenders[0].form]
-        reason = (
-            f"Every candidate says the same as a document that is known ({name}), so none was "
-            "measured."
-        )
-        verdict = Verdict(action="no_change", reason=reason, repeats=name)
-        return JudgedStep(verdict=verdict, candidate=contenders[0].candidate)
-    racing: Sequence[Contender] = list(fresh.values())
-    if not run.config.gate.enabled:
-        return await _ask_gate(run, work, racing[0])
-
-    n = len(run.plan.data.val)
-    passes = work.passes - len(proposed.rollouts) / n
-    racing = limit_contenders(racing, plan_slices(n, passes), passes * n)
-    raced = await race(run, racing, work.skill, work.state, step=work.step, passes=passes)
-    if raced.winner is not None:
-        return await _ask_gate(run, work, racing[raced.winner], raced.entries)
-    scores = [-1.0 if entry.score is None else entry.score for entry in raced.entries]
-    best = scores.index(max(scores))
-    verdict = build_race_verdict(raced.entries, raced.entries[best])
-    return JudgedStep(verdict=verdict, candidate=racing[best].candidate, race=raced.entries)
+    skill = contender.candidate.skill
+    subject = f"step {work.step} is unmeasured"
+    verdict = await judge(run, skill, work.state, step=work.step, part="step", subject=subject)
+    return JudgedStep(verdict=verdict, candidate=contender.candidate, race=entries)
 
 
 def _decide_without_race(run: Run, work: StepInput, proposed: StepProposal) -> JudgedStep | None:
@@ -143,28 +144,21 @@ async def _name_forms(run: Run, state: RunState) -> dict[str, str]:
     return names
 
 
-async def _ask_gate(
-    run: Run, work: StepInput, contender: Contender, entries: tuple[RaceEntry, ...] = ()
-) -> JudgedStep:
-    candidate = contender.candidate
-    subject = f"step {work.step} is unmeasured"
-    verdict = await judge(
-        run, candidate.skill, work.state, step=work.step, part="step", subject=subject
-    )
-    return JudgedStep(verdict=verdict, candidate=candidate, race=entries)
+def _reject_race(contenders: Sequence[Contender], entries: tuple[RaceEntry, ...]) -> JudgedStep:
+    """Return the decision on a race that nobody won.
 
-
-def build_race_verdict(entries: Sequence[RaceEntry], best: RaceEntry) -> Verdict:
-    """Return the verdict of a race that nobody won.
-
-    It has no scores: those of the race are means on a part of the items, and stay in its entries.
+    Its verdict has no scores: those of the race are means on a part of the items, and stay in its
+    entries.
     """
+    scores = [-1.0 if entry.score is None else entry.score for entry in entries]
+    best = scores.index(max(scores))
     subject = "The candidate does not look"
     if len(entries) > 1:
         subject = f"None of the {len(entries)} candidates looks"
-    reason = f"{subject} better than the current document. Best in the race: {best.words}."
+    reason = f"{subject} better than the current document. Best in the race: {entries[best].words}."
     is_refuted = all(e.p_better is not None and e.p_better < REJECT_BELOW for e in entries)
-    return Verdict(action="reject" if is_refuted else "set_aside", reason=reason)
+    verdict = Verdict(action="reject" if is_refuted else "set_aside", reason=reason)
+    return JudgedStep(verdict=verdict, candidate=contenders[best].candidate, race=entries)
 
 
 async def race(
