@@ -90,13 +90,16 @@ async def test_an_own_proposer_takes_the_place_of_the_default_sources(tmp_path: 
     assert len({trainer.run_id, again.run_id, other.run_id, Trainer(config, **collaborators).run_id}) == 3
 
 
-class SilentProposer:
-    """Proposes nothing."""
+class FailingProposer:
+    """Gives a reason instead of a document, or nothing at all."""
 
-    identity = "silent"
+    identity = "failing"
+
+    def __init__(self, *reasons: str) -> None:
+        self._reasons = reasons
 
     async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
-        return ()
+        return [Rewrite(reason=reason) for reason in self._reasons]
 
 
 async def test_an_own_proposer_joins_sources_that_are_set(tmp_path: Path) -> None:
@@ -104,7 +107,7 @@ async def test_an_own_proposer_joins_sources_that_are_set(tmp_path: Path) -> Non
         configure(tmp_path, "rewrite", train={"batch_size": 4}),
         environment=ToyEnvironment(train=8, val=8, test=4),
         script=lambda *_: "",
-        proposer=SilentProposer(),
+        proposer=FailingProposer(),
     )
     summary = await trainer.train()
     history = await read_run(tmp_path)
@@ -137,18 +140,6 @@ def test_a_name_that_is_no_proposer_is_refused(tmp_path: Path, name: str, words:
     trainer = build_trainer(configure(tmp_path, name), script=naming)
     with pytest.raises(ConfigError, match=words):
         trainer._prepare()
-
-
-class FailingProposer:
-    """Gives a reason instead of a document, or nothing at all."""
-
-    identity = "failing"
-
-    def __init__(self, *reasons: str) -> None:
-        self._reasons = reasons
-
-    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
-        return [Rewrite(reason=reason) for reason in self._reasons]
 
 
 @pytest.mark.parametrize("reasons", [(), ("the moon is not full",)])

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from reflact.errors import ContextOverflow
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.search.rewrite import DOCUMENTS, PURPOSE, read_document
 from reflact.testing import ToyEnvironment, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
-from toy_runs import LINES, Actor, Ran, document, run
+from toy_runs import LINES, Ran, document, run
 
 GUARD = "<!-- SLOW_UPDATE_START -->\nTake your time.\n<!-- SLOW_UPDATE_END -->"
 NO_DOCUMENT = "the document is empty; write it between two fences"
@@ -174,17 +173,3 @@ async def test_a_rewrite_keeps_protected_regions(tmp_path: Path) -> None:
     assert done.actions == ["accept_new_best"]
     assert done.best.count(GUARD) == done.best.count("SLOW_UPDATE_START") == 1
     assert "Waste" not in done.best
-
-
-async def test_cases_that_do_not_fit_the_context_are_shortened_once(tmp_path: Path) -> None:
-    lengths: list[int] = []
-    usual = toy_optimizer()
-
-    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        length = len(prompt.messages[-1].content)
-        lengths.append(length)
-        return ContextOverflow("too long") if length > 2500 else usual(prompt, reply_type, call_id)
-
-    done = await rewrite(tmp_path, answer, actor=Actor(lambda *_: "word " * 200))
-    assert max(lengths) > 2500 > min(lengths)
-    assert all(rewrite.document is not None for rewrite in done.records[0].rewrites)

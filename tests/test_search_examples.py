@@ -185,23 +185,6 @@ def test_examples_that_hold_a_marker_are_refused(marker: str) -> None:
     assert reason == "the content holds the marker of a protected region"
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        Edit(op="replace", target="Answer: 0", content="Answer: 1"),
-        Edit(op="delete", target="Task: double 0"),
-        Edit(op="insert_after", target="Answer: 0", content="Task: double 3\nAnswer: 6"),
-        Edit(op="replace", target=f"number\n\n{START}", content="number"),
-        Edit(op="append", content=SECTION),
-        Edit(op="rewrite", content=f"- quite another rule\n\n{SECTION}"),
-    ],
-)
-def test_no_edit_changes_the_examples(edit: Edit) -> None:
-    candidate = apply_edits(Skill(text=WITH_EXAMPLES), [edit])
-    assert candidate.skill.text == WITH_EXAMPLES
-    assert [result.status for result in candidate.results] == ["rejected"]
-
-
 RULES = "# Rules\n\n- double: twice the number\n- square: the number times itself\n"
 
 
