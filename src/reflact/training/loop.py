@@ -11,6 +11,7 @@ from importlib import metadata
 import anyio
 
 from reflact import events
+from reflact.adapters import find_critic
 from reflact.concurrency import finish_if_cancelled, run_beside
 from reflact.config.training import TrainerConfig
 from reflact.errors import (
@@ -47,12 +48,11 @@ from reflact.training.run import Run
 from reflact.training.state import (
     build_commit_events,
     build_first_state,
-    find_stop_reason,
     find_unmeasured,
     summarize_history,
     version_hashes,
 )
-from reflact.training.step import find_search_end, train_step
+from reflact.training.step import find_end, train_step
 from reflact.training.trouble import (
     advise_on_replies,
     describe_refused,
@@ -147,8 +147,7 @@ async def choose_next(run: Run, state: RunState) -> Task | None:
     if is_epoch_end_due(run, state):
         return finish_epoch
     if state.step < run.plan.total_steps and run.results.stop_reason is None:
-        reason = find_stop_reason(run.config.train, run.records)
-        reason = reason or find_search_end(run.plan, state, run.records)
+        reason = find_end(run.plan, state, run.records)
         if reason is None:
             return train_step
         run.results.stop_reason = reason
@@ -327,7 +326,7 @@ async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunS
         seconds=seconds,
         config=run.config.model_dump(mode="json"),
         critic=_describe_critic(run, run.plan.critic),
-        annotated_by=_describe_critic(run, run.plan.notes_critic),
+        annotated_by=_describe_critic(run, find_critic(run.plan.annotator)),
     )
     summary = summarize_history(summary, records, run.state)
     if summary.best is not None:

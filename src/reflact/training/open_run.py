@@ -117,7 +117,7 @@ async def connect_run(
         tracing = Tracing(plan.run_id, overrides.telemetry, hide=hide)
         post = await stack.enter_async_context(open_outbox(emit))
         budget = Budget(config.budget, on_usage=post_usage)
-        watch = RunWatch(plan.run_id, post, config, plan.label)
+        watch = RunWatch(plan.run_id, post, config, overrides.label)
         log = store.decision_log(plan.run_id)
         account = Account(plan.run_id, store, log, budget, on_attempt=watch.observe_attempt)
         models = _Models(

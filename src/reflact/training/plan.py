@@ -21,7 +21,6 @@ from reflact.adapters import (
     check_object,
     check_texts,
     explain_exceptions,
-    find_critic,
     load_named_environment,
     load_named_proposer,
     load_named_target,
@@ -103,7 +102,6 @@ class RunPlan:
     annotator: Annotator | None = None
     proposer: Proposer | None = None
     target: TargetAdapter | None = None
-    label: str = ""
     overrides: Overrides = Overrides()
 
     @property
@@ -120,11 +118,6 @@ class RunPlan:
         if train.max_rollouts is None:
             return planned
         return max(planned, train.max_rollouts // ROLLOUTS_PER_STEP)
-
-    @property
-    def notes_critic(self) -> CriticDescription | None:
-        """The critic whose opinion failure analysts are shown, where there is one."""
-        return find_critic(self.annotator)
 
     @cached_property
     def gate_order(self) -> tuple[str, ...]:
@@ -289,7 +282,6 @@ def prepare_run(
         annotator=overrides.annotator,
         proposer=overrides.proposer,
         target=target,
-        label=overrides.label,
         overrides=replace(given, target=overrides.target),
     )
 

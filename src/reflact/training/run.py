@@ -102,7 +102,9 @@ class Run:
         self.decision_log: DecisionLog = self.store.decision_log(self.id)
         self.slots = Slots(self.config.train.rollout_concurrency)
         self.timer = StageTimer(self.id, self.on_event, self.tracing, self.budget.current_stage)
-        self.failures = FailureLog(self.id, self.config, self.store, self.on_event, self.plan.label)
+        self.failures = FailureLog(
+            self.id, self.config, self.store, self.on_event, self.plan.overrides.label
+        )
 
     @property
     def folder(self) -> Path:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar, get_args
 
 from reflact import events
-from reflact.config.training import TrainConfig
 from reflact.gate.ranked_decision import BEST_ABOVE, Posterior
 from reflact.records import (
     ActionCount,
@@ -243,16 +242,6 @@ def _build_step_events(run_id: str, record: StepRecord) -> Iterator[events.Event
         results=record.edits,
     )
     yield events.CandidateJudged(run_id=run_id, step=step, verdict=record.verdict)
-
-
-def find_stop_reason(config: TrainConfig, records: Sequence[StepRecord]) -> str | None:
-    """Return why no further step is taken, by ``train.patience``; None if one is."""
-    since = next(
-        (n for n, record in enumerate(reversed(records)) if record.verdict.accepted), len(records)
-    )
-    if config.patience is None or since < config.patience:
-        return None
-    return f"train.patience is {config.patience}, and the last {since} steps accepted no edit"
 
 
 def summarize_history(

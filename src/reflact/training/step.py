@@ -109,22 +109,28 @@ def count_passes_left(plan: RunPlan, earlier: Sequence[StepRecord]) -> float:
     return math.inf if most is None else (most - used) / n
 
 
-def find_search_end(plan: RunPlan, state: RunState, earlier: Sequence[StepRecord]) -> str | None:
-    """Return why the search has nothing to do any more; None if it goes on.
+def find_end(plan: RunPlan, state: RunState, records: Sequence[StepRecord]) -> str | None:
+    """Return why no further step is taken; None if one is.
 
-    It ends when the budget of rollouts is used, or when the best document solves all validation
-    items.
+    The training ends by ``train.patience``, when the budget of rollouts is used, or when the
+    document solves all validation items.
     """
-    most = plan.config.train.max_rollouts
+    train = plan.config.train
+    accepted = [n for n, record in enumerate(records, 1) if record.verdict.accepted]
+    since = len(records) - max(accepted, default=0)
+    if train.patience is not None and since >= train.patience:
+        return f"train.patience is {train.patience}, and the last {since} steps accepted no edit"
     n = len(plan.data.val)
-    passes = count_passes_left(plan, earlier)
+    passes = count_passes_left(plan, records)
     if passes * n < plan_slices(n, passes)[0]:
         return (
-            f"train.max_rollouts is {most}, and the rest is too little to measure another candidate"
+            f"train.max_rollouts is {train.max_rollouts}, and the rest is too little to measure "
+            "another candidate"
         )
-    if plan.config.search.is_published or state.current.score is None or state.current.inherited:
+    current = state.current
+    if plan.config.search.is_published or current.score is None or current.inherited:
         return None
-    return f"the document solves all {n} validation items" if state.current.score >= 1 else None
+    return f"the document solves all {n} validation items" if current.score >= 1 else None
 
 
 async def add_notes(
