@@ -293,7 +293,7 @@ async def _write_report(run: Run, database: Path) -> None:
     try:
         page = await anyio.to_thread.run_sync(render, abandon_on_cancel=True)
         write_atomically(run.folder / "report.html", page)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the run is complete without its page
+    except Exception as error:  # noqa: BLE001 - the run is complete without its page
         reason = f"the page of the run could not be written: {type(error).__name__}: {error}"
         await run.on_event(events.WarningIssued(run_id=run.id, message=reason))
 

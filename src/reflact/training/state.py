@@ -247,7 +247,7 @@ def _build_step_events(run_id: str, record: StepRecord) -> Iterator[events.Event
 def summarize_history(
     summary: RunSummary, records: Sequence[StepRecord], state: RunState | None
 ) -> RunSummary:
-    """Return a summary with the counts of the committed steps, and a state's best and last skill."""
+    """Return a summary with counts of the committed steps, and a state's best and last skill."""
     actions: Counter[str] = Counter(r.verdict.action for r in records)
     update: dict[str, object] = {
         "steps": len(records),
