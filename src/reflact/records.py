@@ -89,10 +89,11 @@ class StepRecord(FrozenModel):
     appendix. ``notes`` is None if the step did not change them. ``current`` and ``best`` are the
     versions after the step. ``fallbacks`` are model decisions that failed, other than those of
     merging and selection. ``fail_reasons`` are the failures grouped by the environment's feedback,
-    if no analyst named a pattern. ``rewrite_summary`` is what the call that rewrote the document says it changed. ``source`` made
-    the candidates. ``rewrites`` are the documents that it wrote, ``race`` is what was measured of
-    the candidates before the gate. ``n_rollouts`` and ``n_tokens`` are what the step cost: rollouts
-    that no earlier step had, and estimated tokens of the optimizer.
+    if no analyst named a pattern. ``rewrite_summary`` is what the call that rewrote the document
+    says it changed. ``source`` made the candidates. ``rewrites`` are the documents that it wrote,
+    ``race`` is what was measured of the candidates before the gate. ``n_rollouts`` and ``n_tokens``
+    are what the step cost: rollouts that no earlier step had, and estimated tokens of the
+    optimizer.
     """
 
     step: int
