@@ -37,7 +37,11 @@ LINES = {name: rule.line for name, rule in TOY_RULES.items()}
 
 
 class Actor:
-    """A toy target that notes in ``asked`` each skill's text and message, and may answer otherwise."""
+    """A toy target that notes what it was asked under which skill, and may answer otherwise.
+
+    Attributes:
+        asked: The skill's text and the message of each question, in order.
+    """
 
     def __init__(self, acts: Acts | None = None, *, noise: float = 0.0) -> None:
         self._toy = ToyTarget(noise=noise)
@@ -120,7 +124,10 @@ class Ran(NamedTuple):
 
 
 def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a short run of the published algorithm, without ends and controls."""
+    """Return the configuration of a short run of the published algorithm, without the ends of epochs and of the run.
+
+    Controls are off, because tests count what the target was asked, and the rollouts that are stored.
+    """
     plain: dict[str, Any] = {
         "report": False,
         "search": {"sources": ["edits"]},
@@ -146,7 +153,8 @@ def build_trainer(
 ) -> Trainer:
     """Return a trainer of a toy target with a scripted optimizer; without an environment, as configured.
 
-    A mapping that names no sources gets the published algorithm.
+    The environment has eight train, four validation and four test items of four rules, unless given. A mapping that
+    names no sources gets the published algorithm.
     """
     optimizer = ScriptedLLM(script or toy_optimizer())
     if isinstance(config, Mapping) and "proposer" not in passed:
@@ -169,7 +177,20 @@ async def run(
     preset: str = "default",
     **sections: Mapping[str, Any],
 ) -> Ran:
-    """Train in the toy world and return what became of it; ``sections`` differ from ``settings``."""
+    """Train in the toy world and return what became of it.
+
+    Args:
+        folder: Where the run is kept.
+        initial: The initial document; None: an empty one.
+        environment: Eight train, four validation and four test items of four rules, unless given.
+        actor: The target.
+        script: Plays the optimizer.
+        approve: Asked about candidates.
+        store: A database to be shared with other runs.
+        seed: Another seed than the usual one.
+        preset: Defaults to start from.
+        sections: Parts of the configuration that differ from ``settings``.
+    """
     config = {**settings(folder, **sections), "preset": preset}
     if initial is not None:
         config["skill"] = written(folder / "initial.md", initial)
