@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,8 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles import cases
-from reflact.records import StepRecord
-from reflact.search.bandit import STALLED_STEPS, choose_source, is_stalled
+from reflact.config.training import BudgetConfig
+from reflact.records import StepRecord, Usage
+from reflact.search.bandit import (
+    STALLED_STEPS,
+    choose_source,
+    count_step_items,
+    estimate_rollouts,
+    is_stalled,
+)
 from reflact.types import Verdict
 
 SOURCES = ("examples", "rewrite", "edits")
@@ -98,3 +106,11 @@ def test_a_stalled_run_changes_the_source(last: str) -> None:
         choice = choose_source(SOURCES, records, seed=seed, step=len(records) + 1)
         assert choice.name in others
         assert choice.is_stalled
+
+
+def test_a_budget_pays_for_rollouts_at_the_cost_of_the_earlier_ones() -> None:
+    spent = Usage(calls=40, input_tokens=900, output_tokens=100)
+    assert estimate_rollouts(BudgetConfig(max_calls=400), spent, 20) == pytest.approx(0.7 * 200)
+    assert estimate_rollouts(BudgetConfig(max_calls=400, max_tokens=1_000), spent, 20) == pytest.approx(14)
+    assert estimate_rollouts(BudgetConfig(max_usd=1), spent, 20) == math.inf
+    assert [count_step_items(planned, 4) for planned in (math.inf, 300, 30)] == [None, 10, 4]

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from random import Random
 from statistics import NormalDist
 
+from reflact.config.training import BudgetConfig
 from reflact.data import make_rng
-from reflact.records import StepRecord
+from reflact.records import StepRecord, Usage
 from reflact.types import FrozenModel, RaceEntry, Rollout, Verdict
 
 # Steps in a row without a gain after which another source is tried, with more candidates.
@@ -114,11 +115,26 @@ def _find_gain(record: StepRecord) -> float:
 STEPS_PER_BUDGET = 30
 
 
-def count_step_items(max_rollouts: int | None, minibatch_size: int) -> int | None:
+# The part of a budget that is planned for rollouts.
+TARGET_SHARE = 0.7
+
+
+def estimate_rollouts(limits: BudgetConfig, spent: Usage, done: int) -> float:
+    """Return how many rollouts fit the limits if ``done`` rollouts cost what was spent."""
+    costs = (
+        (limits.max_calls, spent.calls),
+        (limits.max_tokens, spent.input_tokens + spent.output_tokens),
+        (limits.max_usd, spent.usd or 0.0),
+    )
+    fitting = [limit * done / cost for limit, cost in costs if limit is not None and cost]
+    return TARGET_SHARE * min(fitting, default=math.inf)
+
+
+def count_step_items(planned: float, minibatch_size: int) -> int | None:
     """Return how many items a step may roll out if the run pays for so many; None: any number."""
-    if max_rollouts is None:
+    if planned == math.inf:
         return None
-    return max(minibatch_size, max_rollouts // STEPS_PER_BUDGET)
+    return max(minibatch_size, int(planned) // STEPS_PER_BUDGET)
 
 
 def count_new_rollouts(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pydantic import TypeAdapter
+
 from reflact import events
 from reflact.data import plan_epoch
-from reflact.records import RunState, StepRecord
+from reflact.records import RunState, StepRecord, Usage
 from reflact.search.bandit import (
     choose_source,
     count_new_rollouts,
     count_step_items,
+    estimate_rollouts,
 )
 from reflact.search.race import plan_slices
 from reflact.skills.document import read_notes
@@ -34,6 +37,8 @@ from reflact.types import (
     SelectResult,
     Split,
 )
+
+PLANNED_ADAPTER: TypeAdapter[float | None] = TypeAdapter(float | None)
 
 
 async def train_step(run: Run, state: RunState) -> StepRecord:
@@ -86,6 +91,7 @@ async def prepare_step(run: Run, state: RunState, step: int, epoch: int) -> Step
             max_edits=sizes.max_edits,
             floor=sizes.floor,
         )
+    planned = await plan_rollouts(run)
     return StepInput(
         source=source.name,
         is_stalled=source.is_stalled,
@@ -96,17 +102,42 @@ async def prepare_step(run: Run, state: RunState, step: int, epoch: int) -> Step
         batches=batches,
         rejected_edits=rejected,
         max_edits=max_edits,
-        max_items=count_step_items(train.max_rollouts, config.reflect.minibatch_size),
-        passes=count_passes_left(run.plan, run.records),
+        max_items=count_step_items(planned, config.reflect.minibatch_size),
+        passes=count_passes_left(run.plan, planned, run.records),
     )
 
 
-def count_passes_left(plan: RunPlan, earlier: Sequence[StepRecord]) -> float:
-    """Return how many passes over the validation items ``train.max_rollouts`` still pays for."""
+async def plan_rollouts(run: Run) -> float:
+    """Return how many rollouts ``train.max_rollouts`` or the limits of ``budget`` pay for.
+
+    For a limit, the mean cost of the rollouts so far counts. The result is logged before it is
+    used, under the limits, so that a resumed run plans with the same number until somebody changes
+    a limit.
+    """
+    config = run.config
+    limits = config.budget
+    if config.train.max_rollouts is not None or config.search.is_published:
+        return config.train.max_rollouts or math.inf
+    if limits.max_usd is None and limits.max_tokens is None and limits.max_calls is None:
+        return math.inf
+
+    async def estimate() -> float | None:
+        spent = [entry.usage for entry in await run.store.spend(run.id) if entry.role == "target"]
+        done = config.baseline_passes * len(run.plan.data.val)
+        done += sum(record.n_rollouts for record in run.records)
+        planned = estimate_rollouts(limits, sum(spent, Usage()), done)
+        return None if planned == math.inf else planned
+
+    label = f"planned_rollouts/{limits.max_usd}/{limits.max_tokens}/{limits.max_calls}"
+    planned = await run.decision_log.once(0, label, estimate, PLANNED_ADAPTER)
+    return math.inf if planned is None else planned
+
+
+def count_passes_left(plan: RunPlan, planned: float, earlier: Sequence[StepRecord]) -> float:
+    """Return how many passes over the validation items the rest of the rollouts pays for."""
     n = len(plan.data.val)
-    most = plan.config.train.max_rollouts
     used = plan.config.baseline_passes * n + sum(record.n_rollouts for record in earlier)
-    return math.inf if most is None else (most - used) / n
+    return (planned - used) / n
 
 
 def find_end(plan: RunPlan, state: RunState, records: Sequence[StepRecord]) -> str | None:
@@ -121,7 +152,7 @@ def find_end(plan: RunPlan, state: RunState, records: Sequence[StepRecord]) -> s
     if train.patience is not None and since >= train.patience:
         return f"train.patience is {train.patience}, and the last {since} steps accepted no edit"
     n = len(plan.data.val)
-    passes = count_passes_left(plan, records)
+    passes = count_passes_left(plan, train.max_rollouts or math.inf, records)
     if passes * n < plan_slices(n, passes)[0]:
         return (
             f"train.max_rollouts is {train.max_rollouts}, and the rest is too little to measure "
