@@ -133,6 +133,7 @@ def test_cards_for_other_runs_name_their_run() -> None:
     """The origin is the step, or the run where one is given."""
     steps = [record(3, "reject", applied("a"))]
     assert [each.origin for each in collect_rejected_edits(steps)] == ["step 3"]
+    assert [each.origin for each in collect_rejected_edits(steps, run_id="r7")] == ["r7"]
 
 
 @given(some_cards, texts, st.integers(0, 6))

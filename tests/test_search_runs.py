@@ -248,9 +248,12 @@ def make_search_settings(folder: Path, noise: float | None, *, concurrency: int 
 
 
 class Slow:
-    """A toy world whose answers come in the order of a seed; ``cut`` gets the number of each rollout.
+    """A toy world whose answers come in the order of a seed.
 
-    Without noise it learns slowly, and always gives the same answers.
+    Args:
+        seed: The seed of the waits.
+        noise: The noise of the toy target; None: it learns slowly and always gives the same answers.
+        cut: Called with the number of each rollout.
     """
 
     def __init__(self, seed: int, noise: float | None, cut: Callable[[int], None] = lambda _: None) -> None:
@@ -421,6 +424,7 @@ async def test_validation_and_test_items_are_in_no_document(tmp_path: Path) -> N
     "initial",
     [
         "",
+        f"{document('double')}\n",
         f"{document('double')}\n<!-- SLOW_UPDATE_START -->\n{'Take your time. ' * 6}\n<!-- SLOW_UPDATE_END -->\n",
         f"---\nname: sums\ndescription: {'Knows sums. ' * 8}\n---\n\nAnswer every task.\n",
     ],

@@ -54,9 +54,18 @@ PLAIN: dict[str, Any] = {
 
 
 class Provider(httpx.AsyncBaseTransport):
-    """Answers late, breaks off, counts or does not, and bills what it did; an honest one keeps to caps.
+    """Answers late, breaks off, counts or does not, and bills what it did; keeps to caps, if it is told to.
 
-    ``limits`` are checked with each charge; ``kill`` gets the number of each request before its answer.
+    Args:
+        chance: Of latencies, usages and faults.
+        faults: Share of requests that fail in one way or another.
+        honest: Whether it keeps to caps.
+
+    Attributes:
+        bill: What was charged so far.
+        limits: What must not be exceeded, checked with each charge.
+        most: The most requests that were in flight at once.
+        kill: Called with the number of each request before it is answered.
     """
 
     def __init__(self, chance: random.Random, *, faults: float = 0.0, honest: bool = True) -> None:
@@ -253,7 +262,13 @@ def copy_store(store: InMemoryRunStore) -> InMemoryRunStore:
 class Story:
     """A run under random limits that is started again until it completes, each time with more.
 
-    Limits, kills, latencies, usages and faults are random; ``ends`` says how each start ended.
+    Args:
+        plan: The run.
+        seed: Of everything random: limits, kills, latencies, usages and faults.
+
+    Attributes:
+        ends: How each start ended.
+        most: The most requests in flight at once.
     """
 
     def __init__(self, plan: RunPlan, seed: int) -> None:

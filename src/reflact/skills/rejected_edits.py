@@ -38,7 +38,7 @@ class RejectedEdit(FrozenModel):
     """An edit that was part of a rejected candidate.
 
     The scores are those of the whole candidate, in the gate's metric. ``origin`` is its step, such
-    as ``step 3``.
+    as ``step 3``, or the id of another run.
     """
 
     op: EditKind
@@ -59,16 +59,23 @@ class RejectedEdit(FrozenModel):
         return content_words(self.text)
 
 
-def collect_rejected_edits(records: Sequence[StepRecord]) -> tuple[RejectedEdit, ...]:
+def collect_rejected_edits(
+    records: Sequence[StepRecord], *, known: Sequence[RejectedEdit] = (), run_id: str | None = None
+) -> tuple[RejectedEdit, ...]:
     """Return the rejected edits of committed steps, oldest first, without duplicates.
+
+    ``known`` is the result for all steps before these, so that each step is read once.
 
     An edit counts if it was applied to a candidate that was shown not to help or that the approver
     vetoed, and no later step accepted it. If suggestions rewrote a document, the suggestions count,
-    not the whole text. Their origin is the step.
+    not the whole text. Their origin is the step, or ``run_id``.
     """
-    edits: list[RejectedEdit] = []
+    edits = list(known)
     for record in records:
-        tried = [_build_rejected_edit(result, record) for result in _list_tried_edits(record.edits)]
+        tried = [
+            _build_rejected_edit(result, record, run_id)
+            for result in _list_tried_edits(record.edits)
+        ]
         if record.verdict.refuted:
             edits.extend(tried)
         elif record.verdict.accepted:
@@ -134,14 +141,16 @@ def _list_tried_edits(results: Sequence[EditResult]) -> list[EditResult]:
     return suggested or applied
 
 
-def _build_rejected_edit(result: EditResult, record: StepRecord) -> RejectedEdit:
+def _build_rejected_edit(
+    result: EditResult, record: StepRecord, run_id: str | None
+) -> RejectedEdit:
     return RejectedEdit(
         op=result.edit.op,
         target=result.edit.target,
         content=result.edit.content,
         score_before=record.verdict.current_score,
         score_after=record.verdict.candidate_score,
-        origin=f"step {record.step}",
+        origin=f"step {record.step}" if run_id is None else run_id,
     )
 
 
