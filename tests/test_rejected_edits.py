@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from reflact.skills.rejected_edits import (
 )
 from reflact.stages.prompt_sections import show_memory, show_meta
 from reflact.stages.reply_models import AnalystReply
-from reflact.testing import append_reply
+from reflact.testing import ToyEnvironment, append_reply
 from reflact.types import (
     AggregateResult,
     Edit,
@@ -34,7 +35,7 @@ from reflact.types import (
     Split,
     Verdict,
 )
-from toy_runs import LINES, Part, Ran, playing, run, shown_to
+from toy_runs import LINES, Actor, Part, Ran, playing, run, shown_to
 
 VERSION = SkillVersion(number=0, skill_hash="h", origin="initial")
 WORDS = ("weather", "wind", "rain", "August", "the", "7", "温度最高", "ラーメン", "temp_max", "Straße")
@@ -314,3 +315,80 @@ async def test_the_memory_may_be_off(tmp_path: Path) -> None:
         **TWO,
     )
     assert not any(CARDS in shown_to(call) for call in done.calls)
+
+
+class Elsewhere(ToyEnvironment):
+    """The toy world under another name."""
+
+    @property
+    def identity(self) -> str:
+        return "elsewhere"
+
+
+def first_step(done: Ran) -> str:
+    """Return the rejected edits that the first analyst was shown."""
+    return shown_edits(shown_to(done.asked("analyst_failure")[0]))
+
+
+@pytest.mark.parametrize(
+    ("memory", "environment", "told"),
+    [
+        ("environment", None, True),
+        ("run", None, False),
+        ("off", None, False),
+        ("environment", Elsewhere(train=8, val=4, test=4), False),
+    ],
+)
+async def test_memory_reaches_other_runs_of_the_environment(
+    tmp_path: Path, memory: str, environment: ToyEnvironment | None, told: bool
+) -> None:
+    """In a store that runs share, a new run sees earlier runs' rejected edits only if it asks for them."""
+    shared = tmp_path / "shared.db"
+    await run(tmp_path / "a", script=playing(trying(TRIED)), store=shared)
+    done = await run(
+        tmp_path / "b",
+        script=playing(trying(FAR)),
+        store=shared,
+        seed=1,
+        environment=environment,
+        reflect={"memory": memory},
+    )
+    assert (TRIED in first_step(done)) == told
+
+
+async def test_an_edit_that_several_runs_tried_is_one_card(tmp_path: Path) -> None:
+    """A run's own rejection takes the place of the pinned card of the same edit."""
+    shared = tmp_path / "shared.db"
+    await run(tmp_path / "a", script=playing(trying(TRIED)), store=shared)
+    sections: dict[str, Any] = {"reflect": {"memory": "environment"}, **TWO}
+    done = await run(tmp_path / "b", script=playing(trying(TRIED)), store=shared, seed=1, **sections)
+    assert [shown_edits(analysed(done, step)).count("nonsense") for step in (1, 3)] == [1, 1]
+
+
+async def test_a_run_pins_the_cards_of_others_when_it_starts(tmp_path: Path) -> None:
+    """What other runs reject while it is stopped does not reach it; it goes on as if never stopped."""
+    shared = tmp_path / "shared.db"
+    await run(tmp_path / "a", script=playing(trying(TRIED)), store=shared)
+    sections: dict[str, Any] = {"reflect": {"memory": "environment"}, **TWO}
+    late = f"{TRIED} and something late"
+
+    with anyio.CancelScope() as scope:
+        asked = 0
+
+        def stop(*_: object) -> None:
+            nonlocal asked
+            asked += 1
+            if asked == 3:
+                scope.cancel()
+
+        await run(
+            tmp_path / "b", script=playing(trying(FAR)), store=shared, actor=Actor(stop), seed=1, **sections
+        )
+    assert scope.cancelled_caught
+    await run(tmp_path / "c", script=playing(trying(late)), store=shared, seed=2)
+    done = await run(tmp_path / "b", script=playing(trying(FAR)), store=shared, seed=1, **sections)
+    assert done.calls
+    assert not any("something late" in shown_to(call) for call in done.calls)
+    assert all(TRIED in shown_edits(analysed(done, step)) for step in (3, 4))
+    fresh = await run(tmp_path / "d", script=playing(trying(FAR)), store=shared, seed=3, **sections)
+    assert "something late" in first_step(fresh)

@@ -215,10 +215,11 @@ class ReflectConfig(ConfigSection):
     minibatch_size: int = option(8, ge=1, description="Trajectories in an analyst call.")
     failure_only: bool = option(False, description="Analyse only failures, not successes.")
     concurrency: int = changeable_field(16, ge=1, description="Maximum of analyst calls in flight.")
-    memory: Literal["off", "run"] = option(
+    memory: Literal["off", "run", "environment"] = option(
         "run",
-        description="Show analysts rejected edits of earlier epochs (`run`), if they are relevant "
-        "to their cases.",
+        description="Show analysts rejected edits of earlier epochs (`run`), and of earlier runs "
+        "of the same environment in the same store (`environment`), if they are relevant to their "
+        "cases.",
     )
     trajectory_tokens: int = option(
         12000,

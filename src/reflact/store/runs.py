@@ -233,6 +233,17 @@ class SQLiteRunStore(SQLiteResponseStore):
         """Return the comparisons of the last with the best skill, in order."""
         return await self._read_commits(run_id, PromotionRecord)
 
+    async def records_of_other_runs(
+        self, environment: str, *, exclude: str
+    ) -> Mapping[str, tuple[StepRecord, ...]]:
+        """Return the steps of other runs of an environment by run, the oldest run first."""
+        rows = await self._database.fetch_rows(
+            "SELECT run_id FROM runs WHERE run_id <> ? AND json_extract(identity, '$.environment') "
+            "= ? ORDER BY rowid",
+            (exclude, environment),
+        )
+        return {run_id: await self.records(run_id) for (run_id,) in rows}
+
     async def _read_commits(self, run_id: str, record_type: type[Record]) -> tuple[Record, ...]:
         kind = find_kind(record_type)
         rows = await self._database.fetch_rows(

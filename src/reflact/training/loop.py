@@ -9,6 +9,7 @@ from functools import partial
 from importlib import metadata
 
 import anyio
+from pydantic import TypeAdapter
 
 from reflact import events
 from reflact.adapters import find_critic
@@ -35,6 +36,7 @@ from reflact.records import (
     StepRecord,
     sum_step_costs,
 )
+from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.evaluate import build_measurement
 from reflact.store import artifacts
 from reflact.text import name_count
@@ -70,6 +72,10 @@ LOCK_SECONDS = 0.4
 # How long it may take in total to store the summary; only a busy machine needs more than a fraction
 # of a second.
 FINISH_SECONDS = 3.0
+
+REJECTED_EDITS_ADAPTER: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(
+    tuple[RejectedEdit, ...]
+)
 
 # All that can end a run whose summary is stored; a KeyboardInterrupt of code arrives in a group.
 ENDS = (Exception, BaseExceptionGroup, asyncio.CancelledError)
@@ -232,6 +238,20 @@ async def restore(run: Run, state: RunState) -> None:
     for record in last:
         for event in build_commit_events(run.id, record, state):
             await run.emit(event)
+    if run.config.reflect.memory == "environment":
+        run.pinned_edits = await run.decision_log.once(
+            0, "pinned_cards", partial(_read_edits_of_others, run), REJECTED_EDITS_ADAPTER
+        )
+
+
+async def _read_edits_of_others(run: Run) -> tuple[RejectedEdit, ...]:
+    """Return the rejected edits of other runs, as of the first start of this run."""
+    environment = str(run.plan.identity["environment"])
+    others = await run.store.records_of_other_runs(environment, exclude=run.id)
+    edits: list[RejectedEdit] = []
+    for run_id, steps in others.items():
+        edits += collect_rejected_edits(steps, run_id=run_id)
+    return deduplicate_edits(edits)
 
 
 def require_reports(records: Sequence[StepRecord], config: TrainerConfig) -> None:

@@ -30,6 +30,7 @@ from reflact.records import (
     SkillScore,
     StepRecord,
 )
+from reflact.skills.rejected_edits import RejectedEdit
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_task
 from reflact.stages.rollout import log_unmeasured
@@ -75,7 +76,8 @@ class Run:
 
     ``on_event`` receives all events. ``documents`` are those that the next commit stores.
     ``records`` are the committed steps. ``describe`` words the result for the summary. ``rejected``
-    are the keys of a critic's invalid replies.
+    are the keys of a critic's invalid replies. ``pinned_edits`` are rejected edits of other runs,
+    ``rejected_edits`` those of the epochs before ``edits_until``.
     """
 
     plan: RunPlan
@@ -92,6 +94,9 @@ class Run:
     state: RunState | None = None
     records: list[StepRecord] = field(default_factory=list)
     documents: dict[str, Skill] = field(default_factory=dict)
+    pinned_edits: tuple[RejectedEdit, ...] = ()
+    rejected_edits: tuple[RejectedEdit, ...] = ()
+    edits_until: int = 0
     results: Results = field(default_factory=Results)
     describe: Callable[[RunSummary], str] | None = None
     rejected: list[str] = field(default_factory=list)

@@ -76,7 +76,7 @@ TRANSCRIPT_BYTES = 1_500
 class StepInput:
     """What a step begins with.
 
-    ``rejected_edits`` are the changes of earlier epochs that did not help.
+    ``rejected_edits`` are the changes of other runs and earlier epochs that did not help.
     ``max_edits`` is the edit budget. ``max_items`` is how many items the budget lets the step roll
     out; None: all of its batches. ``passes`` is how many passes over the validation items the rest
     of the run's rollouts pays for.

@@ -18,7 +18,7 @@ from reflact.search.bandit import (
 )
 from reflact.search.race import plan_slices
 from reflact.skills.document import read_notes
-from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits
+from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.evaluate import build_measurement
 from reflact.stages.execution_notes import update_appendix
 from reflact.stages.reflect import group_failures
@@ -79,9 +79,6 @@ async def prepare_step(run: Run, state: RunState, step: int, epoch: int) -> Step
     await run.emit(events.StepStarted(run_id=run.id, step=step, epoch=epoch, item_ids=ids))
 
     source = choose_source(list_sources(run), run.records, seed=config.seed, step=step)
-    rejected: tuple[RejectedEdit, ...] = ()
-    if config.reflect.memory == "run":
-        rejected = collect_rejected_edits([r for r in run.records if r.epoch < epoch])
     max_edits = None
     if sizes.lr_control != "none":
         max_edits = edit_budget(
@@ -100,11 +97,22 @@ async def prepare_step(run: Run, state: RunState, step: int, epoch: int) -> Step
         state=state,
         skill=await run.find_skill(state.current.skill_hash),
         batches=batches,
-        rejected_edits=rejected,
+        rejected_edits=_collect_edits(run, epoch),
         max_edits=max_edits,
         max_items=count_step_items(planned, config.reflect.minibatch_size),
         passes=count_passes_left(run.plan, planned, run.records),
     )
+
+
+def _collect_edits(run: Run, epoch: int) -> tuple[RejectedEdit, ...]:
+    """Return the rejected edits of other runs and of the epochs before this one."""
+    if run.config.reflect.memory == "off":
+        return ()
+    if epoch > run.edits_until:
+        new = [record for record in run.records if run.edits_until <= record.epoch < epoch]
+        run.rejected_edits = collect_rejected_edits(new, known=run.rejected_edits)
+        run.edits_until = epoch
+    return deduplicate_edits((*run.pinned_edits, *run.rejected_edits))
 
 
 async def plan_rollouts(run: Run) -> float:
