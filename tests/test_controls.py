@@ -46,10 +46,9 @@ from reflact.stages.null_answers import (
     list_null_answers,
 )
 from reflact.stages.reply_models import AnalystReply
-from reflact.testing import ToyEnvironment, append_reply, toy_optimizer
+from reflact.testing import ToyEnvironment, append_reply
 from reflact.text import describe_constant
 from reflact.types import Grade, Score, Skill, Split
-from test_run_cost_estimate import PLAIN, measured
 from toy_runs import Actor, build_trainer, playing, run, settings
 
 ON: dict[str, Any] = {"test": {"enabled": True, "placebo": True, "null_answers": True}}
@@ -301,15 +300,6 @@ def test_a_budget_that_ends_at_the_placebo_leaves_the_other_scores(tmp_path: Pat
     assert (stopped.improvements, stopped.claim) == (whole.improvements, whole.claim)
     assert train("again", calls).scores == whole.scores
     assert differences(left_by(tmp_path / "again"), left_by(tmp_path / "whole")) == []
-
-
-async def test_the_estimate_counts_the_placebo(tmp_path: Path) -> None:
-    """One rollout for each test item, by default; null answers cost no call."""
-    on, actual = await measured(tmp_path / "on", {**PLAIN, "test": {"placebo": True}}, toy_optimizer())
-    off, without = await measured(tmp_path / "off", {**PLAIN, "test": {"placebo": False}}, toy_optimizer())
-    rollouts = [next(row.calls for row in e.rows if row.purpose == "rollout") for e in (on, off)]
-    assert rollouts[0] - rollouts[1] == 6
-    assert actual["rollout"] - without["rollout"] == 6
 
 
 async def test_a_constant_target_is_a_target() -> None:

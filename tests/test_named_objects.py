@@ -54,7 +54,6 @@ out_dir: out
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a module, data and a configuration."""
     (tmp_path / "my_support.py").write_text(SUPPORT, encoding="utf-8")
     (tmp_path / "my_broken.py").write_text("raise ValueError('no shop')", encoding="utf-8")
     (tmp_path / "my_script.py").write_text("raise SystemExit('usage: ...')", encoding="utf-8")
@@ -70,7 +69,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def name(key: str, value: Any, **options: Any) -> Any:
-    """Return a configuration that names an object."""
     section, _, field = key.partition(".")
     return load_config({"out_dir": "out", section: {field: value, "options": options}})
 
@@ -105,7 +103,6 @@ def test_objects_classes_and_functions_are_taken(folder: Path) -> None:
     sys.path.append(str(folder))
     assert isinstance(load_named_environment(name("environment.name", "my_support:world")), ToyEnvironment)
     made = load_named_target(name("target.kind", "my_support:make_target", noise=0.5))
-    assert made is not None
     assert made.identity == ToyTarget(noise=0.5).identity
     agent = load_named_target(name("target.kind", "my_support:make_agent_again"))
     assert '"pydantic_ai"' in getattr(agent, "identity", "")

@@ -75,7 +75,7 @@ def test_init_writes_a_configuration_that_works(tmp_path: Path) -> None:
     assert loaded.environment.grader == "numeric"
     planned = reflact("train", config, "--dry-run")
     assert "items: 20 train, 20 validation, 20 test" in planned.stdout
-    assert "preflight" in planned.stdout
+    assert "optimizer" in planned.stdout
 
 
 REVIEWS = [f"Order {k} came {('late and broken', 'in time')[k % 2]}." for k in range(30)]

@@ -24,8 +24,8 @@ from reflact.config.loading import load_config
 from reflact.errors import StoreError
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyTarget, toy_optimizer
-from reflact.training.loop import start, train_to_end
-from reflact.training.open_run import connect_run
+from reflact.training.loop import train_to_end
+from reflact.training.open_run import connect_run, start
 from reflact.training.plan import Overrides, prepare_run
 from served import HANGS, MAIN, Endpoint, reflact, reflact_process, world
 from toy_runs import WORLD, build_trainer

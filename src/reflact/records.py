@@ -98,7 +98,6 @@ class StepRecord(FrozenModel):
     skill_before: str
     item_ids: tuple[str, ...]
     rollout: Measurement
-    batches: tuple[Measurement, ...] = ()
     n_failures: int
     reports: tuple[AnalystReport, ...]
     merged: AggregateResult
