@@ -80,8 +80,8 @@ class Calls(httpx.AsyncBaseTransport):
         self.store = await opened()
         account = Account(RUN, self.store, self.store.decision_log(RUN))
         client = Client(self.settings, "optimizer", account, transport=self, on_limit=self.changes.append)
-        endpoint_for(self.settings).endpoint.draw = lambda: self._draw
         self._client = await self._stack.enter_async_context(client)
+        endpoint_for(self.settings).endpoint.draw = lambda: self._draw
         return self
 
     async def __aexit__(self, *exception: object) -> None:

@@ -1,4 +1,4 @@
-"""The values of model calls: prompts, call ids, replies, drafts, reservations and stored
+"""The values of model calls: prompts, call ids, replies, reservations and stored
 responses.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import ClassVar, Generic, Literal, Self, TypeVar
 from urllib.parse import quote
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from reflact.records import Usage
 from reflact.types import FrozenModel
@@ -132,22 +132,6 @@ class NoReply(FrozenModel):
     """No valid reply to a model call, with the reason."""
 
     reason: str
-
-
-class Draft(FrozenModel, Generic[R_co]):
-    """The part of a streamed reply that has arrived.
-
-    Args:
-        attempt: From 1. Within an attempt drafts only grow. A new attempt starts empty, after an
-            invalid reply or a broken stream.
-        value: The reply so far, as JSON. Texts may be incomplete; lists end with the last complete
-            element. Only the types are validated.
-        reply: The validated reply, in the last draft only.
-    """
-
-    attempt: int
-    value: JsonValue
-    reply: Reply[R_co] | None = None
 
 
 class CallReservation(FrozenModel):

@@ -167,8 +167,8 @@ class ModelConfig(ConfigSection):
     )
     auth: Literal["key", "token"] = changeable_field(
         "key",
-        description="`token`: the function passed as `key` returns a bearer token, and is called "
-        "again before the token expires; Azure then gets it as `Authorization: Bearer`.",
+        description="`token`: the function passed as `key` returns a bearer token, which Azure "
+        "gets as `Authorization: Bearer`.",
     )
     mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = option(
         "auto",

@@ -26,9 +26,9 @@ import anyio
 import anyio.to_thread
 import httpx
 from openai.types.chat import ChatCompletion
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 
-from reflact.concurrency import Stream, finish_if_cancelled, run_beside_loop
+from reflact.concurrency import finish_if_cancelled, run_beside_loop
 from reflact.config.models import ModelConfig
 from reflact.errors import (
     CassetteMiss,
@@ -112,7 +112,6 @@ from reflact.messages import (
     AgentAnswer,
     CallId,
     CallReservation,
-    Draft,
     RenderedPrompt,
     Reply,
     ReplyModel,
@@ -134,6 +133,8 @@ STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 UNSTREAMABLE_STATUSES = FORMAT_REFUSALS | {500}
 
 STREAM_WORDS = re.compile(r"\bstream", re.IGNORECASE)
+
+MODE_ADAPTER: TypeAdapter[Mode] = TypeAdapter(Mode)
 
 # How long the usage and the end of a stream are waited for after the reason why its answer ended.
 HELD_OPEN_SECONDS = 1.0
@@ -312,27 +313,14 @@ class Client:
     ) -> Reply[R]:
         """Send a prompt and return a validated reply; see ``reflact.protocols.LLM.ask``."""
         question = _Question(prompt, reply_type, check)
-        if self._on_event is not None and not issubclass(reply_type, Text):
-            return await self._follow(call_id, question)
         call = Call(call_id, answerer=self._answerer)
         async with self._report(call):
-            return await self._ask(call, question)
-
-    def draft(
-        self,
-        prompt: RenderedPrompt,
-        reply_type: type[R],
-        *,
-        call_id: CallId,
-        check: Callable[[R], None] | None = None,
-    ) -> Stream[Draft[R]]:
-        """Ask as ``ask`` does, and iterate over drafts; the last one carries the reply.
-
-        The first iteration sends the request. Leaving ``async with`` or the loop cancels the call.
-        There is only one draft if the reply is stored or plain text, or if the endpoint does not
-        stream.
-        """
-        return Stream(partial(self._follow, call_id, _Question(prompt, reply_type, check)))
+            if self._on_event is None or issubclass(reply_type, Text):
+                return await self._ask(call, question)
+            fields = self._describe_call(call_id)
+            drafts = DraftStream(reply_type, fields, self._on_event)
+            call.drafts = drafts
+            return await drafts.follow(partial(self._ask, call, question))
 
     async def send(
         self,
@@ -364,21 +352,6 @@ class Client:
             completion = await self._complete(call, request, call_id)
             call.usage = self._price(completion)
         return completion.model_dump_json(exclude_none=True)
-
-    async def _follow(
-        self,
-        call_id: CallId,
-        question: _Question[R],
-        on_draft: Callable[[Draft[R]], Awaitable[None]] | None = None,
-    ) -> Reply[R]:
-        """Ask while drafts of the reply are passed on."""
-        fields = self._describe_call(call_id)
-        drafts = DraftStream(question.reply_type, fields, self._on_event, on_draft)
-        call = Call(call_id, answerer=self._answerer)
-        if not issubclass(question.reply_type, Text):
-            call.drafts = drafts
-        async with self._report(call):
-            return await drafts.follow(partial(self._ask, call, question))
 
     @asynccontextmanager
     async def _report(self, call: Call) -> AsyncIterator[None]:
@@ -462,23 +435,17 @@ class Client:
 
     def _price(self, completion: ChatCompletion) -> Usage:
         usage = read_counts(None if completion.usage is None else completion.usage.model_dump())
-        return (
-            usage
-            if usage.uncounted
-            else usage.model_copy(update={"usd": usd_of(usage, self._config)})
-        )
+        if usage.uncounted:
+            return usage
+        return usage.model_copy(update={"usd": usd_of(usage, self._config)})
 
     async def _choose_mode(self, call: Call, question: _Question[R]) -> Mode:
-        """Return the first mode that the endpoint follows; log it before its first use."""
+        """Return the first mode that the endpoint follows; it is logged before its first use."""
         async with self._mode_lock:
             if self._mode is None:
-                label = f"mode/{self._role}"
-                logged = await self._account.decision_log.get(0, label)
-                mode = next((mode for mode in MODE_ORDER if mode == logged), None)
-                if mode is None:
-                    mode = await self._try_modes(call, question)
-                    await self._account.decision_log.put(0, label, mode)
-                self._mode = mode
+                log = self._account.decision_log
+                work = partial(self._try_modes, call, question)
+                self._mode = await log.once(0, f"mode/{self._role}", work, MODE_ADAPTER)
             return self._mode
 
     async def _try_modes(self, call: Call, question: _Question[R]) -> Mode:
@@ -644,8 +611,8 @@ class Client:
         key = await self._keys.fetch()
         response = await self._attempt(call, request, body, key)
         if response.status_code == 401 and key is not None:
-            other = await self._keys.renew(key)
-            if other is not None:
+            other = await self._keys.fetch(refused=key)
+            if other != key:
                 response = await self._attempt(call, request, body, other)
         return response
 
@@ -691,14 +658,15 @@ class Client:
                 is_large = len(whole.content) > LARGE_BYTES
                 response, usage, fault = await run_beside_loop(read) if is_large else read()
             except Exception as error:
-                slot.observe(None, None, None)
+                self._limits.endpoint.observe(slot, None, None, None)
                 if isinstance(error, UNSENT):
                     await responses.release(entry)
                     reserved.release()
                 await self._note_attempt(entry, Usage(), classify_failure(error))
                 raise
             tokens = None if usage.uncounted else usage.input_tokens + usage.output_tokens
-            slot.observe(response.status_code, read_retry_after(response.headers), tokens)
+            asked = read_retry_after(response.headers)
+            self._limits.endpoint.observe(slot, response.status_code, asked, tokens)
             if response.is_success:
                 await finish_if_cancelled(
                     partial(self._store, response.text, usage, entry, reserved)
