@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import httpx
@@ -33,10 +33,10 @@ from doubles import (
 )
 from draft_example import CASSETTE, MODEL, SAMPLE, Handbook
 from draft_example import PROMPT as LONG_PROMPT
-from reflact.errors import BadRequest, ProviderDown, ReplyError
+from reflact.errors import ProviderDown, ReplyError
 from reflact.events import DraftDiscarded, DraftUpdated, Event, ModelCallFinished
 from reflact.jsonutil import replace_surrogates
-from reflact.llm.cassettes import Interaction, ReplayTransport, open_cassette, read_cassette
+from reflact.llm.cassettes import ReplayTransport, open_cassette, read_cassette
 from reflact.llm.client import HELD_OPEN_SECONDS
 from reflact.llm.completions import (
     AnswerFault,
@@ -46,7 +46,7 @@ from reflact.llm.completions import (
     read_delta,
     read_events,
 )
-from reflact.llm.drafts import DraftStream, extends, read_partial
+from reflact.llm.drafts import extends, read_partial
 from reflact.llm.pricing import read_counts
 from reflact.messages import Reply, ReplyModel, Text
 from reflact.records import FaultCount, Usage
@@ -131,22 +131,6 @@ async def test_a_plain_answer_to_a_streamed_request_is_an_answer() -> None:
     assert (reply.value, reply.usage, len(provider.bodies), watcher.drafts) == (VALUE, ONE, 1, [])
 
 
-async def test_the_first_call_settles_its_mode_with_a_stream() -> None:
-    """The mode is found as without streams, and its first reply is drafted and paid for once."""
-
-    def picky(body: Any) -> httpx.Response:
-        if "tools" not in body:
-            return httpx.Response(400, json={"error": {"message": "unknown field response_format"}})
-        pieces = stream(TEXT, tools=True)
-        return streamed(pieces)
-
-    provider, watcher = Endpoint(picky), Told()
-    async with connected(provider, config(mode="auto"), emit=watcher) as client:
-        assert (await client.ask(PROMPT, Pick, call_id=call_id())).value == VALUE
-    assert len(provider.bodies) == 2
-    assert watcher.drafts[-1] == VALUE.model_dump()
-
-
 @pytest.mark.parametrize("first", [True, False])
 async def test_watching_or_not_repeats_no_call(first: bool) -> None:
     """A stored answer of either framing serves both."""
@@ -156,15 +140,6 @@ async def test_watching_or_not_repeats_no_call(first: bool) -> None:
     async with connected(nobody, store=store, emit=None if first else Told()) as client:
         assert await client.ask(PROMPT, Pick, call_id=call_id()) == before
     assert nobody.bodies == []
-
-
-async def test_what_is_stored_is_whole() -> None:
-    """A reply that was streamed takes no more room in the store than one that was not."""
-    store = await watched()
-    await ask(Pick, Endpoint(stream(TEXT, size=1)), store=store, emit=Told())
-    (stored,) = store.replies
-    assert (stored.content_type, len(stored.chunks)) == ("application/json", 1)
-    assert len(stored.chunks[0]) < 2 * len(PLAIN.text)
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -213,15 +188,6 @@ async def test_an_endpoint_that_refuses_streams_is_asked_plainly(status: int, me
     assert [bool(framing(body)) for body in provider.bodies] == [True, False, False]
     (spent,) = await store.spend(RUN)
     assert (spent.usage.calls, spent.unsettled) == (2, 0)
-
-
-async def test_other_refusals_are_passed_on() -> None:
-    """What has nothing to do with streams is asked once."""
-    for status, message, error in ((400, "too high", BadRequest), (500, "upstream: too high", ProviderDown)):
-        provider = Endpoint(httpx.Response(status, json={"error": {"message": message}}))
-        with pytest.raises(error, match="too high"):
-            await ask(Pick, provider, config(max_retries=0), emit=Told())
-        assert len(provider.bodies) == 1
 
 
 async def test_an_endpoint_that_counts_no_streams_is_asked_for_one_alone() -> None:
@@ -382,7 +348,6 @@ PLAN = Plan(
 )
 PLAN_TEXT = PLAN.model_dump_json()
 PLAN_STREAM = stream(PLAN_TEXT)
-WRONG_PLAN = PLAN_TEXT.replace('"size":7', '"size":"seven"')
 
 
 def only_grow(drafts: list[Any]) -> bool:
@@ -390,29 +355,11 @@ def only_grow(drafts: list[Any]) -> bool:
     return all(extends(after, before) for before, after in pairwise(drafts))
 
 
-def with_tools(recorded: Interaction) -> list[str]:
-    """Return the recorded stream as it would have come in the arguments of a function."""
-    chunks = []
-    for data in read_events("".join(recorded.chunks)):
-        found = cast("Any", parse_chunk(data))
-        for choice in found["choices"] if found else []:
-            if choice["delta"].get("content"):
-                function = {"name": "Handbook", "arguments": choice["delta"].pop("content")}
-                choice["delta"]["tool_calls"] = [
-                    {"index": 0, "id": "c1", "type": "function", "function": function}
-                ]
-        chunks.append(f"data: {json.dumps(found) if found else data}\n\n")
-    return chunks
-
-
-@pytest.mark.parametrize("mode", ["json_schema", "tools"])
-async def test_a_recorded_reply_grows_to_what_was_validated(mode: str) -> None:
+async def test_a_recorded_reply_grows_to_what_was_validated() -> None:
     """Ten kilobytes of a real model: texts grow, rules appear one by one, the last draft is the reply."""
-    told, (recorded,) = Told(), read_cassette(CASSETTE)
-    transport: httpx.AsyncBaseTransport = ReplayTransport(CASSETTE, (recorded,))
-    if mode == "tools":
-        transport = Endpoint([piece.encode() for piece in with_tools(recorded)])
-    async with connected(transport, MODEL.model_copy(update={"mode": mode}), emit=told) as client:
+    told = Told()
+    transport = ReplayTransport(CASSETTE, read_cassette(CASSETTE))
+    async with connected(transport, MODEL, emit=told) as client:
         reply = await client.ask(LONG_PROMPT, Handbook, call_id=SAMPLE)
     assert len(reply.value.model_dump_json()) >= 10_000
     (drafts,) = told.attempts
@@ -481,22 +428,6 @@ async def test_who_watches_slowly_holds_up_no_answer() -> None:
     assert isinstance(told[-1], ModelCallFinished)
 
 
-async def test_an_element_that_does_not_fit_is_never_shown() -> None:
-    """Drafts end before it, as the attempt will."""
-    told = Told()
-    reply = await ask(Plan, Endpoint(stream(WRONG_PLAN), PLAN_STREAM), emit=told)
-    first, second = told.attempts
-    assert (len(first[-1]["parts"]), len(second[-1]["parts"]), reply.attempts) == (7, 8, 2)
-
-
-async def test_garbage_is_not_drafted() -> None:
-    """What is no JSON leaves no drafts, and no reset."""
-    told = Told()
-    reply = await ask(Plan, Endpoint(stream("I would rather not. " * 20), PLAN_STREAM), emit=told)
-    assert (reply.attempts, len(told.attempts)) == (2, 1)
-    assert told.attempts[0][-1] == PLAN.model_dump(mode="json")
-
-
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS
 VALUES = st.recursive(SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionaries(TEXTS, v, max_size=3))
@@ -535,68 +466,16 @@ def test_nothing_is_raised_whatever_is_written(value: Any, data: Any) -> None:
     [
         ('{"a": "x", "n": 12', {"a": "x"}),
         ('{"a": "x", "n": 12,', {"a": "x", "n": 12}),
-        ('{"a": "x\\ud83d', {"a": "x"}),
-        ('{"a": ["x", "y', {"a": ["x"]}),
-        ('{"a": [{"b": 1}', {"a": [{"b": 1}]}),
         ('{"a": [{"b": 1}, {"b": 2', {"a": [{"b": 1}]}),
         ('{"a": {"b": [1, [2, 3], 4', {"a": {"b": [1, [2, 3]]}}),
-        ('{"a": [', {}),
         ('{"a": NaN, "b": 1', None),
         ('{"a": "x\ny"', None),
-        ('["a", "b"', None),
-        ('```json\n{"a": 1', None),
-        ("", None),
         ('{"a": ' * 100_000, None),
     ],
 )
 def test_texts_grow_and_elements_come_whole(text: str, kept: Any) -> None:
     """A text is seen letter by letter; an element of a list, a number and a word once they have closed."""
     assert read_partial(text, Anything) == kept
-
-
-async def drafts_of(text: str, reply_type: type[ReplyModel]) -> list[Any]:
-    """Return the drafts of a reply that arrives in pieces."""
-    shown: list[Any] = []
-
-    async def keep(event: Any) -> None:
-        shown.append(event.draft)
-
-    fields = {"run_id": RUN, "step": 0, "role": "optimizer", "purpose": "draft", "call_id": "c"}
-    drafts = DraftStream(reply_type, fields, keep)
-
-    async def answer() -> Reply[ReplyModel]:
-        drafts.begin(())
-        for piece in stream(text):
-            drafts.feed(piece)
-        return Reply(value=reply_type.model_construct())
-
-    await drafts.follow(answer)
-    return shown[:-1]
-
-
-async def test_what_was_shown_is_never_taken_back() -> None:
-    """A member that is named twice stops the drafts of its attempt."""
-    shown = await drafts_of('{"a": "' + "x " * 50 + '", "a": {"b": "' + "y " * 100 + '"}}', Anything)
-    assert shown
-    assert only_grow(shown)
-    assert all(set(draft["a"]) <= set("x ") for draft in shown)
-
-
-async def test_drafts_cost_in_proportion_to_the_reply() -> None:
-    """All drafts of a reply together are some multiple of its length, however long it is."""
-
-    class Words(ReplyModel):
-        """A text and words."""
-
-        text: str = ""
-        words: list[str] = []
-
-    per_character = []
-    for scale in (1, 32):
-        text = json.dumps({"text": "abcd " * 100 * scale, "words": ["efgh"] * 100 * scale})
-        shown = await drafts_of(text, Words)
-        per_character.append(sum(len(json.dumps(draft)) for draft in shown) / len(text))
-    assert 1 < per_character[1] < 80
 
 
 async def test_a_reset_stands_between_attempts() -> None:
@@ -619,7 +498,10 @@ async def test_a_reset_stands_between_attempts() -> None:
     assert {event.attempt for event in told if isinstance(event, DraftUpdated)} == {1, 2}
 
 
-@pytest.mark.parametrize("failure", [[*PLAN_STREAM[:40], httpx.ReadError("gone")], stream(WRONG_PLAN)])
+@pytest.mark.parametrize(
+    "failure",
+    [[*PLAN_STREAM[:40], httpx.ReadError("gone")], stream(PLAN_TEXT.replace('"size":7', '"size":"seven"'))],
+)
 async def test_a_call_that_fails_takes_its_drafts_back(failure: list[bytes | Exception]) -> None:
     """After the last draft of a call that has no reply there is a reset, and then the call's end."""
     told = Told()
@@ -681,15 +563,6 @@ async def test_a_key_that_a_stream_takes_apart_is_never_seen(secret: str, size: 
         assert secret[:8] not in text
 
 
-async def test_texts_before_a_function_are_no_drafts() -> None:
-    """What a model says before it calls the function is not the reply."""
-    told = Told()
-    pieces = [chunk({"content": "Let me see. "}), *stream(PLAN_TEXT, tools=True)]
-    async with connected(Endpoint(pieces), config(mode="tools"), emit=told) as client:
-        assert (await client.ask(PROMPT, Plan, call_id=call_id())).value == PLAN
-    assert told.attempts == [[]]
-
-
 @pytest.mark.parametrize("end", ["", "!", '", "parts"' + " " * 1_000_000 + "x"])
 def test_a_draft_of_a_long_word_takes_linear_time(end: str) -> None:
     """A million letters without a gap, as in base64, are read at once; they once took hours."""
@@ -721,23 +594,9 @@ def test_events_are_the_same_however_they_are_cut(texts: list[str], end: str, da
     assert found == said == list(read_events(text))
 
 
-def test_data_of_several_lines_is_one() -> None:
-    """An event's lines of data are joined; the last event counts although no empty line ends it."""
-    assert list(read_events("data: a\ndata:b\n\nevent: none\n\ndata: [DONE]")) == ["a\nb", "[DONE]"]
-
-
 @pytest.mark.parametrize(
     ("pieces", "content", "usage"),
     [
-        (
-            [
-                chunk({"content": "{}"}, usage={"prompt_tokens": 10, "completion_tokens": 1}),
-                chunk({}, finish="stop", usage=COUNTS),
-                chunk({}, usage=None),
-            ],
-            "{}",
-            COUNTS,
-        ),
         (
             [b'data: {"choices": [{"delta": {"content": "\xe2\x80\xa8\xc2\x85"}}]}\n\n', chunk(usage=COUNTS)],
             "\u2028\x85",
@@ -752,7 +611,7 @@ def test_data_of_several_lines_is_one() -> None:
             None,
         ),
     ],
-    ids=["the last usage", "separators of lines", "halves of a character"],
+    ids=["separators of lines", "halves of a character"],
 )
 def test_chunks_are_put_together(pieces: list[bytes], content: str, usage: Any) -> None:
     """The last usage counts; line separators in a text end no line; a pair that was cut in two is whole again."""
@@ -823,28 +682,21 @@ def test_words_for_a_cut_answer_are_one(written: str, read: str) -> None:
 
 
 COUNTED: dict[str, Any] = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
-CACHED: dict[str, Any] = COUNTED | {"prompt_tokens_details": {"cached_tokens": 4}}
 COUNTED_ONE = Usage(calls=1, input_tokens=10, output_tokens=3)
 SILENT = Usage(calls=1, uncounted=1)
-
-
-def cached(count: int) -> Usage:
-    """Return the usage of an answer of whose input so much was cached."""
-    return COUNTED_ONE.model_copy(update={"cached_tokens": count})
 
 
 @pytest.mark.parametrize(
     ("body", "usage"),
     [
         ({"choices": [], "usage": COUNTED}, COUNTED_ONE),
-        ({"usage": CACHED}, cached(4)),
-        ({"usage": COUNTED | {"prompt_tokens_details": {"cached_tokens": 99}}}, cached(10)),
-        ({"usage": COUNTED | {"prompt_tokens_details": None}}, COUNTED_ONE),
-        ({"usage": None}, SILENT),
-        ({"choices": []}, SILENT),
+        (
+            {"usage": COUNTED | {"prompt_tokens_details": {"cached_tokens": 99}}},
+            COUNTED_ONE.model_copy(update={"cached_tokens": 10}),
+        ),
         ({"usage": {"prompt_tokens": 10}}, SILENT),
         ([1], SILENT),
-        *(({"usage": COUNTED | {"prompt_tokens": n}}, SILENT) for n in (-1, True, "7", 1.5, None, 10**30)),
+        *(({"usage": COUNTED | {"prompt_tokens": n}}, SILENT) for n in (-1, True, "7", 10**30)),
     ],
 )
 def test_whole_answers(body: object, usage: Usage) -> None:
