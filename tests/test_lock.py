@@ -108,22 +108,6 @@ def test_an_identity_is_owned_once_in_a_store(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("change", ["remove", "replace", "move its folder"])
-def test_a_lock_that_protects_nothing_is_noticed(tmp_path: Path, change: str) -> None:
-    """A lock file that was removed, replaced or moved is one error that names it; before, the lock is fine."""
-    with own_run(tmp_path / "run", tmp_path / "runs.db", "r1") as owned:
-        owned.check()
-        if change == "move its folder":
-            (tmp_path / "run").rename(tmp_path / "moved")
-        else:
-            (tmp_path / "run" / "run.lock").unlink()
-        if change == "replace":
-            (tmp_path / "run" / "run.lock").write_text("")
-        with pytest.raises(StoreError, match=r"run\.lock was removed, moved or replaced") as noticed:
-            owned.check()
-        assert "\n" not in str(noticed.value)
-
-
 FORKED = """
 import os, sys
 from pathlib import Path
@@ -151,28 +135,6 @@ def test_a_fork_of_the_owner_owns_nothing(tmp_path: Path) -> None:
         os.kill(fork, 0)
         with own(tmp_path):
             pass
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no pipes in folders")
-def test_a_lock_file_that_is_a_pipe(tmp_path: Path) -> None:
-    """A pipe in place of the lock file is one error, and nothing waits for it."""
-    os.mkfifo(tmp_path / "run.lock")
-    with pytest.raises(StoreError, match=r"run\.lock: it is no regular file"), own(tmp_path):
-        pass
-
-
-def test_an_error_releases_the_folder(tmp_path: Path) -> None:
-    """An error inside the block is passed on and the folder is free afterwards."""
-    with pytest.raises(LookupError), own(tmp_path):
-        raise LookupError
-    with own(tmp_path):
-        pass
-
-
-def test_folders_are_apart_and_made_where_missing(tmp_path: Path) -> None:
-    """Two folders can be held at the same time; one that does not exist is made."""
-    with own(tmp_path / "a" / "b"), own(tmp_path / "a" / "c"):
-        assert (tmp_path / "a" / "b").is_dir()
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

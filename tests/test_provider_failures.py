@@ -128,15 +128,6 @@ def assert_failed(ended: subprocess.CompletedProcess[str], out_dir: Path, *, ste
 
 
 @pytest.mark.slow
-def test_a_provider_that_never_answers_fails_the_run(world: Path, server: Server, tmp_path: Path) -> None:
-    """A dead provider ends a run as failed, with a reason and an exit code, before its first step."""
-    server.ask("break/target")
-    config = impatient(world, tmp_path / "run", url=server.url)
-    assert_failed(commanded(config, tmp_path), tmp_path / "run", steps=0)
-    server.ask("mend")
-
-
-@pytest.mark.slow
 def test_a_provider_that_dies_fails_the_run(world: Path, server: Server, tmp_path: Path) -> None:
     """A provider that dies ends a run as failed; once it is back, the command goes on to the unbroken end."""
     server.ask("break/optimizer/merge/step=2")
@@ -179,12 +170,6 @@ def test_what_an_outage_cut_off_is_tried_again(
     """Whenever a provider dies, a restart leaves nothing unmeasured and goes on to the unbroken end."""
     answers = 2 + moment * clean.asked("optimizer/") // DEATHS
     assert_nothing_is_lost(world, clean, tmp_path, answers=answers)
-
-
-@pytest.mark.slow
-def test_a_comparison_that_an_outage_cut_off_is_made_again(world: Path, clean: Clean, tmp_path: Path) -> None:
-    """A provider that dies within an epoch's comparison leaves no gap in what the memory is made from."""
-    assert_nothing_is_lost(world, clean, tmp_path, answers=clean.asked("optimizer/meta_skill") - 1)
 
 
 class Outage(PureNetwork):

@@ -18,11 +18,8 @@ from reflact.concurrency import fan_out, open_task_group
 from reflact.config.models import ModelConfig
 from reflact.llm import rate_limit
 from reflact.llm.rate_limit import (
-    DECREASE,
-    INCREASE_SHARE,
     MINUTE_SECONDS,
     PATIENCE_SECONDS,
-    AdaptiveRate,
     Endpoint,
     EndpointClient,
     LimitChange,
@@ -242,24 +239,8 @@ class Server:
         return (self._served[0] if self._sliding else start) + self._seconds - now
 
 
-class Bucket:
-    """Allows so many requests a second and saves up so many."""
-
-    def __init__(self, rate: float, most: float) -> None:
-        self._rate, self._most, self._level, self._at = rate, most, most, 0.0
-
-    def refuses_for(self, now: float) -> float | None:
-        """Serve a request, or return for how many seconds none will be."""
-        self._level = min(self._most, self._level + (now - self._at) * self._rate)
-        self._at = now
-        if self._level >= 1:
-            self._level -= 1
-            return None
-        return (1 - self._level) / self._rate
-
-
 def load(
-    server: Server | Bucket | Chance | Drop,
+    server: Server | Drop,
     *,
     seconds: float,
     warm: float,
@@ -292,17 +273,6 @@ def load(
     return sum(late) / (seconds - warm), 1 - sum(late) / len(late)
 
 
-class Chance:
-    """Refuses calls at random, at any rate."""
-
-    def __init__(self, share: float) -> None:
-        self._share, self._draw = share, random.Random(3)
-
-    def refuses_for(self, now: float) -> float | None:
-        """Serve a request, or not."""
-        return 0.0 if self._draw.random() < self._share else None
-
-
 class Drop:
     """Another server from some second on."""
 
@@ -314,11 +284,9 @@ class Drop:
         return (self._first if now < self._at else self._second).refuses_for(now)
 
 
-SERVERS: dict[str, Callable[[float], Server | Bucket]] = {
+SERVERS: dict[str, Callable[[float], Server]] = {
     "sliding": lambda rate: Server(rate, 1.0, sliding=True),
     "fixed": lambda rate: Server(rate, 1.0, sliding=False),
-    "bucket": lambda rate: Bucket(rate, rate / 10),
-    "full bucket": lambda rate: Bucket(rate, rate),
 }
 SAYS: dict[str, Callable[[float], float | None]] = {
     "nothing": lambda wait: None,
@@ -346,13 +314,6 @@ def test_a_slow_server_refuses_few_calls(rate: int) -> None:
     served, refused = load(SERVERS["sliding"](rate), seconds=300, warm=60, says=SAYS["nothing"], slots=16)
     assert served >= 0.8 * rate
     assert refused <= 0.25
-
-
-@pytest.mark.parametrize("share", [0.01, 0.1])
-def test_refusals_by_chance_do_not_stop_an_endpoint(share: float) -> None:
-    """Where calls are refused at any rate, the rate does not fall for ever: it stays above some calls a second."""
-    served, _ = load(Chance(share), seconds=120, warm=30, says=SAYS["nothing"], slots=8)
-    assert served >= (20 if share == 0.01 else 5)
 
 
 @pytest.mark.parametrize(
@@ -387,19 +348,6 @@ async def test_a_rate_that_holds_nothing_back_does_not_grow(workers: int, keys: 
     assert (found, endpoint.rate.rate) == (10.0, 10.0)
 
 
-async def test_a_rate_stops_growing_once_slots_hold_calls_back() -> None:
-    """Of a queue that first waits for its turns and then for slots, only the first part teaches anything."""
-    endpoint = Endpoint("e", draw=lambda: 1.0)
-    with EndpointClient(endpoint, limits(concurrency=2)) as client:
-        await call(client, [], status=429)
-        await anyio.sleep(5)
-        async with open_task_group() as tasks:
-            for number in range(30):
-                seconds = 0.0 if number < 5 else 10.0
-                tasks.start_soon(lambda seconds: call(client, [], seconds=seconds), seconds)
-    assert 2.0 < (endpoint.rate.rate or 0.0) < 5.0
-
-
 async def test_a_rate_that_holds_calls_back_grows_by_one_each_second() -> None:
     """The same load without other bounds finds that the endpoint serves more."""
     endpoint = Endpoint("e", draw=lambda: 1.0)
@@ -410,29 +358,6 @@ async def test_a_rate_that_holds_calls_back_grows_by_one_each_second() -> None:
         await fan_out(lambda _: call(client, []), range(40))
     seconds = anyio.current_time() - begun
     assert endpoint.rate.rate == pytest.approx(0.5 + seconds, rel=0.4)
-
-
-@given(st.integers(1, 100), st.integers(0, 400))
-def test_a_rate_begins_at_what_was_served(in_flight: int, served: int) -> None:
-    """Those of the last second count, and half the calls in flight; each back-off lowers it alike."""
-    rate_control = AdaptiveRate()
-    for number in range(2 * served):
-        rate_control.increase(number / max(served, 1), rate_limited=False)
-    rate_control.decrease(2.0, in_flight)
-    first = rate_control.rate
-    assert first == pytest.approx(in_flight / 2 + served, abs=1)
-    rate_control.decrease(3.0, in_flight)
-    assert rate_control.rate == pytest.approx(DECREASE * (first or 0))
-
-
-@pytest.mark.parametrize("rate", [0.5, 50.0])
-def test_an_answer_adds_little_once_the_rate_fell(rate: float) -> None:
-    """A low rate grows by a share of itself, so that a slow server is not asked too much."""
-    rate_control = AdaptiveRate()
-    rate_control.rate = rate / DECREASE
-    rate_control.decrease(0.0, 1)
-    rate_control.increase(1.0, rate_limited=True)
-    assert rate_control.rate == pytest.approx(rate + min(1 / rate, INCREASE_SHARE * rate))
 
 
 async def refused_calls(client: EndpointClient, count: int) -> list[float]:

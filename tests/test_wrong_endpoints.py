@@ -110,12 +110,6 @@ def test_a_port_where_nobody_listens(tmp_path: Path) -> None:
         assert_one_message(trained(tmp_path, url), url, "cannot be reached", "check models.target.base_url")
 
 
-def test_a_name_that_no_host_has(tmp_path: Path) -> None:
-    """A host that is not found is told by its address and the key to change."""
-    url = "http://nowhere.invalid/v1"
-    assert_one_message(trained(tmp_path, url), url, "cannot be reached", "check models.target.base_url")
-
-
 @contextmanager
 def secured(prepare: Callable[[ssl.SSLContext], None]) -> Iterator[tuple[str, list[int]]]:
     """Listen with TLS for the length of the block; gives the address, and a list of all connections."""
@@ -170,10 +164,3 @@ def test_a_certificate_that_is_not_trusted(tmp_path: Path) -> None:
         done = trained(tmp_path, url, "models.target.max_retries=5")
     assert_one_message(done, url, "certificate", "models.target.base_url", "SSL_CERT_FILE")
     assert len(connections) <= CONCURRENCY
-
-
-def test_a_server_that_speaks_no_tls(tmp_path: Path) -> None:
-    """An https address of a server without TLS is told by its address and the key to change."""
-    with serving(lambda handler: None) as url:
-        address = url.replace("http://", "https://")
-        assert_one_message(trained(tmp_path, address), address, "check models.target.base_url")
