@@ -110,35 +110,6 @@ async def test_nothing_secret_and_no_host_is_written(tmp_path: Path) -> None:
         assert secret not in written
 
 
-async def test_passing_failures_and_refused_keys_are_not_recorded(tmp_path: Path) -> None:
-    """What a later attempt may mend is no answer; what refuses a request for good is one."""
-    statuses = [500, 429, 401, 403, 307, 400]
-    for status in statuses:
-        answer = httpx.Response(status, json={"error": {"message": f"bad {SECRET}"}})
-        async with open_cassette(
-            tmp_path / f"{status}.jsonl", mode="record", inner=Endpoint(answer)
-        ) as transport:
-            await transport.handle_async_request(raw())
-    kept = [status for status in statuses if (tmp_path / f"{status}.jsonl").exists()]
-    assert kept == [400]
-
-
-async def test_a_settled_mode_replays(tmp_path: Path) -> None:
-    """The refusals by which `auto` found its way are part of the recording."""
-
-    def picky(body: Any) -> httpx.Response:
-        if "tools" in body or body["response_format"]["type"] == "json_schema":
-            return httpx.Response(400, json={"error": {"message": "unknown format"}})
-        return completion('{"word": "yes"}')
-
-    said = []
-    for mode, inner in (("record", Endpoint(picky)), ("replay", None)):
-        async with taped(tmp_path / "c.jsonl", mode, inner, settings=config(mode="auto")) as llm:
-            said.append(await llm.ask(PROMPT, Word, call_id=call_id()))
-    assert said[0] == said[1]
-    assert [line.status for line in read_cassette(tmp_path / "c.jsonl")] == [400, 400, 200]
-
-
 async def test_what_is_recorded_is_not_asked_again(tmp_path: Path) -> None:
     """A recording that was interrupted goes on from where it was, and stays free of contradictions."""
     await recorded(tmp_path / "c.jsonl", "a", "b")
@@ -148,14 +119,6 @@ async def test_what_is_recorded_is_not_asked_again(tmp_path: Path) -> None:
             await llm.ask(asked(text), Word, call_id=call_id(text))
     assert [body["messages"][-1]["content"] for body in endpoint.bodies] == ["c"]
     assert len(read_cassette(tmp_path / "c.jsonl")) == 3
-
-
-async def test_lines_are_whole_as_soon_as_their_answers_are_used(tmp_path: Path) -> None:
-    """A recording that is killed holds every answer that anything has seen."""
-    async with taped(tmp_path / "c.jsonl", "record", Endpoint(echo)) as llm:
-        for number in range(3):
-            await llm.ask(asked(str(number)), Word, call_id=call_id(str(number)))
-            assert len(read_cassette(tmp_path / "c.jsonl")) == number + 1
 
 
 async def test_garbled_answers_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,13 +109,6 @@ async def test_a_pool_comes_back_once(how: str) -> None:
     assert len(pools) == 2
 
 
-async def test_without_pools_of_ones_own_the_network_is_asked() -> None:
-    """A port that nobody listens on is a failure to connect."""
-    async with PooledTransport() as network:
-        with pytest.raises(httpx.ConnectError):
-            await network.handle_async_request(httpx.Request("GET", "http://127.0.0.1:9/"))
-
-
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The environment without variables of proxies and certificates."""

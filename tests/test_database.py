@@ -180,37 +180,6 @@ async def test_readers_do_not_block_the_writer(database: Database) -> None:
     assert seen == [0, 0]
 
 
-async def test_reads_cannot_write(database: Database) -> None:
-    """A read that tries to write is refused."""
-    with pytest.raises(StoreError, match="read-only"):
-        await database.read(lambda tables: tables.execute("DELETE FROM notes").rowcount)
-
-
-async def test_no_threads_are_left_behind(path: Path) -> None:
-    """After closing, also after a failed opening, the process has the threads that it had before."""
-    before = set(threading.enumerate())
-    async with Database(path, NOTES) as database:
-        await fan_out(lambda n: put(database, str(n)), range(8))
-        await fan_out(lambda _: texts(database), range(8))
-        assert set(threading.enumerate()) > before
-    overwrite(path, b"no database" * 1000)
-    with pytest.raises(StoreError):
-        async with Database(path, NOTES):
-            pass
-    assert set(threading.enumerate()) == before
-
-
-async def test_it_works_only_while_open(path: Path) -> None:
-    """Before opening and after closing, reads and writes are refused in a sentence."""
-    database = Database(path, NOTES)
-    with pytest.raises(StoreError, match="not open"):
-        await put(database, "early")
-    async with database:
-        pass
-    with pytest.raises(StoreError, match="not open"):
-        await texts(database)
-
-
 async def test_a_database_may_be_opened_after_a_fork_but_not_before(path: Path) -> None:
     """A forked process is refused by a database that its parent opened, and does not wait for its threads."""
     async with Database(path, NOTES) as database:

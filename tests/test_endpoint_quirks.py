@@ -14,7 +14,7 @@ import anyio
 import httpx
 import pytest
 
-from reflact import Trainer, read_run
+from reflact import Trainer
 from reflact.reporting.facts import ResultFact
 from reflact.testing import Fault, FaultyTransport
 
@@ -180,15 +180,6 @@ def test_a_refusal_for_ever_is_no_endless_loop(tmp_path: Path, role: str, name: 
         assert ResultFact(summary=first).result.startswith("Better: 8 of 8 test items solved instead of 0 ")
         assert "Not counted: 2 rollouts without a score." in ResultFact(summary=first).result
         assert first.claim.improvement.n == 8
-
-
-def test_an_analyst_that_is_refused_is_one_without_a_reply(tmp_path: Path) -> None:
-    """The other one's edits are taken, and the record has the reason."""
-    check(tmp_path, ("optimizer", "filtered_prompt"), REFUSALS["optimizer", "filtered_prompt"])
-    (step,) = anyio.run(read_run, tmp_path / "run").steps
-    reasons = [report.no_reply_reason for report in step.reports]
-    assert [reason is None for reason in reasons].count(True) == 1
-    assert step.verdict.action == "accept_new_best"
 
 
 class Killing:

@@ -17,7 +17,6 @@ from reflact.errors import (
     AccessDenied,
     BadRequest,
     ConfigError,
-    ContextOverflow,
     ModelError,
     ProviderDown,
     RequestRefused,
@@ -26,7 +25,6 @@ from reflact.llm.budget import Account
 from reflact.llm.client import Client, identify_model
 from reflact.llm.structured import build_schema
 from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
-from reflact.records import Usage
 from reflact.store.runs import open_store
 from reflact.types import FrozenModel
 
@@ -57,15 +55,6 @@ GOOD = completion(TEXT)
 def refused(status: int, message: str, code: str | None = None) -> httpx.Response:
     """Return a refusal in the shape of OpenAI's errors."""
     return httpx.Response(status, json={"error": {"message": message, "type": "x", "code": code}})
-
-
-async def test_a_reply_is_exactly_of_the_type_asked_for() -> None:
-    """Values are equal to, and pickled and compared like, any other of their type."""
-    reply = await ask(Pick, Endpoint(GOOD))
-    assert reply.value == VALUE
-    assert type(reply.value) is Pick
-    assert reply.attempts == 1
-    assert reply.usage == Usage(calls=1, input_tokens=10, cached_tokens=4, output_tokens=3)
 
 
 HOSTILE = 'Use {braces}, {{ jinja }}, {% raw %}, {# note #}, $dollars, ${shell}, %s and "quotes"\\n.'
@@ -102,18 +91,6 @@ async def test_plain_replies_are_taken_as_they_are(answer: httpx.Response, text:
     reply = await ask(Text, endpoint, config(mode="auto"))
     assert (reply.value, reply.attempts) == (Text(text=text), 1)
     assert endpoint.bodies == [{"model": "m", "messages": [m.model_dump() for m in PROMPT.messages]}]
-
-
-async def test_plain_replies_are_checked_too() -> None:
-    """A check that refuses a text sends it back with the reason."""
-
-    def short(reply: Text) -> None:
-        if len(reply.text) > 3:
-            raise ValueError("more than three characters")
-
-    endpoint = Endpoint(completion("four"), completion("two"))
-    reply = await ask(Text, endpoint, check=short)
-    assert (reply.value.text, reply.attempts) == ("two", 2)
 
 
 async def test_settings_are_sent_and_absent_ones_left_out() -> None:
@@ -300,28 +277,6 @@ async def test_auto_settles_on_the_first_mode_the_endpoint_accepts(
     assert len(endpoint.requests) == tried + 2
 
 
-@pytest.mark.parametrize(
-    ("said", "settles"), [("'loc': ('body', 'response_format', 'type')", True), ("out of memory", False)]
-)
-async def test_a_server_error_counts_as_a_refused_format_only_if_it_names_the_field(
-    said: str, settles: bool
-) -> None:
-    """Servers that fail with 500 on a field they cannot read are asked in the next mode."""
-
-    def answer(body: Any) -> httpx.Response:
-        if "tools" in body:
-            return completion(TEXT, arguments=TEXT)
-        return refused(500, said)
-
-    store = await opened()
-    async with connected(Endpoint(answer), config(mode="auto", max_retries=0), store=store) as client:
-        if settles:
-            assert (await client.ask(PROMPT, Pick, call_id=call_id("a"))).value == VALUE
-            return
-        with pytest.raises(ProviderDown, match=said):
-            await client.ask(PROMPT, Pick, call_id=call_id("a"))
-
-
 PROSE = "The first part is best, I think."
 
 
@@ -433,14 +388,6 @@ async def test_concurrent_calls_settle_the_mode_once() -> None:
     assert len(endpoint.requests) == 2 + 10
 
 
-async def test_an_endpoint_that_refuses_every_mode_says_why() -> None:
-    """The first refusal is the error: it answers the format that most endpoints know."""
-    endpoint = Endpoint(refused(404, "no such page"), refused(400, "later"))
-    with pytest.raises(RequestRefused, match="no such page"):
-        await ask(Pick, endpoint, config(mode="auto"))
-    assert len(endpoint.requests) == 4
-
-
 async def test_one_exchange_on_the_wire() -> None:
     """Without a transport of its own the client posts to the configured address, with the key and once."""
     store = await opened()
@@ -453,33 +400,6 @@ async def test_one_exchange_on_the_wire() -> None:
     (call,) = route.calls
     assert call.request.headers["authorization"] == BEARER
     assert json.loads(call.request.content)["temperature"] == 0.5
-
-
-VLLM = "This model's maximum context length is 4096 tokens. However, you requested 5000."
-LLAMA = "the request exceeds the available context size, try increasing it"
-
-
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        (
-            refused(400, "This model's maximum context length is 8192.", "context_length_exceeded"),
-            ContextOverflow,
-        ),
-        (httpx.Response(400, json={"object": "error", "message": VLLM, "code": 400}), ContextOverflow),
-        (refused(400, LLAMA, "exceed_context_size_error"), ContextOverflow),
-        (refused(500, "no"), ProviderDown),
-    ],
-)
-async def test_what_is_no_refusal_of_a_format_tries_no_other_mode(
-    answer: httpx.Response, error: type[ModelError]
-) -> None:
-    """It ends the search with its own error; OpenAI's, vLLM's and llama.cpp's words for overflow are known."""
-    store, endpoint = await opened(), Endpoint(answer)
-    with pytest.raises(error):
-        await ask(Pick, endpoint, config(mode="auto", max_retries=0), store=store)
-    assert len(endpoint.requests) == 1
-    assert await store.decision_log(RUN).get(0, "mode/optimizer") is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from reflact.cli.app import app
-from reflact.errors import RunConflict, StoreError
+from reflact.errors import RunConflict
 from reflact.store.lock import Ownership, is_owned, own_run
 from served import HANGS, Endpoint, reflact_process, world
 
@@ -83,14 +83,6 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
             assert f"process {os.getpid()} " in (tmp_path / "run.lock").read_text()
 
 
-def test_two_trainers_of_one_process_exclude_each_other(tmp_path: Path) -> None:
-    """The lock also holds within a process, which is told that it is itself what holds the folder."""
-    with own(tmp_path), pytest.raises(RunConflict) as refusal, own(tmp_path):
-        pass
-    assert f"process {os.getpid()} " in str(refusal.value)
-    assert "async with" in str(refusal.value)
-
-
 def test_an_identity_is_owned_once_in_a_store(tmp_path: Path) -> None:
     """A run is owned once in a store, also by a link to the store; its other runs and other stores are apart."""
     (tmp_path / "link.db").symlink_to(tmp_path / "runs.db")
@@ -135,16 +127,6 @@ def test_a_fork_of_the_owner_owns_nothing(tmp_path: Path) -> None:
         os.kill(fork, 0)
         with own(tmp_path):
             pass
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    """A file in place of the folder is a store error that names the lock file."""
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(StoreError, match=r"cannot create the lock file .*run\.lock"),
-        own(tmp_path / "file"),
-    ):
-        pass
 
 
 # ------------------------------------------------------------------------------------------ a run under way

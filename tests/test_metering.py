@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened, watched
-from reflact.concurrency import fan_out, open_task_group
+from reflact.concurrency import fan_out
 from reflact.config.models import Price
 from reflact.config.training import BudgetConfig
 from reflact.errors import BudgetSpent, CassetteMiss, ModelError, ProviderDown
@@ -40,15 +40,6 @@ async def taken(store: InMemoryRunStore) -> tuple[Usage, int, Usage]:
     """Return usage, unsettled calls and worst case of the only purpose in a store."""
     (spent,) = await store.spend(RUN)
     return spent.usage, spent.unsettled, spent.worst_case
-
-
-async def test_an_answer_costs_what_it_consumed() -> None:
-    """Ledger and reply hold the same tokens and the same price, and nothing is left reserved."""
-    store = await opened()
-    reply = await ask(Text, Endpoint(GOOD), PRICED, store=store)
-    expected = Usage(calls=1, input_tokens=100, cached_tokens=40, output_tokens=7, usd=COST)
-    assert await taken(store) == (expected, 0, Usage())
-    assert reply.usage == expected
 
 
 async def test_an_intent_holds_the_worst_case_of_its_call() -> None:
@@ -127,16 +118,6 @@ async def test_what_may_be_charged_is_booked_although_a_repeat_succeeds(
             await client.ask(PROMPT, Text, call_id=call_id("next"))
 
 
-async def test_what_is_stored_costs_nothing() -> None:
-    """A second start with nothing left of its budget still has the answers of the first."""
-    store = await opened()
-    first = await ask(Text, Endpoint(GOOD), PRICED, store=store)
-    async with connected(Endpoint(GOOD), PRICED, store=store, budget=budget(max_calls=0)) as client:
-        assert await client.ask(PROMPT, Text, call_id=call_id()) == first
-        with pytest.raises(BudgetSpent, match=r"budget\.max_calls is 0"):
-            await client.ask(PROMPT, Text, call_id=call_id("next"))
-
-
 Send = Callable[[str], Awaitable[str]]
 
 
@@ -197,30 +178,6 @@ async def test_the_time_for_one_attempt_counts_to_the_last_byte() -> None:
                 await send(str(network))
     assert network.closed == 1
     assert (await taken(store))[1] == 2
-
-
-async def test_a_call_that_was_never_sent_returns_what_it_held() -> None:
-    """Cancelled while it waits for the endpoint, it has cost nothing."""
-    store = await opened()
-    network = Slow(5)
-    held = budget(max_calls=2)
-
-    async def leave_early(send: Send) -> None:
-        with anyio.move_on_after(1):
-            await send("impatient")
-
-    async with paying(network, store, held, concurrency=1) as send:
-        async with open_task_group() as tasks:
-            tasks.start_soon(send, "first")
-            tasks.start_soon(leave_early, send)
-        await send("second")
-        with pytest.raises(BudgetSpent):
-            await send("third")
-    assert network.sent == 2
-    assert (await taken(store))[:2] == (
-        Usage(calls=2, input_tokens=200, cached_tokens=80, output_tokens=14),
-        0,
-    )
 
 
 async def test_who_waits_for_a_budget_holds_no_place_at_the_endpoint() -> None:
@@ -335,16 +292,3 @@ async def test_a_prompt_that_its_server_cut_is_counted(
     async with connected(Endpoint(counted("fine", tokens)), store=store) as client:
         await client.ask(prompt, Text, call_id=call_id())
     assert [each.kind for each in await store.faults(RUN)] == (["cut prompt"] if is_cut else [])
-
-
-async def test_a_reply_of_another_model_is_counted() -> None:
-    """A gateway that falls back says so by the name of the model alone; the first name is that of the endpoint."""
-    names = ("", "a", "\ud800", "a", "")
-    answers = [
-        httpx.Response(200, content=json.dumps({**counted("fine").json(), "model": name})) for name in names
-    ]
-    store = await opened()
-    async with connected(Endpoint(*answers), store=store) as client:
-        for number in range(5):
-            await client.ask(PROMPT, Text, call_id=call_id(f"c{number}"))
-    assert [(each.kind, each.count) for each in await store.faults(RUN)] == [("other model", 1)]

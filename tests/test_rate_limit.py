@@ -70,18 +70,6 @@ async def test_no_more_calls_are_in_flight_than_the_strictest_role_allows() -> N
     assert (max(highest), len(highest)) == (3, 20)
 
 
-async def test_limits_count_while_their_role_is_open() -> None:
-    """When the strict role leaves, its waiting neighbours go at once."""
-    endpoint, done = Endpoint("e"), list[float]()
-    with EndpointClient(endpoint, limits(**WIDE)) as wide:
-        async with open_task_group() as tasks:
-            with EndpointClient(endpoint, limits(concurrency=1)):
-                for _ in range(5):
-                    tasks.start_soon(lambda: call(wide, done, seconds=10))
-                await anyio.sleep(1)
-    assert done == [0.0, 1.0, 1.0, 1.0, 1.0]
-
-
 async def test_calls_are_admitted_in_the_order_in_which_they_asked() -> None:
     """A large call is not overtaken by small ones that would fit."""
     endpoint, order = Endpoint("e"), list[int]()
@@ -154,16 +142,6 @@ def test_no_minute_holds_more_tokens_than_allowed(calls: list[tuple[int, int]]) 
         assert before == 0 or before + estimate <= 100
 
 
-async def test_a_call_larger_than_a_minute_goes_alone() -> None:
-    """It could never fit, so it waits for an empty minute instead of for ever."""
-    endpoint, done = Endpoint("e"), list[float]()
-    with EndpointClient(endpoint, limits(tokens_per_minute=100, **WIDE)) as client:
-        for tokens in (50, 5000, 1):
-            await call(client, done, tokens=tokens)
-    first, second, third = done
-    assert (first, MINUTE_SECONDS < second < 62, MINUTE_SECONDS < third - second < 62) == (0.0, True, True)
-
-
 async def test_estimates_are_corrected_by_what_calls_took() -> None:
     """A cautious estimate holds others back only until the answer says what was taken."""
     endpoint, done = Endpoint("e"), list[float]()
@@ -209,16 +187,6 @@ async def test_without_a_sensible_time_fruitless_back_offs_double(asked: float |
         await call(client, [])
         await call(client, [], status=503, retry_after=asked)
     assert [change.seconds for change in told] == pytest.approx([0.5, 1, 2, 4, 8, 16, 30, 30, 0.5])
-
-
-@pytest.mark.parametrize("status", [None, 400, 500, 502])
-async def test_other_failures_are_no_reason_to_slow_down(status: int | None) -> None:
-    """Only 429 and 503 say that an endpoint is asked too much."""
-    endpoint, done = Endpoint("e", draw=lambda: 1.0), list[float]()
-    with EndpointClient(endpoint, limits()) as client:
-        await call(client, done, status=status)
-        await call(client, done)
-    assert done == [0.0, 0.0]
 
 
 class Server:
@@ -346,18 +314,6 @@ async def test_a_rate_that_holds_nothing_back_does_not_grow(workers: int, keys: 
     with EndpointClient(endpoint, limits(**WIDE | keys)) as client:
         await fan_out(worker, [client] * workers)
     assert (found, endpoint.rate.rate) == (10.0, 10.0)
-
-
-async def test_a_rate_that_holds_calls_back_grows_by_one_each_second() -> None:
-    """The same load without other bounds finds that the endpoint serves more."""
-    endpoint = Endpoint("e", draw=lambda: 1.0)
-    with EndpointClient(endpoint, limits(**WIDE)) as client:
-        await call(client, [], status=429)
-        await anyio.sleep(1)
-        begun = anyio.current_time()
-        await fan_out(lambda _: call(client, []), range(40))
-    seconds = anyio.current_time() - begun
-    assert endpoint.rate.rate == pytest.approx(0.5 + seconds, rel=0.4)
 
 
 async def refused_calls(client: EndpointClient, count: int) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import anyio
@@ -14,9 +13,8 @@ from hypothesis import strategies as st
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened, watched
 from reflact.concurrency import fan_out
-from reflact.llm.cache_keys import build_cache_key, strip_credentials, strip_to_endpoint
-from reflact.messages import CallId, ReplyModel, StoredResponse, Text
-from reflact.testing import InMemoryRunStore
+from reflact.llm.cache_keys import build_cache_key
+from reflact.messages import CallId, ReplyModel, Text
 from reflact.types import digest_json
 
 pytestmark = pytest.mark.virtual_time
@@ -88,21 +86,6 @@ def test_keys_hash_canonical_json(body: dict[str, Any]) -> None:
     )
 
 
-@pytest.mark.parametrize("part", ["endpoint", "path", "body", "call_id", "reply"])
-def test_every_part_of_a_request_is_in_its_key(part: str) -> None:
-    """Changing any one part changes the key."""
-    parts = dict(CASES[0][0])
-    parts[part] = json.dumps({"model": "other"}) if part == "body" else parts[part] + "x"
-    assert build_cache_key(**parts) != CASES[0][1]
-
-
-def test_addresses_lose_their_secrets() -> None:
-    """Credentials, queries and fragments are in no endpoint and in no message."""
-    url = "https://user:secret@host:8443/v1/chat?key=secret#secret"
-    assert strip_to_endpoint(url) == "https://host:8443"
-    assert strip_credentials(url) == "https://host:8443/v1/chat"
-
-
 async def test_the_intent_is_stored_before_sending_and_the_answer_before_anyone_sees_it() -> None:
     """Killed between any two of these, a run repeats nothing that had finished."""
     store = await watched()
@@ -171,28 +154,6 @@ async def test_equal_calls_in_flight_are_one_request(patience: list[float], requ
     assert spent.usage.calls == 1 + (9 in patience)
 
 
-async def test_a_slow_look_up_does_not_pay_again() -> None:
-    """A caller whose look-up began before the answer was stored, and ends after it, sends nothing."""
-
-    class Slow(InMemoryRunStore):
-        looked = 0
-
-        async def find_response(self, key: str) -> StoredResponse | None:
-            found = await super().find_response(key)
-            self.looked += 1
-            for _ in range(100 if self.looked == 2 else 0):
-                await anyio.lowlevel.checkpoint()
-            return found
-
-    store = Slow()
-    await store.open_run(RUN, {}, {})
-    endpoint = Endpoint(GOOD)
-    async with connected(endpoint, store=store) as client, anyio.create_task_group() as tasks:
-        for _ in range(2):
-            tasks.start_soon(lambda: client.ask(PROMPT, Word, call_id=call_id()))
-    assert len(endpoint.requests) == 1
-
-
 async def test_two_trials_of_one_text_are_two_effects() -> None:
     """At temperature 1 each trial draws for itself: same body, two requests, two stored answers."""
     endpoint = Endpoint(completion("heads"), completion("tails"))
@@ -204,13 +165,3 @@ async def test_two_trials_of_one_text_are_two_effects() -> None:
         assert said == ["heads", "tails"]
     assert len(endpoint.requests) == 2
     assert len({reply.key for reply in store.replies}) == 2
-
-
-async def test_the_sample_can_be_forwarded_in_a_header() -> None:
-    """A proxy may see the label of each call, where asked for; it is not part of the key."""
-    endpoint = Endpoint(GOOD)
-    store = await opened()
-    await ask(Word, endpoint, config(call_id_header="X-Call"), store=store)
-    assert endpoint.requests[0].headers["x-call"] == call_id().label
-    await ask(Word, endpoint, store=store)
-    assert len(endpoint.requests) == 1

@@ -12,8 +12,6 @@ import pytest
 import respx
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened
-from reflact.concurrency import fan_out
-from reflact.config.training import BudgetConfig
 from reflact.errors import (
     AccessDenied,
     BadRequest,
@@ -23,7 +21,7 @@ from reflact.errors import (
     RequestRefused,
     UnknownModel,
 )
-from reflact.llm.budget import Account, Budget
+from reflact.llm.budget import Account
 from reflact.llm.client import Client
 from reflact.llm.completions import AnswerFault, read_completion
 from reflact.llm.errors import is_quota_spent, is_unknown_model, read_retry_after
@@ -182,16 +180,6 @@ async def test_what_refuses_a_role_is_asked_seldom(answer: httpx.Response, reque
     assert calls.sent == requests
 
 
-@pytest.mark.parametrize("answer", [FORBIDDEN, NO_MODEL])
-async def test_refusals_among_answers_refuse_their_requests_alone(answer: httpx.Response) -> None:
-    """Between answers they end nothing, however many; after an answer, ten in a row end the role."""
-    mixed = [GOOD, *[answer] * 9, GOOD, answer, GOOD]
-    async with Calls(*mixed, *[answer] * 10, GOOD) as calls:
-        assert [await calls.make() for _ in mixed] == [each.status_code for each in mixed]
-        assert [await calls.make() for _ in range(30)] == [answer.status_code] * 30
-    assert calls.sent == len(mixed) + 10
-
-
 @pytest.mark.parametrize(
     ("status", "said", "first", "last"),
     [
@@ -225,20 +213,6 @@ async def test_a_refusal_is_about_its_request_once_others_were_answered(
     assert type(later[-1]) is (last or RequestRefused)
 
 
-async def test_an_earlier_start_of_a_run_has_answered_its_role() -> None:
-    """A resumed run may begin with the requests that are refused."""
-    store, refusing = await opened(), httpx.Response(400, text="filtered")
-    for endpoint in (Endpoint(GOOD), Endpoint(refusing)):
-        budget = Budget(BudgetConfig())
-        budget.begin(await store.spend(RUN), 0.0)
-        async with connected(endpoint, store=store, budget=budget) as client:
-            if endpoint.requests or await store.spend(RUN):
-                with pytest.raises(RequestRefused):
-                    await client.ask(PROMPT, Text, call_id=call_id("b"))
-            else:
-                await client.ask(PROMPT, Text, call_id=call_id("a"))
-
-
 @pytest.mark.parametrize("code", ["json_validate_failed", "tool_use_failed"])
 @pytest.mark.parametrize("mode", ["json_schema", "tools", "json", "auto"])
 async def test_a_sample_that_its_provider_refuses_is_an_invalid_reply(code: str, mode: str) -> None:
@@ -256,13 +230,6 @@ async def test_a_sample_that_its_provider_refuses_is_an_invalid_reply(code: str,
     assert sent[-2] == {"role": "assistant", "content": '{"pick": ['}
     assert "cannot be used" in sent[-1]["content"]
     assert script.bodies[0].keys() == script.bodies[1].keys()
-
-
-async def test_calls_that_wait_for_admission_get_the_answer_too() -> None:
-    """A refused key costs one request for each slot, however many calls there are."""
-    async with Calls(NO_KEY, slots=2) as calls:
-        assert await fan_out(lambda _: calls.make(), range(64)) == (401,) * 64
-    assert calls.sent <= 2
 
 
 def untrusted() -> httpx.ConnectError:
@@ -290,15 +257,6 @@ async def test_repeats_of_what_was_not_reached_are_told() -> None:
     async with Calls(httpx.ReadTimeout("slow"), GOOD) as calls:
         assert await calls.make() == 200
     assert calls.changes == []
-
-
-@pytest.mark.parametrize(("first", "failures"), [(GOOD, 2), (httpx.Response(500), 1)])
-async def test_an_address_that_answered_before_is_tried_again(first: httpx.Response, failures: int) -> None:
-    """An endpoint that goes away for a while costs the calls of that while alone."""
-    async with Calls(first, DOWN, DOWN, GOOD, retries=2 - failures) as calls:
-        outcomes = [await calls.make() for _ in range(3)]
-        assert sum(outcome != 200 for outcome in outcomes) == failures
-        assert await calls.make() == 200
 
 
 @pytest.mark.parametrize(
@@ -395,18 +353,6 @@ def test_bodies_have_kinds(content_type: str, text: str, kind: FaultKind | None)
         with pytest.raises(AnswerFault) as caught:
             read_completion(content_type, text)
         assert caught.value.fault == kind
-
-
-async def test_what_is_garbled_to_the_end_is_told() -> None:
-    """An answer that is malformed in all attempts is an error that shows it, and nothing is stored."""
-    store, provider = await opened(), Endpoint(CUT, CUT, GOOD)
-    async with connected(provider, config(max_retries=1), store=store) as client:
-        with pytest.raises(ProviderDown, match="no chat completion"):
-            await client.ask(PROMPT, Text, call_id=call_id())
-        assert len(provider.requests) == 2
-        reply = await client.ask(PROMPT, Text, call_id=call_id())
-    assert (reply.value.text, len(provider.requests)) == ("fine", 3)
-    assert await store.faults(RUN) == (FaultCount(kind="malformed", count=2),)
 
 
 @pytest.mark.parametrize(

@@ -173,19 +173,6 @@ async def test_open_calls_of_an_earlier_process_become_unsettled(store: SQLiteRu
         assert (spend.unsettled, spend.usage.calls) == (unsettled, 1)
 
 
-async def test_what_is_forgotten_stays_paid(store: SQLiteRunStore) -> None:
-    """A forgotten response is found no more, others are, and its cost stays in the ledger."""
-    usage = Usage(calls=1, input_tokens=10, output_tokens=5)
-    for key in ("a", "b"):
-        response = StoredResponse(key=key, status=200, content_type="x", chunks=("x",), usage=usage)
-        await store.store_response(response, reserved_call(key))
-    await store.forget_responses(["a", "unknown"])
-    assert await store.find_response("a") is None
-    assert await store.find_response("b") is not None
-    (spend,) = await store.spend("r")
-    assert spend.usage.calls == 2
-
-
 async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLiteRunStore) -> None:
     """In flight, cut off, and answered without counts: what nobody knows is booked at the most it can be."""
     worst = Usage(calls=1, input_tokens=100, output_tokens=50, usd=0.25)
@@ -276,16 +263,6 @@ async def test_an_owner_that_was_replaced_writes_nothing(tmp_path: Path) -> None
                         await write()
                 assert await new.records("r") == ()
                 assert await new.spend("r") == ()
-
-
-async def test_versions_carry_their_latest_score(store: SQLiteRunStore) -> None:
-    """A version that was measured after it was made is listed once, with the score."""
-    await store.commit("r", None, after(0, FIRST, None), [FIRST])
-    await store.commit("r", record(1), after(1, SECOND), [SECOND])
-    again = after(1, SECOND, 0.75).model_copy(update={"step": 2, "commits": 3})
-    unchanged = {"created_versions": (), "current": again.current}
-    await store.commit("r", record(2).model_copy(update=unchanged), again, [])
-    assert [(v.number, v.score) for v in await store.versions("r")] == [(0, None), (1, 0.75)]
 
 
 async def test_a_changed_identity_is_refused_by_name(store: SQLiteRunStore) -> None:
@@ -434,13 +411,3 @@ async def test_the_time_and_the_end_of_a_run(store: SQLiteRunStore) -> None:
     (row,) = await store.runs()
     assert (row.status, row.steps, row.config) == (None, 1, {"seed": 42, "out_dir": "x"})
     assert row.created.tzinfo is not None
-
-
-async def test_an_unknown_run_is_named(store: SQLiteRunStore) -> None:
-    """What needs a run refuses one that was never opened."""
-    with pytest.raises(StoreError, match="no run nobody"):
-        await store.add_seconds("nobody", 1.0)
-    with pytest.raises(StoreError, match="no run nobody"):
-        await store.commit("nobody", None, initial(), [FIRST])
-    with pytest.raises(StoreError, match="contradicts what is stored"):
-        await store.append_event(RunStarted(run_id="nobody", steps_per_epoch=1, n_train=1, n_val=1, n_test=1))

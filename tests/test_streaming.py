@@ -41,7 +41,6 @@ from reflact.llm.client import HELD_OPEN_SECONDS
 from reflact.llm.completions import (
     AnswerFault,
     EventReader,
-    parse_chunk,
     read_completion,
     read_delta,
     read_events,
@@ -122,13 +121,6 @@ async def test_a_streamed_reply_is_the_plain_one(mode: str, size: int) -> None:
     assert (streamed.value, streamed.usage) == (VALUE, ONE)
     (spent,) = await store.spend(RUN)
     assert (spent.usage, spent.unsettled) == (ONE, 0)
-
-
-async def test_a_plain_answer_to_a_streamed_request_is_an_answer() -> None:
-    """A server that does not know streams is asked once, and nothing is drafted."""
-    provider, watcher = Endpoint(PLAIN), Told()
-    reply = await ask(Pick, provider, emit=watcher)
-    assert (reply.value, reply.usage, len(provider.bodies), watcher.drafts) == (VALUE, ONE, 1, [])
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -373,23 +365,6 @@ async def test_a_recorded_reply_grows_to_what_was_validated() -> None:
     assert reply.usage.output_tokens > 1000
 
 
-@pytest.mark.parametrize("tools", [False, True])
-@pytest.mark.parametrize("size", [1, 5, 64])
-async def test_elements_appear_one_by_one(tools: bool, size: int) -> None:
-    """Each element is seen as it closes, whole and of its type; the last draft is the reply."""
-    told = Told()
-    settings = config(mode="tools" if tools else "json_schema")
-    reply = await ask(Plan, Endpoint(stream(PLAN_TEXT, tools=tools, size=size)), settings, emit=told)
-    (drafts,) = told.attempts
-    assert only_grow(drafts)
-    assert drafts[-1] == reply.value.model_dump(mode="json")
-    seen = [len(draft["parts"]) for draft in drafts if "parts" in draft]
-    assert sorted(set(seen)) == list(range(1, 9)) or size == 64
-    for draft in drafts:
-        for part in draft.get("parts", []):
-            Part.model_validate(part)
-
-
 async def test_drafts_are_told_before_the_answer_is_whole() -> None:
     """A provider that goes on only once a draft was seen is answered."""
     told, seen = Told(), anyio.Event()
@@ -412,20 +387,6 @@ async def test_drafts_are_told_before_the_answer_is_whole() -> None:
     async with connected(Endpoint(answer), emit=emit) as client:
         assert (await client.ask(PROMPT, Plan, call_id=call_id())).value == PLAN
     assert len(told.attempts[0]) > 1
-
-
-async def test_who_watches_slowly_holds_up_no_answer() -> None:
-    """An answer is read to its end while somebody still looks at its first draft; nothing is left out."""
-    told, store = Told(), await opened()
-
-    async def emit(event: Event) -> None:
-        while not await store.spend(RUN) or (await store.spend(RUN))[0].usage.calls == 0:
-            await anyio.lowlevel.checkpoint()
-        await told(event)
-
-    await ask(Plan, Endpoint(PLAN_STREAM), config(timeout=5), store=store, emit=emit)
-    assert len(told.attempts[0]) > 8
-    assert isinstance(told[-1], ModelCallFinished)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -476,26 +437,6 @@ def test_nothing_is_raised_whatever_is_written(value: Any, data: Any) -> None:
 def test_texts_grow_and_elements_come_whole(text: str, kept: Any) -> None:
     """A text is seen letter by letter; an element of a list, a number and a word once they have closed."""
     assert read_partial(text, Anything) == kept
-
-
-async def test_a_reset_stands_between_attempts() -> None:
-    """Drafts of a reply that is sent back count for nothing; those of the next attempt begin anew."""
-    told = Told()
-
-    def check(plan: Plan) -> None:
-        if not plan.why.startswith("Because"):
-            raise ValueError("no reason is given")
-
-    wrong = stream(PLAN_TEXT.replace("Because", "Whyever"))
-    reply = await ask(Plan, Endpoint(wrong, PLAN_STREAM), emit=told, check=check)
-    assert (reply.value, reply.attempts) == (PLAN, 2)
-    first, second = told.attempts
-    assert only_grow(first)
-    assert only_grow(second)
-    assert second[-1] == PLAN.model_dump(mode="json")
-    (reset,) = [event for event in told if isinstance(event, DraftDiscarded)]
-    assert (reset.attempt, reset.reason, reset.call_id) == (1, "no reason is given", call_id().label)
-    assert {event.attempt for event in told if isinstance(event, DraftUpdated)} == {1, 2}
 
 
 @pytest.mark.parametrize(
@@ -617,19 +558,6 @@ def test_chunks_are_put_together(pieces: list[bytes], content: str, usage: Any) 
     """The last usage counts; line separators in a text end no line; a pair that was cut in two is whole again."""
     completion = put(pieces)
     assert (completion["choices"][0]["message"]["content"], completion.get("usage")) == (content, usage)
-
-
-def test_only_the_first_function_is_the_reply() -> None:
-    """Arguments of further calls are kept apart, and no part of what is seen."""
-    second = {"tool_calls": [{"index": 1, "id": "c2", "function": {"name": "b", "arguments": "{2}"}}]}
-    first = {"tool_calls": [{"id": "c1", "function": {"name": "a", "arguments": "{1}"}}]}
-    calls = put([chunk(first), chunk(second)])["choices"][0]["message"]["tool_calls"]
-    assert [call["function"] for call in calls] == [
-        {"name": "a", "arguments": "{1}"},
-        {"name": "b", "arguments": "{2}"},
-    ]
-    seen = [read_delta(parse_chunk(data)) for data in read_events((chunk(first) + chunk(second)).decode())]
-    assert seen == ["{1}", ""]
 
 
 ANY_JSON = st.recursive(
