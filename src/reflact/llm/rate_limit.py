@@ -7,8 +7,7 @@ import math
 import random
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
@@ -87,46 +86,6 @@ class AdaptiveRate:
         return self._last + 1 / slowest
 
 
-@dataclass
-class MinuteEntry:
-    """The tokens of one call: estimated before it, corrected after it."""
-
-    at: float
-    amount: int
-
-
-class MinuteWindow:
-    """Tokens of calls within the last minute."""
-
-    def __init__(self) -> None:
-        self._taken: deque[MinuteEntry] = deque()
-
-    def delay(self, now: float, amount: int, most: int | None) -> float:
-        """Return the seconds until an amount fits into the minute.
-
-        An amount above ``most`` counts as ``most``, so it fits into an empty minute.
-        """
-        while self._taken and self._taken[0].at + MINUTE_SECONDS * MARGIN <= now:
-            self._taken.popleft()
-        if most is None:
-            return 0.0
-        excess = sum(entry.amount for entry in self._taken) + min(amount, most) - most
-        until = now
-        for entry in self._taken:
-            if excess <= 0:
-                break
-            excess -= entry.amount
-            until = entry.at + MINUTE_SECONDS * MARGIN
-        return until - now
-
-    def take(self, now: float, amount: int, most: int | None) -> MinuteEntry:
-        """Add an amount, or ``most`` if that is less; nothing is counted without a limit."""
-        entry = MinuteEntry(now, amount if most is None else min(amount, most))
-        if most is not None:
-            self._taken.append(entry)
-        return entry
-
-
 # Statuses with which an endpoint refuses a call because of its rate.
 LIMIT_STATUSES = frozenset({429, 503})
 
@@ -170,11 +129,9 @@ class RoleRefused(Exception):
         self.outcome = outcome
 
 
-@dataclass(frozen=True)
-class Slot:
-    """An admitted call; ``back_offs`` are those of the endpoint before it."""
+class Slot(NamedTuple):
+    """An admitted call: whether it waited for the endpoint's rate, and the back-offs before it."""
 
-    tokens: MinuteEntry
     rate_limited: bool
     back_offs: int
 
@@ -205,7 +162,6 @@ class Endpoint:
         self.clients: list[EndpointClient] = []
         self.rate = AdaptiveRate()
         self._queue: OrderedDict[_Waiter, None] = OrderedDict()
-        self._minute = MinuteWindow()
         self._until = -math.inf
         self._rated = False
         self._back_offs = 0
@@ -213,45 +169,36 @@ class Endpoint:
         self._failing_since: float | None = None
         self._failed_at = -math.inf
 
-    @asynccontextmanager
-    async def admit(self, client: EndpointClient, tokens: int) -> AsyncIterator[Slot]:
-        """Wait for a slot and occupy it while the block runs; see ``EndpointClient.admit``."""
-        slot = await self._enter(_Waiter(client), tokens)
-        try:
-            yield slot
-        finally:
-            self.in_flight -= 1
-            self.wake_first()
-
-    async def _enter(self, waiting: _Waiter, tokens: int) -> Slot:
+    async def enter(self, client: EndpointClient) -> Slot:
+        """Wait for a slot and occupy it until ``leave``; see ``EndpointClient.admit``."""
+        waiting = _Waiter(client)
         self._queue[waiting] = None
         try:
-            while True:
-                if waiting.client.refusal is not None:
-                    raise RoleRefused(waiting.client.refusal)
+            while client.refusal is None:
                 seconds = math.inf
                 if next(iter(self._queue)) is waiting:
-                    seconds = self._delay(tokens)
+                    seconds = self._delay()
                 if seconds < SOON:
-                    return self._take(tokens)
+                    return self._take()
                 waiting.wake = anyio.Event()
                 with anyio.move_on_after(seconds):
                     await waiting.wake.wait()
+            raise RoleRefused(client.refusal)
         finally:
             del self._queue[waiting]
             self._rated = self._rated and bool(self._queue)
             self.wake_first()
 
-    def observe(
-        self, slot: Slot, status: int | None, retry_after: float | None, tokens: int | None
-    ) -> None:
+    def leave(self) -> None:
+        """Free a slot."""
+        self.in_flight -= 1
+        self.wake_first()
+
+    def observe(self, slot: Slot, status: int | None, retry_after: float | None = None) -> None:
         """Apply the result of a call once, before its slot ends.
 
-        ``status`` is None after a failed transfer, and ``retry_after`` is in seconds. ``tokens``
-        are those of input and output; None keeps the estimate.
+        ``status`` is None after a failed transfer, and ``retry_after`` is in seconds.
         """
-        if tokens is not None:
-            slot.tokens.amount = tokens
         if status is None:
             return
         self.answered = True
@@ -293,7 +240,7 @@ class Endpoint:
         if first is not None:
             first.wake.set()
 
-    def _delay(self, tokens: int) -> float:
+    def _delay(self) -> float:
         """Return the seconds that the first call has to wait; infinite without a free slot."""
         if self.in_flight >= (self._find_strictest("concurrency") or 0):
             self._rated = False
@@ -302,17 +249,14 @@ class Endpoint:
         turn = self.rate.delay(now, self._find_max_rate())
         if turn >= SOON:
             self._rated = True
-        minute = self._minute.delay(now, tokens, self._find_strictest("tokens_per_minute"))
-        return max(self._until - now, turn, minute)
+        return max(self._until - now, turn)
 
-    def _take(self, tokens: int) -> Slot:
-        now = anyio.current_time()
+    def _take(self) -> Slot:
         most = self._find_max_rate()
-        self.in_flight += 1
-        self.rate.take(now, most)
         is_below = most is None or (self.rate.rate is not None and self.rate.rate < most)
-        taken = self._minute.take(now, tokens, self._find_strictest("tokens_per_minute"))
-        return Slot(taken, self._rated and is_below, self._back_offs)
+        self.in_flight += 1
+        self.rate.take(anyio.current_time(), most)
+        return Slot(self._rated and is_below, self._back_offs)
 
     def _back_off(self, slot: Slot, status: int, asked: float | None) -> None:
         now = anyio.current_time()
@@ -377,17 +321,18 @@ class EndpointClient:
         self.endpoint.clients.remove(self)
         self.endpoint.wake_first()
 
-    def admit(self, tokens: int) -> AbstractAsyncContextManager[Slot]:
+    @asynccontextmanager
+    async def admit(self) -> AsyncIterator[Slot]:
         """Wait for a slot and occupy it while the block runs.
-
-        Args:
-            tokens: The most tokens of the call, input and output; at most the limit of a minute
-                counts.
 
         Raises:
             RoleRefused: The endpoint refuses this role.
         """
-        return self.endpoint.admit(self, tokens)
+        slot = await self.endpoint.enter(self)
+        try:
+            yield slot
+        finally:
+            self.endpoint.leave()
 
     def report_unreached(self, seconds: float) -> None:
         """Report that the endpoint was not reached; a retry follows after ``seconds``."""
