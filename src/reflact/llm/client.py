@@ -331,9 +331,7 @@ class Client:
     ) -> str:
         """Make a request of an agent part of the run; see ``reflact.protocols.RequestSender``."""
         call = Call(call_id, answerer=lambda body: answer(), attempts=1)
-        async with self._report(call):
-            completion = await self._complete(call, body, call_id, path=AGENT_PATH)
-            call.usage = self._price(completion)
+        completion = await self._pass_on(call, body, AGENT_PATH)
         return completion.choices[0].message.content or ""
 
     async def forward(self, body: Mapping[str, JsonValue], *, call_id: CallId) -> str:
@@ -348,10 +346,15 @@ class Client:
         request = {name: value for name, value in body.items() if name not in hidden}
         request |= {"model": self._config.model, **settings}
         call = Call(call_id, answerer=self._answerer, attempts=1)
-        async with self._report(call):
-            completion = await self._complete(call, request, call_id)
-            call.usage = self._price(completion)
+        completion = await self._pass_on(call, request, COMPLETIONS_PATH)
         return completion.model_dump_json(exclude_none=True)
+
+    async def _pass_on(self, call: Call, body: Mapping[str, Any], path: str) -> ChatCompletion:
+        """Send a request of an agent, whose answer is not validated."""
+        async with self._report(call):
+            completion = await self._complete(call, body, call.id, path=path)
+            call.usage = self._price(completion)
+        return completion
 
     @asynccontextmanager
     async def _report(self, call: Call) -> AsyncIterator[None]:
