@@ -158,13 +158,6 @@ async def test_where_a_request_goes_and_with_which_key(
     assert value.removeprefix("Bearer ").encode() not in request.content
 
 
-async def test_azure_needs_a_version() -> None:
-    """What is missing is said on entering."""
-    with pytest.raises(ConfigError, match="api_version"):
-        async with connected(Endpoint(GOOD), config(api="azure")):
-            pass
-
-
 @pytest.mark.parametrize("key", ["", f"{SECRET}\n", f"{SECRET}\u2026", "two words"])
 async def test_what_is_no_key_is_refused_before_any_call(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line break or a space that came along is said at once, without quoting what it came along with."""
@@ -207,40 +200,6 @@ async def test_each_mode_has_its_own_field() -> None:
         assert body == {"model": "m", **fields}
         written = json.dumps(schema, indent=2, ensure_ascii=False)
         assert (written in messages[0]["content"]) is (mode == "json")
-
-
-def test_schemas_are_small_and_plain() -> None:
-    """No definitions, titles or open objects; descriptions and counts stay, long bounds on texts go."""
-    part = {
-        "description": "A nested value.",
-        "type": "object",
-        "properties": {
-            "title": {"description": "What it is called.", "type": "string"},
-            "size": {
-                "anyOf": [{"minimum": 0, "type": "integer"}, {"type": "null"}],
-                "default": None,
-                "description": "How large it is.",
-            },
-        },
-        "required": ["title", "size"],
-        "additionalProperties": False,
-    }
-    assert build_schema(Pick) == {
-        "description": "A reply with nested values.",
-        "type": "object",
-        "properties": {
-            "reasoning": {"description": "Why, in a sentence.", "type": "string"},
-            "parts": {
-                "description": "The parts, best first.",
-                "type": "array",
-                "items": part,
-                "minItems": 1,
-                "maxItems": 3,
-            },
-        },
-        "required": ["reasoning", "parts"],
-        "additionalProperties": False,
-    }
 
 
 def only(mode: str, status: int = 400) -> Endpoint:
@@ -362,22 +321,6 @@ async def test_a_cap_has_the_name_that_the_endpoint_wants(
     assert caps == [{sent: 50}, *[{wanted: 50}] * 3]
     (spent,) = await store.spend(RUN)
     assert (spent.usage.calls, spent.unsettled) == (3, 0)
-
-
-@pytest.mark.parametrize(
-    ("words", "requests"),
-    [
-        ("max_tokens is too large: 50. This model has at most 40.", 1),
-        ("the parameter top_k is not supported", 1),
-        ("max_tokens and max_completion_tokens are not supported", 2),
-    ],
-)
-async def test_a_cap_that_is_refused_for_another_reason_keeps_its_name(words: str, requests: int) -> None:
-    """What is wrong with its value is no matter of its name, and both names are tried at most."""
-    endpoint = Endpoint(refused(400, words))
-    with pytest.raises(BadRequest, match=words):
-        await ask(Text, endpoint, config(max_tokens=50))
-    assert len(endpoint.requests) == requests
 
 
 async def test_concurrent_calls_settle_the_mode_once() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +22,6 @@ from reflact.llm.rate_limit import (
     Endpoint,
     EndpointClient,
     LimitChange,
-    RoleRefused,
     endpoint_for,
 )
 from virtual_time import run
@@ -176,7 +174,7 @@ class Server:
 
 
 def load(
-    server: Server | Drop,
+    server: Server,
     *,
     seconds: float,
     warm: float,
@@ -208,17 +206,6 @@ def load(
     run(main)
     late = [served for at, served in heard if warm <= at < seconds]
     return sum(late) / (seconds - warm), 1 - sum(late) / len(late)
-
-
-class Drop:
-    """Another server from some second on."""
-
-    def __init__(self, first: Server, second: Server, at: float) -> None:
-        self._first, self._second, self._at = first, second, at
-
-    def refuses_for(self, now: float) -> float | None:
-        """Serve a request, or return for how many seconds none will be."""
-        return (self._first if now < self._at else self._second).refuses_for(now)
 
 
 SERVERS: dict[str, Callable[[float], Server]] = {
@@ -254,18 +241,6 @@ def test_a_slow_server_refuses_few_calls(rate: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "rate"),
-    [(50, 40), *(pytest.param(200, rate, marks=pytest.mark.slow) for rate in (160, 100, 20))],
-)
-def test_an_endpoint_that_allows_less_from_now_on_is_followed(before: int, rate: int) -> None:
-    """Ten seconds later most of what it still allows is served, and little is refused."""
-    server = Drop(Server(before, 1.0, sliding=True), Server(rate, 1.0, sliding=True), 40)
-    served, refused = load(server, seconds=80, warm=50, says=SAYS["nothing"])
-    assert served >= 0.85 * rate
-    assert refused <= 0.05
-
-
-@pytest.mark.parametrize(
     ("workers", "keys"), [(9, {"concurrency": 1}), (9, {"requests_per_minute": 60}), (1, {})]
 )
 async def test_a_rate_that_holds_nothing_back_does_not_grow(workers: int, keys: dict[str, int]) -> None:
@@ -283,39 +258,6 @@ async def test_a_rate_that_holds_nothing_back_does_not_grow(workers: int, keys: 
     with EndpointClient(endpoint, limits(**WIDE | keys)) as client:
         await fan_out(worker, [client] * workers)
     assert (found, endpoint.rate.rate) == (10.0, 10.0)
-
-
-async def refused_calls(client: EndpointClient, count: int) -> list[float]:
-    """Make calls of a role that is refused half a second later, and return when they were told."""
-    told: list[float] = []
-
-    async def one() -> None:
-        try:
-            async with client.admit():
-                await anyio.sleep(1)
-        except RoleRefused:
-            told.append(anyio.current_time())
-
-    async with open_task_group() as tasks:
-        for _ in range(count):
-            tasks.start_soon(one)
-        await anyio.sleep(0.5)
-        client.refuse(httpx.Response(401))
-    return told
-
-
-async def test_a_refused_role_is_admitted_no_more() -> None:
-    """Waiting calls of the role end at once, later ones too; the other role goes on."""
-    endpoint, done = Endpoint("e"), list[float]()
-    with (
-        EndpointClient(endpoint, limits(concurrency=2)) as one,
-        EndpointClient(endpoint, limits(concurrency=2)) as other,
-    ):
-        told = await refused_calls(one, 10)
-        with pytest.raises(RoleRefused):
-            await call(one, [])
-        await call(other, done)
-    assert (told, done, endpoint.in_flight) == ([0.5] * 8, [1.0], 0)
 
 
 def test_one_address_and_key_are_one_endpoint_in_a_loop() -> None:

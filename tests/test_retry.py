@@ -26,19 +26,13 @@ from reflact.llm.client import Client
 from reflact.llm.completions import AnswerFault, read_completion
 from reflact.llm.errors import is_quota_spent, is_unknown_model, read_retry_after
 from reflact.llm.rate_limit import PATIENCE_SECONDS, LimitChange, endpoint_for
-from reflact.messages import ReplyModel, Text
+from reflact.messages import Text
 from reflact.records import FaultCount, FaultKind
 
 pytestmark = pytest.mark.virtual_time
 
 GOOD = completion("fine")
 DOWN = httpx.ConnectError("connection refused")
-
-
-class Pick(ReplyModel):
-    """A choice."""
-
-    pick: int
 
 
 class Calls(httpx.AsyncBaseTransport):
@@ -211,25 +205,6 @@ async def test_a_refusal_is_about_its_request_once_others_were_answered(
         "models.optimizer: m at http://endpoint.test/v1 answers others and refuses"
     )
     assert type(later[-1]) is (last or RequestRefused)
-
-
-@pytest.mark.parametrize("code", ["json_validate_failed", "tool_use_failed"])
-@pytest.mark.parametrize("mode", ["json_schema", "tools", "json", "auto"])
-async def test_a_sample_that_its_provider_refuses_is_an_invalid_reply(code: str, mode: str) -> None:
-    """It is sent back with a reason, costs nothing, and changes no mode; it is stored, so a resumed run goes on alike."""
-    error = {"message": "see 'failed_generation'", "code": code, "failed_generation": '{"pick": ['}
-    failed = httpx.Response(400, json={"error": error})
-    valid = '{"pick": 1}'
-    good = completion(None, arguments=valid) if mode == "tools" else completion(valid)
-    script, store = Endpoint(failed, good), await opened()
-    for _ in range(2):
-        reply = await ask(Pick, script, config(mode=mode), store=store)
-        assert (reply.value.pick, reply.attempts, len(script.requests)) == (1, 2, 2)
-        assert (reply.usage.calls, reply.usage.output_tokens, reply.usage.uncounted) == (2, 3, 0)
-    sent = script.bodies[1]["messages"]
-    assert sent[-2] == {"role": "assistant", "content": '{"pick": ['}
-    assert "cannot be used" in sent[-1]["content"]
-    assert script.bodies[0].keys() == script.bodies[1].keys()
 
 
 def untrusted() -> httpx.ConnectError:

@@ -23,7 +23,6 @@ from reflact.records import (
     Usage,
     sum_step_costs,
 )
-from reflact.store.errors import describe_changes
 from reflact.store.lock import own_run
 from reflact.store.runs import SQLiteRunStore, open_store
 from reflact.types import (
@@ -36,7 +35,6 @@ from reflact.types import (
     Skill,
     Split,
     Verdict,
-    canonical_json,
 )
 
 FIRST = Skill(text="# Skill\n")
@@ -190,19 +188,6 @@ async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLite
     assert await store.spend("r") == (spend,)
 
 
-async def test_rollouts_are_found_by_key(store: SQLiteRunStore) -> None:
-    """Stored rollouts come back in the order asked for; the first under a key stands; others are absent."""
-    kept = [
-        Rollout(key=f"k{n}", item_id=f"i{n}", skill_hash=FIRST.hash, score=Score.of(n % 2)) for n in range(9)
-    ]
-    for rollout in kept:
-        await store.store_rollout(rollout)
-    await store.store_rollout(kept[0].model_copy(update={"answer": "another"}))
-    found = await store.find_rollouts(["k3", "missing", "k0"])
-    assert list(found.items()) == [("k3", kept[3]), ("k0", kept[0])]
-    assert await store.find_rollouts([]) == {}
-
-
 async def test_a_run_goes_on_from_its_last_committed_state(path: Path) -> None:
     """After closing and opening, records, state, skills and versions are those that were committed."""
     async with open_store(path) as store:
@@ -274,23 +259,6 @@ async def test_a_changed_identity_is_refused_by_name(store: SQLiteRunStore) -> N
     assert 'target.kind was absent and is now "chat"' in message
     assert "batch_size" not in message
     assert "out_dir" in message
-
-
-def test_a_conflict_about_graders_is_readable() -> None:
-    """The setting that differs is told instead of the environment's identity, which is else told by its fields."""
-    one, other = (canonical_json({"environment": "dataset", "grader": {"grader": name}}) for name in "ab")
-    settings = {"environment.grader": "a", "seed": 1}
-    changed = {"environment.grader": "b", "seed": 1}
-    assert describe_changes({"environment": one, **settings}, {"environment": other, **changed}) == [
-        'environment.grader was "a" and is now "b"'
-    ]
-    assert describe_changes({"environment": one, **settings}, {"environment": other, **settings}) == [
-        'environment (grader.grader) was "a" and is now "b"'
-    ]
-    assert describe_changes({"environment": "shop 1", **settings}, {"environment": "shop 2", **changed}) == [
-        'environment.grader was "a" and is now "b"',
-        'environment was "shop 1" and is now "shop 2"',
-    ]
 
 
 async def test_a_refused_start_changes_nothing(store: SQLiteRunStore) -> None:

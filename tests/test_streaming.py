@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 from pydantic import ConfigDict
 
 from doubles import (
-    COUNTS,
     PROMPT,
     RUN,
     Body,
     Endpoint,
     ask,
     call_id,
-    chunk,
     completion,
     config,
     connected,
@@ -35,7 +33,6 @@ from draft_example import CASSETTE, MODEL, SAMPLE, Handbook
 from draft_example import PROMPT as LONG_PROMPT
 from reflact.errors import ProviderDown, ReplyError
 from reflact.events import DraftDiscarded, DraftUpdated, Event, ModelCallFinished
-from reflact.jsonutil import replace_surrogates
 from reflact.llm.cassettes import ReplayTransport, open_cassette, read_cassette
 from reflact.llm.client import HELD_OPEN_SECONDS
 from reflact.llm.completions import (
@@ -46,7 +43,6 @@ from reflact.llm.completions import (
     read_events,
 )
 from reflact.llm.drafts import extends, read_partial
-from reflact.llm.pricing import read_counts
 from reflact.messages import Reply, ReplyModel, Text
 from reflact.records import FaultCount, Usage
 from reflact.types import FrozenModel
@@ -516,12 +512,6 @@ def test_a_draft_of_a_long_word_takes_linear_time(end: str) -> None:
 EVENTS, END = "text/event-stream", "data: [DONE]"
 
 
-def put(pieces: list[bytes]) -> Any:
-    """Return the completion that pieces of a stream make up."""
-    completed = read_completion(EVENTS, b"".join(pieces).decode() + END)
-    return json.loads(replace_surrogates(json.dumps(completed, ensure_ascii=False)))
-
-
 @given(st.lists(st.text(max_size=8), max_size=6), st.sampled_from(["\n", "\r\n", "\r"]), st.data())
 def test_events_are_the_same_however_they_are_cut(texts: list[str], end: str, data: Any) -> None:
     """Data is found in all three kinds of lines, between comments and fields, and in any pieces."""
@@ -533,31 +523,6 @@ def test_events_are_the_same_however_they_are_cut(texts: list[str], end: str, da
     for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True):
         found += reader.feed(text[start:stop])
     assert found == said == list(read_events(text))
-
-
-@pytest.mark.parametrize(
-    ("pieces", "content", "usage"),
-    [
-        (
-            [b'data: {"choices": [{"delta": {"content": "\xe2\x80\xa8\xc2\x85"}}]}\n\n', chunk(usage=COUNTS)],
-            "\u2028\x85",
-            COUNTS,
-        ),
-        (
-            [
-                b'data: {"choices": [{"delta": {"content": "%s"}}]}\n\n' % half
-                for half in (rb"\ud83d", rb"\ude00")
-            ],
-            "\U0001f600",
-            None,
-        ),
-    ],
-    ids=["separators of lines", "halves of a character"],
-)
-def test_chunks_are_put_together(pieces: list[bytes], content: str, usage: Any) -> None:
-    """The last usage counts; line separators in a text end no line; a pair that was cut in two is whole again."""
-    completion = put(pieces)
-    assert (completion["choices"][0]["message"]["content"], completion.get("usage")) == (content, usage)
 
 
 ANY_JSON = st.recursive(
@@ -590,43 +555,3 @@ def test_nonsense_is_a_completion_or_a_fault(values: list[Any]) -> None:
                 isinstance(c["function"]["arguments"], str) for c in choice["message"].get("tool_calls", [])
             )
     assert all(isinstance(read_delta(value), str) for value in values)
-
-
-@pytest.mark.parametrize(
-    ("written", "read"),
-    [
-        *(
-            (word, "length")
-            for word in ("length", "model_length", "max_tokens", "MAX_TOKENS", "max_output_tokens")
-        ),
-        *((word, "stop") for word in ("stop", "eos", "load", "")),
-        ("tool_calls", "tool_calls"),
-    ],
-)
-def test_words_for_a_cut_answer_are_one(written: str, read: str) -> None:
-    """Whatever a provider calls the end at a limit; what is no such word is an end like others."""
-    answer = read_completion("application/json", completion("cut o", finish=written).text)
-    assert answer["choices"][0]["finish_reason"] == read
-
-
-COUNTED: dict[str, Any] = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
-COUNTED_ONE = Usage(calls=1, input_tokens=10, output_tokens=3)
-SILENT = Usage(calls=1, uncounted=1)
-
-
-@pytest.mark.parametrize(
-    ("body", "usage"),
-    [
-        ({"choices": [], "usage": COUNTED}, COUNTED_ONE),
-        (
-            {"usage": COUNTED | {"prompt_tokens_details": {"cached_tokens": 99}}},
-            COUNTED_ONE.model_copy(update={"cached_tokens": 10}),
-        ),
-        ({"usage": {"prompt_tokens": 10}}, SILENT),
-        ([1], SILENT),
-        *(({"usage": COUNTED | {"prompt_tokens": n}}, SILENT) for n in (-1, True, "7", 10**30)),
-    ],
-)
-def test_whole_answers(body: object, usage: Usage) -> None:
-    """One call, with the tokens that the body names; uncounted where it does not name them all, or nonsense."""
-    assert read_counts(body.get("usage") if isinstance(body, dict) else None) == usage

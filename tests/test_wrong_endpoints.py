@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
-import ssl
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -108,59 +103,3 @@ def test_a_port_where_nobody_listens(tmp_path: Path) -> None:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
         assert_one_message(trained(tmp_path, url), url, "cannot be reached", "check models.target.base_url")
-
-
-@contextmanager
-def secured(prepare: Callable[[ssl.SSLContext], None]) -> Iterator[tuple[str, list[int]]]:
-    """Listen with TLS for the length of the block; gives the address, and a list of all connections."""
-    context, connections = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), list[int]()
-    prepare(context)
-
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
-            connections.append(1)
-            with connection:
-                try:
-                    context.wrap_socket(connection, server_side=True).close()
-                except OSError:
-                    continue
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=accept)
-        thread.start()
-        try:
-            yield f"https://127.0.0.1:{listening.getsockname()[1]}/v1", connections
-        finally:
-            listening.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
-def test_a_certificate_that_is_not_trusted(tmp_path: Path) -> None:
-    """A server that vouches for itself is asked once for each worker, and both ways out are named."""
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    make = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=127.0.0.1",
-    ]
-    subprocess.run(
-        [*make, "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
-        check=True,
-        capture_output=True,
-    )
-    with secured(lambda context: context.load_cert_chain(certificate, key)) as (url, connections):
-        done = trained(tmp_path, url, "models.target.max_retries=5")
-    assert_one_message(done, url, "certificate", "models.target.base_url", "SSL_CERT_FILE")
-    assert len(connections) <= CONCURRENCY
