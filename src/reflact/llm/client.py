@@ -448,7 +448,8 @@ class Client:
             if self._mode is None:
                 log = self._account.decision_log
                 work = partial(self._try_modes, call, question)
-                self._mode = await log.once(0, f"mode/{self._role}", work, MODE_ADAPTER)
+                mode: Mode = await log.once(0, f"mode/{self._role}", work, MODE_ADAPTER)
+                self._mode = mode
             return self._mode
 
     async def _try_modes(self, call: Call, question: _Question[R]) -> Mode:

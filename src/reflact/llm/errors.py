@@ -375,7 +375,8 @@ def _describe_redirect(redirect: httpx.Response, config: ModelConfig, role: str)
         pass
     root = location.removesuffix(COMPLETIONS_PATH)
     advice = f"check models.{role}.base_url"
-    if root != location and len(root) < SHOWN_LOCATION:
+    is_other = root not in {location, config.base_url.rstrip("/")}
+    if is_other and len(root) < SHOWN_LOCATION:
         advice = f"if that is right, set models.{role}.base_url to {root}"
     return (
         f"redirects requests to {location[:SHOWN_LOCATION]} ({redirect.status_code}), and no "
