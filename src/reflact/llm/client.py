@@ -802,7 +802,7 @@ class Client:
             if is_throttled(status, text):
                 status = 429
             refusal = httpx.Response(status, headers=headers, content=text.encode("utf-8"))
-            return _Answer(refusal, Usage(calls=1, uncounted=1), classify_status(status))
+            return _Answer(refusal, Usage(), classify_status(status))
 
         if sample is None:
             completion = read_completion(headers["content-type"], text)

@@ -17,8 +17,9 @@ from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError
 from reflact.events import BudgetUpdated, Event, RateLimited
 from reflact.llm.budget import Account, Budget, cover_rollout
+from reflact.messages import CallReservation
 from reflact.protocols import LLM, Approver, EventCallback, Target
-from reflact.records import Usage
+from reflact.records import FaultKind, Usage
 from reflact.store.artifacts import choose_exports, resolve_inside
 from reflact.training.plan import RunPlan, list_roles, sends_requests
 from reflact.training.run import Run, ignore_event
@@ -102,7 +103,7 @@ async def connect_run(
     Raises:
         ConfigError: A key is missing.
     """
-    from reflact.integrations.opentelemetry import TracedLLM, TracedResponseStore, Tracing
+    from reflact.integrations.opentelemetry import TracedLLM, Tracing
 
     config = plan.config
     overrides = plan.overrides
@@ -124,7 +125,7 @@ async def connect_run(
         watch = RunWatch(plan.run_id, post, config, plan.label)
         budget = _open_budget(plan, post)
         log = store.decision_log(plan.run_id)
-        account = Account(plan.run_id, store, log, budget, on_attempt=watch.observe_attempt)
+        account = Account(plan.run_id, store, log, budget)
 
         # One callback for all roles, so that an endpoint that they share calls it once.
         def post_back_off(change: LimitChange) -> None:
@@ -134,10 +135,11 @@ async def connect_run(
             from reflact.llm.client import Client
 
             settings = _model_settings(plan, role)
+            observe = partial(_observe_attempt, watch=watch, tracing=tracing, config=settings)
             client = Client(
                 settings,
                 role,
-                replace(account, responses=TracedResponseStore(store, tracing, settings)),
+                replace(account, on_attempt=observe),
                 transport=overrides.transport,
                 on_event=None if emit is ignore_event else watch.follow(emit),
                 on_limit=post_back_off,
@@ -188,6 +190,19 @@ async def connect_run(
             critic=critic,
             rejected=account.rejected,
         )
+
+
+def _observe_attempt(
+    call: CallReservation,
+    usage: Usage,
+    fault: FaultKind | None,
+    *,
+    watch: RunWatch,
+    tracing: Tracing,
+    config: ModelConfig,
+) -> None:
+    watch.observe_attempt(call, usage, fault)
+    tracing.count_usage(usage, role=call.role, purpose=call.purpose, config=config)
 
 
 @asynccontextmanager
