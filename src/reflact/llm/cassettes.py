@@ -180,7 +180,8 @@ class ReplayTransport(httpx.AsyncBaseTransport):
 
     async def _answer_unknown(self, request: httpx.Request, asked: Interaction) -> httpx.Response:
         purpose = asked.call_id.split("/")[1] if "/" in asked.call_id else "unknown purpose"
-        start = f"the cassette {self._path} holds no answer to this request ({asked.call_id})"
+        request_name = f"{purpose}, {asked.call_id}"
+        start = f"the cassette {self._path} holds no answer to this request ({request_name})"
         near = [i for i in self._answers.values() if i.call_id == asked.call_id]
         near = near or [i for i in self._answers.values() if f"/{purpose}/" in i.call_id]
         if not near:
