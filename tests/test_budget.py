@@ -213,7 +213,6 @@ async def test_caps_matter_only_where_something_rests_on_them() -> None:
     async with held.reserve(WORST) as reservation:
         reservation.mark_sent()
         reservation.settle(Usage(calls=1, output_tokens=1000))
-    assert held.find_exceeded_limit(WORST) is None
     held.check()
 
 

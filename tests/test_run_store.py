@@ -86,7 +86,7 @@ def reserved_call(
 
 def reply(key: str, usd: float | None = None, body: str = "{}") -> StoredResponse:
     usage = Usage(calls=1, input_tokens=10, cached_tokens=3, output_tokens=2, usd=usd)
-    return StoredResponse(key=key, status=200, content_type="application/json", chunks=(body,), usage=usage)
+    return StoredResponse(key=key, text=body, usage=usage)
 
 
 async def pay(store: SQLiteRunStore, key: str, run_id: str = "r", usd: float | None = None) -> None:
@@ -113,7 +113,7 @@ async def test_the_first_reply_stands_and_both_payers_are_booked(store: SQLiteRu
     await store.store_response(reply("k", 0.5, "first"), reserved_call("k", "r"))
     await store.store_response(reply("k", 0.25, "second"), reserved_call("k", "other"))
     found = await store.find_response("k")
-    assert found.chunks == ("first",)
+    assert found.text == "first"
     assert [row.usage.usd for row in await store.spend("r")] == [0.5]
     assert [row.usage.usd for row in await store.spend("other")] == [0.25]
 
@@ -177,8 +177,9 @@ async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLite
     calls = [reserved_call(key).model_copy(update={"worst_case": worst}) for key in ("a", "b", "c", "d")]
     for call in calls:
         await store.reserve(call)
-    await store.settle(calls[0], Usage(calls=1, input_tokens=10, output_tokens=5, usd=0.03))
-    await store.settle(calls[1], Usage(calls=1, uncounted=1))
+    counted = Usage(calls=1, input_tokens=10, output_tokens=5, usd=0.03)
+    for call, usage in zip(calls, (counted, Usage(calls=1, uncounted=1)), strict=False):
+        await store.store_response(StoredResponse(key=call.key, text="", usage=usage), call)
     await store.release(calls[2])
     (spend,) = await store.spend("r")
     assert spend.usage == Usage(calls=2, input_tokens=10, output_tokens=5, usd=0.03, uncounted=1)

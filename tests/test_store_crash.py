@@ -49,9 +49,7 @@ SCRIPT = """
         )
 
     def reply(key):
-        return StoredResponse(
-            key=key, status=200, content_type="text/plain", chunks=(key * 40,), usage=Usage(calls=1, usd=0.5)
-        )
+        return StoredResponse(key=key, text=key * 40, usage=Usage(calls=1, usd=0.5))
 """
 
 LOAD = """

@@ -22,7 +22,7 @@ from reflact.errors import (
     ProviderDown,
     RunConflict,
 )
-from reflact.messages import CallId, CallReservation, RenderedPrompt, ReplyModel
+from reflact.messages import CallId, CallReservation, RenderedPrompt, ReplyModel, StoredResponse
 from reflact.proposers import Rewrite, StepBudget, StepEvidence
 from reflact.records import RunSummary, Usage
 from reflact.stages.reply_models import AnalystReply
@@ -279,7 +279,7 @@ async def test_a_measurement_begins_with_what_the_run_used_before(tmp_path: Path
             key="k", run_id=row.run_id, call_id="c", role="target", purpose="rollout", endpoint="e", model="m"
         )
         await store.reserve(call)
-        await store.settle(call, spent)
+        await store.store_response(StoredResponse(key="k", text="", usage=spent), call)
     told: list[events.Event] = []
 
     async def listen(event: events.Event) -> None:

@@ -155,15 +155,10 @@ class CallReservation(FrozenModel):
 
 
 class StoredResponse(FrozenModel):
-    """A provider's response: status, content type, usage and the body's decoded chunks.
-
-    A streamed body has one chunk for each piece that arrived.
-    """
+    """An answer under the key of its request: a chat completion in JSON, and its usage."""
 
     key: str
-    status: int
-    content_type: str
-    chunks: tuple[str, ...]
+    text: str
     usage: Usage = Usage()
 
 

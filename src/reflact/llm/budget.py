@@ -221,10 +221,6 @@ class Budget:
         finally:
             self._leave(reservation)
 
-    def find_exceeded_limit(self, call: Usage) -> str | None:
-        """Return a sentence about the limit that one further call would exceed; None if it fits."""
-        return find_exceeded_limit(self._limits, self._charged, amount_of(call))
-
     def check_ledger(self, spent: Iterable[Spend], call: Usage) -> None:
         """Raise BudgetSpent if a call does not fit beside what all that share the limits have spent
         and reserved.

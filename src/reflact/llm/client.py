@@ -505,7 +505,7 @@ class Client:
                 text = await self._send(call, _Request(url, body, call_id, key))
                 call.sent = True
             else:
-                text = "".join(stored.chunks)
+                text = stored.text
         return ChatCompletion.model_validate_json(text)
 
     async def _send(self, call: Call, request: _Request) -> str:
@@ -716,9 +716,7 @@ class Client:
     async def _store(
         self, text: str, usage: Usage, entry: CallReservation, reserved: Reservation
     ) -> None:
-        response = StoredResponse(
-            key=entry.key, status=200, content_type=JSON, chunks=(text,), usage=usage
-        )
+        response = StoredResponse(key=entry.key, text=text, usage=usage)
         await self._account.responses.store_response(response, entry)
         reserved.settle(usage)
 
