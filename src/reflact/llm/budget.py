@@ -104,9 +104,7 @@ def describe_overrun(usage: Usage, worst: Usage) -> str | None:
 class Reservation:
     """The reserved worst case of one call, until its cost is known.
 
-    ``usage`` is zero before ``settle``. ``uncertain`` is the most that the call may have used
-    beyond that: the worst case after ``mark_sent``, and nothing after ``settle`` unless the
-    provider counted no tokens.
+    ``uncertain`` is the most that the call may have used beyond ``usage``.
     """
 
     def __init__(self, worst: Usage) -> None:
@@ -129,18 +127,14 @@ class Reservation:
         self.uncertain = Usage()
 
     def settle(self, usage: Usage) -> None:
-        """Count the usage of the call; if it is uncounted, the tokens and the money of the worst
-        case too.
-        """
+        """Count the usage; without counts, the tokens and the money of the worst case too."""
         self.usage = usage
         self.uncertain = self.worst.model_copy(update={"calls": 0}) if usage.uncounted else Usage()
 
 
 @dataclass
 class CurrentStage:
-    """The step and the stage that a run works on; calls are booked under them when they
-    are sent.
-    """
+    """The step and the stage that a run works on, under which calls are booked."""
 
     step: int = 0
     stage: str = ""
@@ -344,9 +338,6 @@ def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bo
 async def cover_rollout(account: Account) -> AsyncIterator[None]:
     """Surround a rollout, which has no result after the budget is spent, even if its environment
     caught the error.
-
-    Raises:
-        BudgetSpent: A call of this or another rollout was refused meanwhile.
     """
     yield
     account.budget.check()

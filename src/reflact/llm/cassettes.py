@@ -93,11 +93,7 @@ def _open_recording(path: Path) -> Iterator[tuple[FileIO, tuple[Interaction, ...
 
 
 def read_cassette(path: Path) -> tuple[Interaction, ...]:
-    """Read all lines of a cassette.
-
-    Raises:
-        CassetteError: The file cannot be read or a line is malformed; names the line.
-    """
+    """Read all lines of a cassette; CassetteError names the line that is malformed."""
     with _explain(path, "read"):
         interactions = _parse_lines(path, path.read_bytes())
     if not interactions:

@@ -230,8 +230,7 @@ class _Completion(BaseModel):
 def read_completion(content_type: str, text: str) -> Completion:
     """Return the body of a successful answer as a chat completion with one choice.
 
-    Raises:
-        AnswerFault: It is no chat completion, or a stream that is not whole.
+    It is an ``AnswerFault`` if it is none, or a stream that is not whole.
     """
     if _is_stream(content_type, text):
         completion = _join_chunks(_read_chunks(text))

@@ -52,11 +52,7 @@ HTTP_LOGGERS = ("connection", "http11", "http2", "proxy", "socks")
 
 
 async def resolve_key(config: ModelConfig, role: str) -> str | None:
-    """Return a role's key from its configured source; None for an endpoint without keys.
-
-    Raises:
-        ConfigError: The source has no key, or a text that cannot be a key.
-    """
+    """Return a role's key from its configured source; None for an endpoint without keys."""
     if config.key is not None:
         source = "the function passed as `key`"
         key = await _call_provider(config.key, role)

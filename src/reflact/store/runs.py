@@ -455,7 +455,7 @@ IDLE_RUNS = (
 
 
 # The tables with rows of one run; the run itself is the last one.
-RUN_TABLES = ("calls", "faults", "stage_times", "events", "decision_log", "failures", "runs")
+TABLES_OF_A_RUN = ("calls", "faults", "stage_times", "events", "decision_log", "failures", "runs")
 
 
 def delete_idle_runs(tables: Tables, *, run_id: str) -> None:
@@ -463,7 +463,7 @@ def delete_idle_runs(tables: Tables, *, run_id: str) -> None:
     if tables.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone():
         return
     for (idle,) in tables.execute(IDLE_RUNS).fetchall():
-        for name in RUN_TABLES:
+        for name in TABLES_OF_A_RUN:
             tables.table(name).delete_where("run_id = ?", [idle])
 
 
