@@ -110,6 +110,19 @@ async def test_nothing_secret_and_no_host_is_written(tmp_path: Path) -> None:
         assert secret not in written
 
 
+async def test_passing_failures_and_refused_keys_are_not_recorded(tmp_path: Path) -> None:
+    """What a later attempt may mend is no answer; what refuses a request for good is one."""
+    statuses = [500, 429, 401, 403, 307, 400]
+    for status in statuses:
+        answer = httpx.Response(status, json={"error": {"message": f"bad {SECRET}"}})
+        async with open_cassette(
+            tmp_path / f"{status}.jsonl", mode="record", inner=Endpoint(answer)
+        ) as transport:
+            await transport.handle_async_request(raw())
+    kept = [status for status in statuses if (tmp_path / f"{status}.jsonl").exists()]
+    assert kept == [400]
+
+
 async def test_what_is_recorded_is_not_asked_again(tmp_path: Path) -> None:
     """A recording that was interrupted goes on from where it was, and stays free of contradictions."""
     await recorded(tmp_path / "c.jsonl", "a", "b")

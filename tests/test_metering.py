@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -17,7 +19,8 @@ from reflact.config.models import Price
 from reflact.config.training import BudgetConfig
 from reflact.errors import BudgetSpent, CassetteMiss, ModelError, ProviderDown
 from reflact.llm.budget import Account, Budget
-from reflact.llm.client import Client
+from reflact.llm.client import LARGE_BYTES, Client
+from reflact.llm.completions import read_completion
 from reflact.llm.pricing import OVERHEAD_TOKENS, usd_of
 from reflact.messages import CallReservation, Message, RenderedPrompt, StoredResponse, Text
 from reflact.records import Usage
@@ -180,6 +183,25 @@ async def test_the_time_for_one_attempt_counts_to_the_last_byte() -> None:
     assert (await taken(store))[1] == 2
 
 
+@pytest.mark.parametrize(("size", "in_loop"), [(1, 1), (LARGE_BYTES, 0)])
+async def test_a_long_answer_is_read_beside_the_event_loop(size: int, in_loop: int) -> None:
+    """The thread of the event loop reads short answers alone."""
+    calls: list[str] = []
+
+    def notice(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is read_completion.__code__:
+            calls.append("read")
+
+    before = sys.getprofile()
+    sys.setprofile(notice)
+    try:
+        reply = await ask(Text, Endpoint(completion("x" * size)))
+    finally:
+        sys.setprofile(before)
+    assert len(reply.value.text) == size
+    assert len(calls) == in_loop
+
+
 async def test_who_waits_for_a_budget_holds_no_place_at_the_endpoint() -> None:
     """Another run that shares the endpoint is not held up by it."""
     store = await opened()
@@ -292,3 +314,16 @@ async def test_a_prompt_that_its_server_cut_is_counted(
     async with connected(Endpoint(counted("fine", tokens)), store=store) as client:
         await client.ask(prompt, Text, call_id=call_id())
     assert [each.kind for each in await store.faults(RUN)] == (["cut prompt"] if is_cut else [])
+
+
+async def test_a_reply_of_another_model_is_counted() -> None:
+    """A gateway that falls back says so by the name of the model alone; the first name is that of the endpoint."""
+    names = ("", "a", "\ud800", "a", "")
+    answers = [
+        httpx.Response(200, content=json.dumps({**counted("fine").json(), "model": name})) for name in names
+    ]
+    store = await opened()
+    async with connected(Endpoint(*answers), store=store) as client:
+        for number in range(5):
+            await client.ask(PROMPT, Text, call_id=call_id(f"c{number}"))
+    assert [(each.kind, each.count) for each in await store.faults(RUN)] == [("other model", 1)]

@@ -293,6 +293,13 @@ def test_keys_are_known_by_the_numbers_of_their_characters() -> None:
     assert remove_keys(["sk-9c41/07ab3d25"], "sk-9c41\\/07ab3d25") == KEY_MARK
 
 
+@pytest.mark.parametrize("placeholder", ["none", "EMPTY", "not-needed", "no-key-required"])
+async def test_placeholders_are_words(placeholder: str) -> None:
+    """What stands for a key where there is none may be a word of an answer, and stays in it."""
+    received = await through(httpx.Response(200, text=f"There are none: {placeholder}."), placeholder)
+    assert received.text == f"There are none: {placeholder}."
+
+
 @pytest.mark.parametrize("api", ["openai", "azure"])
 async def test_a_redirect_takes_no_key_elsewhere(api: str) -> None:
     """A server that sends a request on to another host sends neither the request nor its key there."""
