@@ -236,6 +236,15 @@ async def test_a_run_in_python_leaves_no_key_anywhere(
     assert environment() == variables
 
 
+async def test_data_that_looks_like_a_key_is_left_alone(tmp_path: Path) -> None:
+    """Only the key itself is taken out; what an item or an answer holds stays as it is."""
+    store = InMemoryRunStore()
+    lookalike = "sk-proj-51aZ0000000000000000"
+    endpoint = Endpoint(completion(f"{lookalike} {KEY}"))
+    reply = await ask(Text, endpoint, config(key=give_key), store=store)
+    assert reply.value.text == f"{lookalike} [key]"
+
+
 def echo(body: bytes, **headers: str) -> httpx.Response:
     return httpx.Response(200, headers={"x-echo": f"Bearer {KEY}", **headers}, content=body)
 
