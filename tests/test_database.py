@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -96,35 +96,29 @@ async def test_a_failing_write_is_undone_alone(database: Database) -> None:
         tables.execute("INSERT INTO notes (text) VALUES ('mine')")
         raise LookupError("mine")
 
-    entered, go_on = threading.Event(), threading.Event()
-    answers: dict[str, object] = {}
-
-    async def answer(name: str, work: Callable[[Tables], object]) -> None:
+    async def answer(work: Callable[[], Awaitable[object]]) -> object:
         try:
-            answers[name] = await database.write(work)
+            return await work()
         except (StoreError, LookupError) as error:
-            answers[name] = error
+            return error
 
+    writes = (
+        partial(put, database, "a"),
+        partial(database.write, two_then_fail),
+        partial(put, database, None),
+        partial(put, database, "b"),
+    )
+    entered, go_on = threading.Event(), threading.Event()
     async with open_task_group() as tasks:
         tasks.start_soon(database.write, holding(entered, go_on))
         await until(entered.is_set)
-        tasks.start_soon(
-            answer, "before", lambda t: t.execute("INSERT INTO notes (text) VALUES ('a')").rowcount
-        )
-        tasks.start_soon(answer, "own", two_then_fail)
-        tasks.start_soon(
-            answer, "sql", lambda t: t.execute("INSERT INTO notes (text) VALUES (NULL)").rowcount
-        )
-        tasks.start_soon(
-            answer, "after", lambda t: t.execute("INSERT INTO notes (text) VALUES ('b')").rowcount
-        )
+        answers = [tasks.start_soon(answer, write) for write in writes]
         await anyio.wait_all_tasks_blocked()
         go_on.set()
+    first, own, sql, last = (each.return_value for each in answers)
     assert await texts(database) == ["a", "b"]
-    assert (answers["before"], answers["after"]) == (1, 1)
-    assert isinstance(answers["own"], LookupError)
-    assert isinstance(answers["sql"], StoreError)
-    assert "NOT NULL constraint failed: notes.text" in str(answers["sql"])
+    assert (first, last, type(own)) == (1, 1, LookupError)
+    assert "NOT NULL constraint failed: notes.text" in str(sql)
     assert database.n_transactions == 2
 
 
