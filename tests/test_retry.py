@@ -25,7 +25,7 @@ from reflact.llm.budget import Account
 from reflact.llm.client import Client
 from reflact.llm.completions import AnswerFault, read_completion
 from reflact.llm.errors import is_quota_spent, is_unknown_model, read_retry_after
-from reflact.llm.rate_limit import PATIENCE_SECONDS, LimitChange, endpoint_for
+from reflact.llm.rate_limit import OUTAGE_SECONDS, PATIENCE_SECONDS, LimitChange, endpoint_for
 from reflact.messages import Text
 from reflact.records import FaultCount, FaultKind
 
@@ -371,7 +371,7 @@ async def test_a_spent_quota_refuses_the_role_after_one_call() -> None:
     assert calls.sent == 3
 
 
-BUSY = httpx.Response(429, headers={"retry-after": "20"}, text="too many")
+BUSY = httpx.Response(429, headers={"retry-after": "60"}, text="too many")
 GARBLED = httpx.Response(200, text="<html>")
 
 
@@ -382,29 +382,30 @@ async def test_an_endpoint_that_never_serves_refuses_the_role(answer: httpx.Resp
     """After the configured time of failures alone no further request is sent, however many calls there are."""
     script, store = Endpoint(answer), await opened()
     started = anyio.current_time()
-    async with connected(script, config(max_retries=99, outage_seconds=100), store=store) as client:
+    async with connected(script, config(max_retries=99), store=store) as client:
         for part in "abc":
             with pytest.raises(ProviderDown):
                 await client.ask(PROMPT, Text, call_id=call_id(part))
             sent = len(script.requests)
-            assert 100 <= anyio.current_time() - started <= 100 + 30
+            assert OUTAGE_SECONDS <= anyio.current_time() - started <= OUTAGE_SECONDS + 60
         assert len(script.requests) == sent
 
 
 async def test_an_answer_ends_an_outage() -> None:
     """Failures before and after an answer are two outages."""
-    script = Endpoint(*[BUSY] * 4, GOOD, *[BUSY] * 4, GOOD)
-    async with connected(script, config(max_retries=9, outage_seconds=90)) as client:
+    script = Endpoint(*[BUSY] * 9, GOOD, *[BUSY] * 9, GOOD)
+    async with connected(script, config(max_retries=30)) as client:
         for part in "ab":
             assert (await client.ask(PROMPT, Text, call_id=call_id(part))).value.text == "fine"
-    assert len(script.requests) == 10
+    assert len(script.requests) == 20
 
 
 @pytest.mark.parametrize(("reopened", "failed", "pause"), [(True, "ab", 1), (False, "a", 1000)])
 async def test_failures_of_another_time_are_no_outage(reopened: bool, failed: str, pause: float) -> None:
     """A failure is retried although an earlier run, or a call long ago, ended with failures alone."""
-    script = Endpoint(*[BUSY] * (len(failed) + 1), httpx.Response(500), GOOD)
-    settings = config(max_retries=1, outage_seconds=30)
+    late = httpx.Response(429, headers={"retry-after": "290"})
+    script = Endpoint(*[late] * 2 * len(failed), httpx.Response(500), GOOD)
+    settings = config(max_retries=1)
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(connected(script, settings))
         for part in failed:

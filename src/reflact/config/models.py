@@ -218,12 +218,6 @@ class ModelConfig(ConfigSection):
         description="Maximum of retries after connection errors, time-outs, 408, 409, 429, 5xx and "
         "garbled responses.",
     )
-    outage_seconds: float = changeable_field(
-        600.0,
-        gt=0,
-        description="The run ends as failed if all requests to the endpoint fail for so many "
-        "seconds. If roles share limits, the strictest value applies.",
-    )
     price: Price | None = changeable_field(
         None,
         description="`input`, `output` and, if it differs, `cached_input`, in dollars per million "
@@ -333,7 +327,6 @@ LIMIT_KEYS = (
     "concurrency",
     "requests_per_minute",
     "limits_group",
-    "outage_seconds",
 )
 
 

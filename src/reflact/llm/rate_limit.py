@@ -95,6 +95,10 @@ CAP_SECONDS = 30.0
 # The longest ``Retry-After`` in seconds that is respected.
 PATIENCE_SECONDS = 300.0
 
+# A run ends as failed if all requests to an endpoint fail for so long; restarts of servers are
+# shorter.
+OUTAGE_SECONDS = 600.0
+
 # Delays shorter than this many seconds count as none.
 SOON = 1e-6
 
@@ -206,18 +210,17 @@ class Endpoint:
         self.wake_first()
 
     def is_out(self, *, served: bool) -> bool:
-        """Count an attempt; return whether all attempts of ``outage_seconds`` have failed.
+        """Count an attempt; return whether all attempts of ``OUTAGE_SECONDS`` have failed.
 
         An outage begins anew if no attempt failed for so long, since nothing was tried then.
         """
         now = anyio.current_time()
-        longest = min(client.config.outage_seconds for client in self.clients)
         if served:
             self._failing_since = None
-        elif self._failing_since is None or now - self._failed_at >= longest:
+        elif self._failing_since is None or now - self._failed_at >= OUTAGE_SECONDS:
             self._failing_since = now
         self._failed_at = now
-        return self._failing_since is not None and now - self._failing_since >= longest
+        return self._failing_since is not None and now - self._failing_since >= OUTAGE_SECONDS
 
     def forget_outage(self) -> None:
         """Begin anew, since failures and answers of earlier runs say little about a later one."""
