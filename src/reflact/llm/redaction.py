@@ -154,7 +154,7 @@ class _ScrubbedStream(httpx.AsyncByteStream):
         self._most = most
         self._scrubber = Scrubber(keys)
         self._coding = response.headers.get("content-encoding", "identity").strip().lower()
-        self._zlib = zlib.decompressobj(DETECTS_FORMAT)
+        self._zlib = zlib.decompressobj(DETECTS_FORMAT) if self._coding in CODINGS else None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if self._coding not in {"", "identity", *CODINGS}:
@@ -172,7 +172,7 @@ class _ScrubbedStream(httpx.AsyncByteStream):
                 self._check_size(max(received, decoded))
                 if ready := self._scrubber.feed(piece):
                     yield ready
-        if received and self._coding in CODINGS and not self._zlib.eof:
+        if received and self._zlib is not None and not self._zlib.eof:
             raise AnswerFault("the compressed body broke off", "truncated")
         if self._scrubber.delayed:
             yield self._scrubber.delayed
@@ -182,7 +182,7 @@ class _ScrubbedStream(httpx.AsyncByteStream):
             raise AnswerFault(f"with more than {self._most:,} bytes", "oversized")
 
     def _decode(self, raw: bytes) -> Iterator[bytes]:
-        if self._coding not in CODINGS:
+        if self._zlib is None:
             yield raw
             return
         while raw:
