@@ -97,7 +97,7 @@ def write(word: str) -> str:
 
 FINAL, DRAFT = write("final"), write("draft")
 BLOCK, DRAFT_BLOCK = f"```json\n{FINAL}\n```", f"```json\n{DRAFT}\n```"
-MODES = ["json_schema", "tools", "json"]
+MODES = ["json_schema", "tools", "json_object_with_schema", "json"]
 
 READ = {
     "after thoughts": f"<think>maybe {DRAFT}?</think>\n{FINAL}",

@@ -60,7 +60,7 @@ def refused(status: int, message: str, code: str | None = None) -> httpx.Respons
 HOSTILE = 'Use {braces}, {{ jinja }}, {% raw %}, {# note #}, $dollars, ${shell}, %s and "quotes"\\n.'
 
 
-@pytest.mark.parametrize("mode", ["json_schema", "tools", "json"])
+@pytest.mark.parametrize("mode", ["json_schema", "tools", "json_object_with_schema", "json"])
 async def test_prompts_are_never_templates(mode: str) -> None:
     """What a skill contains arrives as it is, in every mode."""
     prompt = RenderedPrompt(
@@ -189,6 +189,7 @@ async def test_each_mode_has_its_own_field() -> None:
             "tools": [{"type": "function", "function": function}],
             "tool_choice": {"type": "function", "function": {"name": "Pick"}},
         },
+        "json_object_with_schema": {"response_format": {"type": "json_object", "schema": schema}},
         "json": {"response_format": {"type": "json_object"}},
     }
     for mode, fields in expected.items():
@@ -207,6 +208,7 @@ def only(mode: str, status: int = 400) -> Endpoint:
     def answer(body: Any) -> httpx.Response:
         form = body.get("response_format", {})
         kind = "tools" if "tools" in body else form["type"]
+        kind = "json_object_with_schema" if kind == "json_object" and "schema" in form else kind
         kind = "json" if kind == "json_object" else kind
         return completion(TEXT, arguments=TEXT) if kind == mode else refused(status, "unknown format")
 
@@ -214,7 +216,9 @@ def only(mode: str, status: int = 400) -> Endpoint:
 
 
 @pytest.mark.parametrize("status", [400, 404, 422, 501])
-@pytest.mark.parametrize(("mode", "tried"), [("json_schema", 1), ("tools", 2), ("json", 3)])
+@pytest.mark.parametrize(
+    ("mode", "tried"), [("json_schema", 1), ("tools", 2), ("json_object_with_schema", 3), ("json", 4)]
+)
 async def test_auto_settles_on_the_first_mode_the_endpoint_accepts(
     mode: str, tried: int, status: int
 ) -> None:
@@ -253,7 +257,8 @@ def obeying(*modes: str) -> Endpoint:
     [
         (["json_schema"], "json_schema", 0),
         (["tools", "json_object"], "tools", 1),
-        (["json_object"], "json", 2),
+        (["json_object_with_schema"], "json_object_with_schema", 2),
+        (["json_object"], "json", 3),
     ],
 )
 async def test_auto_goes_on_if_a_format_is_ignored(obeyed: list[str], mode: str, ignored: int) -> None:
@@ -320,7 +325,7 @@ async def test_a_cap_has_the_name_that_the_endpoint_wants(
 
 async def test_concurrent_calls_settle_the_mode_once() -> None:
     """Ten calls that start together cost one round of refusals."""
-    endpoint = only("json")
+    endpoint = only("json_object_with_schema")
     async with connected(endpoint, config(mode="auto")) as client:
         await fan_out(lambda n: client.ask(PROMPT, Pick, call_id=call_id(str(n))), range(10))
     assert len(endpoint.requests) == 2 + 10

@@ -105,7 +105,7 @@ async def test_only_typed_replies_that_somebody_watches_are_streamed() -> None:
     assert {**provider.bodies[0], **ASKED} == provider.bodies[-1]
 
 
-@pytest.mark.parametrize("mode", ["json_schema", "tools", "json"])
+@pytest.mark.parametrize("mode", ["json_schema", "tools", "json_object_with_schema", "json"])
 @pytest.mark.parametrize("size", [1, 9, 10_000])
 async def test_a_streamed_reply_is_the_plain_one(mode: str, size: int) -> None:
     """Value, attempts and usage are those of the same reply in one piece, in every mode."""

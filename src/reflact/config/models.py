@@ -170,7 +170,7 @@ class ModelConfig(ConfigSection):
         description="`token`: the function passed as `key` returns a bearer token, which Azure "
         "gets as `Authorization: Bearer`.",
     )
-    mode: Literal["auto", "json_schema", "tools", "json"] = option(
+    mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = option(
         "auto",
         description="How typed replies are requested; `auto` uses the first mode that the endpoint "
         "follows.",

@@ -119,19 +119,23 @@ def _load_usual_certificates() -> ssl.SSLContext:
 
 
 def read_proxies() -> dict[str, str]:
-    """Return the proxies that the environment names, by scheme or ``all``; ConfigError for a value
-    that is none.
+    """Return the proxies that the environment names, by scheme or ``all``.
+
+    Raises:
+        ConfigError: A value is no address of a proxy, or needs a package that is not installed.
     """
     proxies = {}
     for scheme, value in getproxies_environment().items():
         if scheme in {"http", "https", "all"}:
             proxies[scheme] = value if "://" in value else f"http://{value}"
-            try:
-                httpx.AsyncHTTPTransport(proxy=proxies[scheme], verify=False)
-            except (ValueError, ImportError, httpx.InvalidURL) as error:
-                reason = str(error).splitlines()[0]
-                name = f"{scheme.upper()}_PROXY"
-                raise ConfigError(f"{name} cannot be used as a proxy: {reason}") from None
+    for scheme, value in proxies.items():
+        try:
+            httpx.AsyncHTTPTransport(proxy=value, verify=False)
+        except (ValueError, ImportError, httpx.InvalidURL) as error:
+            raise ConfigError(
+                f"{scheme.upper()}_PROXY is {value.rpartition('@')[2]!r}, which cannot be used as "
+                f"a proxy: {str(error).splitlines()[0]}; correct it, or remove it"
+            ) from None
     return proxies
 
 

@@ -24,12 +24,13 @@ from reflact.messages import CUT_OFF, Message, ReplyModel
 # A JSON request body, or a part of one.
 Body = dict[str, Any]
 
-Mode = Literal["json_schema", "tools", "json"]
+Mode = Literal["json_schema", "tools", "json_object_with_schema", "json"]
 
-# Instructor's name for each mode.
+# Instructor's name for each mode; it has none for ``json_object`` with a schema.
 HANDLERS: dict[Mode, instructor.Mode] = {
     "json_schema": instructor.Mode.JSON_SCHEMA,
     "tools": instructor.Mode.TOOLS,
+    "json_object_with_schema": instructor.Mode.JSON_SCHEMA,
     "json": instructor.Mode.JSON,
 }
 
@@ -113,6 +114,9 @@ class Conversation(Generic[R]):
             self._bound, self.body = self._handlers.request_handler(
                 bind(reply_type, mode), self.body
             )
+        if mode == "json_object_with_schema":
+            schema = self.body["response_format"]["json_schema"]["schema"]
+            self.body["response_format"] = {"type": "json_object", "schema": schema}
 
     def parse(self, completion: ChatCompletion) -> R:
         """Return the reply of an answer, validated and checked; InvalidReply if it has none."""
