@@ -662,6 +662,7 @@ class Client:
                 is_large = len(whole.content) > LARGE_BYTES
                 response, usage, fault = await run_beside_loop(read) if is_large else read()
             except Exception as error:
+                self._limits.endpoint.observe(slot, None)
                 if isinstance(error, UNSENT):
                     await responses.release(entry)
                     reserved.release()

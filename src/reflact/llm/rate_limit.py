@@ -165,7 +165,7 @@ class Endpoint:
         self.in_flight = 0
         self.clients: list[EndpointClient] = []
         self.rate = AdaptiveRate()
-        self._queue: OrderedDict[object, anyio.Event] = OrderedDict()
+        self._queue: OrderedDict[_Waiter, None] = OrderedDict()
         self._until = -math.inf
         self._rated = False
         self._back_offs = 0
@@ -175,22 +175,21 @@ class Endpoint:
 
     async def enter(self, client: EndpointClient) -> Slot:
         """Wait for a slot and occupy it until ``leave``; see ``EndpointClient.admit``."""
-        place = object()
-        self._queue[place] = anyio.Event()
+        waiting = _Waiter(client)
+        self._queue[waiting] = None
         try:
             while client.refusal is None:
                 seconds = math.inf
-                if next(iter(self._queue)) is place:
+                if next(iter(self._queue)) is waiting:
                     seconds = self._delay()
                 if seconds < SOON:
                     return self._take()
-                wake = anyio.Event()
-                self._queue[place] = wake
+                waiting.wake = anyio.Event()
                 with anyio.move_on_after(seconds):
-                    await wake.wait()
+                    await waiting.wake.wait()
             raise RoleRefused(client.refusal)
         finally:
-            del self._queue[place]
+            del self._queue[waiting]
             self._rated = self._rated and bool(self._queue)
             self.wake_first()
 
@@ -199,8 +198,13 @@ class Endpoint:
         self.in_flight -= 1
         self.wake_first()
 
-    def observe(self, slot: Slot, status: int, retry_after: float | None = None) -> None:
-        """Apply the status of a call once, before its slot ends; ``retry_after`` is in seconds."""
+    def observe(self, slot: Slot, status: int | None, retry_after: float | None = None) -> None:
+        """Apply the result of a call once, before its slot ends.
+
+        ``status`` is None after a failed transfer, and ``retry_after`` is in seconds.
+        """
+        if status is None:
+            return
         self.answered = True
         if status in LIMIT_STATUSES:
             self._back_off(slot, status, retry_after)
@@ -227,16 +231,17 @@ class Endpoint:
         self._failing_since = None
         self.accesses.clear()
 
-    def wake(self) -> None:
-        """Let all waiting calls check again."""
-        for event in self._queue.values():
-            event.set()
+    def wake(self, client: EndpointClient) -> None:
+        """Let the waiting calls of a client check again."""
+        for waiting in self._queue:
+            if waiting.client is client:
+                waiting.wake.set()
 
     def wake_first(self) -> None:
         """Let the first call in the queue check again."""
-        for event in self._queue.values():
-            event.set()
-            return
+        first = next(iter(self._queue), None)
+        if first is not None:
+            first.wake.set()
 
     def _delay(self) -> float:
         """Return the seconds that the first call has to wait; infinite without a free slot."""
@@ -360,7 +365,13 @@ class EndpointClient:
         """Admit no further calls of this role, including waiting ones; all get this outcome."""
         if self.refusal is None:
             self.refusal = outcome
-            self.endpoint.wake()
+            self.endpoint.wake(self)
+
+
+class _Waiter:
+    def __init__(self, client: EndpointClient) -> None:
+        self.client = client
+        self.wake = anyio.Event()
 
 
 def jitter(failures: int, draw: float) -> float:
