@@ -277,6 +277,7 @@ def test_the_optimizer_takes_the_limits_of_the_targets_endpoint(base_url: str | 
     limits = {
         "concurrency": 40,
         "requests_per_minute": 500,
+        "tokens_per_minute": 9000,
     }
     own = {} if base_url is None else {"base_url": base_url}
     target = {"model": "m", "base_url": "http://host/v1", **limits}

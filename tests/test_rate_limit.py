@@ -40,15 +40,17 @@ async def call(
     client: EndpointClient,
     done: list[float],
     *,
+    tokens: int = 1,
     seconds: float = 0.0,
     status: int | None = 200,
     retry_after: float | None = None,
+    took: int | None = None,
 ) -> None:
     """Make a call and note when it was admitted."""
-    async with client.admit() as slot:
+    async with client.admit(tokens) as slot:
         done.append(anyio.current_time())
         await anyio.sleep(seconds)
-        client.endpoint.observe(slot, status, retry_after)
+        client.endpoint.observe(slot, status, retry_after, took)
 
 
 async def test_no_more_calls_are_in_flight_than_the_strictest_role_allows() -> None:
@@ -56,7 +58,7 @@ async def test_no_more_calls_are_in_flight_than_the_strictest_role_allows() -> N
     endpoint, highest = Endpoint("e"), list[int]()
 
     async def one(client: EndpointClient) -> None:
-        async with client.admit():
+        async with client.admit(1):
             highest.append(endpoint.in_flight)
             await anyio.sleep(1)
 
@@ -67,19 +69,19 @@ async def test_no_more_calls_are_in_flight_than_the_strictest_role_allows() -> N
 
 
 async def test_calls_are_admitted_in_the_order_in_which_they_asked() -> None:
-    """With one slot, they go one by one."""
+    """A large call is not overtaken by small ones that would fit."""
     endpoint, order = Endpoint("e"), list[int]()
 
-    async def one(client: EndpointClient, number: int) -> None:
-        async with client.admit():
-            order.append(number)
-            await anyio.sleep(1)
+    async def one(client: EndpointClient, tokens: int) -> None:
+        async with client.admit(tokens) as slot:
+            order.append(tokens)
+            client.endpoint.observe(slot, 200, None, tokens)
 
-    with EndpointClient(endpoint, limits(concurrency=1)) as client:
+    with EndpointClient(endpoint, limits(tokens_per_minute=100, **WIDE)) as client:
         async with open_task_group() as tasks:
-            for number in range(5):
-                tasks.start_soon(one, client, number)
-    assert order == list(range(5))
+            for tokens in (60, 90, 10, 20, 30):
+                tasks.start_soon(one, client, tokens)
+    assert order == [60, 90, 10, 20, 30]
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4))
@@ -93,9 +95,9 @@ def test_cancelled_calls_leave_no_slot_behind(seed: int, slots: int) -> None:
         async def one(client: EndpointClient) -> None:
             with anyio.move_on_after(draw.choice([0.0, 1.0, 2.0, 2.5, math.inf])):
                 await anyio.sleep(draw.choice([0.0, 1.0, 2.0]))
-                async with client.admit() as slot:
+                async with client.admit(1) as slot:
                     await anyio.sleep(draw.choice([0.0, 1.0, 2.0]))
-                    client.endpoint.observe(slot, draw.choice([200, 429, None]))
+                    client.endpoint.observe(slot, draw.choice([200, 429, None]), None, 1)
 
         with EndpointClient(endpoint, limits(concurrency=slots, requests_per_minute=600)) as client:
             await fan_out(one, [client] * 30)
@@ -116,6 +118,36 @@ async def test_no_minute_holds_more_requests_than_allowed(most: int) -> None:
             await call(client, done)
     assert all(later - sooner > MINUTE_SECONDS for sooner, later in zip(done, done[most:], strict=False))
     assert done[-1] <= 1.02 * MINUTE_SECONDS * (3 + 3 / most)
+
+
+@given(st.lists(st.tuples(st.integers(0, 80), st.integers(0, 120)), min_size=1, max_size=60))
+def test_no_minute_holds_more_tokens_than_allowed(calls: list[tuple[int, int]]) -> None:
+    """No call goes while its estimate does not fit beside what the last sixty seconds took."""
+
+    async def main() -> list[tuple[float, int, int]]:
+        endpoint, seen = Endpoint("e"), list[tuple[float, int, int]]()
+        with EndpointClient(endpoint, limits(tokens_per_minute=100, **WIDE)) as client:
+            for estimate, took in calls:
+                async with client.admit(estimate) as slot:
+                    seen.append((anyio.current_time(), estimate, took))
+                    await anyio.sleep(1)
+                    client.endpoint.observe(slot, 200, None, took)
+        return seen
+
+    seen = run(main)
+    for at, estimate, _ in seen:
+        before = sum(took for then, _, took in seen if at - MINUTE_SECONDS <= then < at)
+        assert before == 0 or before + estimate <= 100
+
+
+async def test_estimates_are_corrected_by_what_calls_took() -> None:
+    """A cautious estimate holds others back only until the answer says what was taken."""
+    endpoint, done = Endpoint("e"), list[float]()
+    with EndpointClient(endpoint, limits(tokens_per_minute=100, **WIDE)) as client:
+        async with open_task_group() as tasks:
+            tasks.start_soon(lambda: call(client, done, tokens=90, seconds=2, took=5))
+            tasks.start_soon(lambda: call(client, done, tokens=90, seconds=2, took=5))
+    assert done == [0.0, 2.0]
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -186,15 +218,14 @@ def load(
 
     async def worker(client: EndpointClient, draw: random.Random) -> None:
         while anyio.current_time() < seconds:
-            async with client.admit() as slot:
+            async with client.admit(1) as slot:
                 await anyio.sleep(draw.uniform(0.005, 0.015))
                 wait = server.refuses_for(anyio.current_time())
                 await anyio.sleep(draw.uniform(0.02, 0.2) if wait is None else 0.005)
                 heard.append((anyio.current_time(), wait is None))
-                if wait is None:
-                    client.endpoint.observe(slot, 200)
-                else:
-                    client.endpoint.observe(slot, 429, says(wait))
+                client.endpoint.observe(
+                    slot, 200 if wait is None else 429, None if wait is None else says(wait), None
+                )
 
     async def main() -> None:
         draw = random.Random(7)

@@ -200,11 +200,17 @@ class ModelConfig(ConfigSection):
         8,
         ge=1,
         description="Maximum of requests at the same time. If roles have the same endpoint and "
-        "key, the strictest value applies to all of them together, here and in the next two "
+        "key, the strictest value applies to all of them together, here and in the next three "
         "keys.",
     )
     requests_per_minute: int | None = changeable_field(
         None, ge=1, description="Maximum of requests per minute, evenly spaced; null: no limit."
+    )
+    tokens_per_minute: int | None = changeable_field(
+        None,
+        ge=1,
+        description="Maximum of tokens per minute, estimated before a request and corrected "
+        "afterwards; null: no limit.",
     )
     limits_group: str | None = changeable_field(
         None,
@@ -326,6 +332,7 @@ PRICING_KEYS = ("price",)
 LIMIT_KEYS = (
     "concurrency",
     "requests_per_minute",
+    "tokens_per_minute",
     "limits_group",
 )
 

@@ -640,7 +640,7 @@ class Client:
         worst = worst_case(len(sent.content), read_cap(body), config, at=at)
         async with (
             budget.reserve(worst) as reserved,
-            self._limits.admit() as slot,
+            self._limits.admit(worst.input_tokens + worst.output_tokens) as slot,
         ):
             entry = CallReservation(
                 key=request.key,
@@ -662,14 +662,15 @@ class Client:
                 is_large = len(whole.content) > LARGE_BYTES
                 response, usage, fault = await run_beside_loop(read) if is_large else read()
             except Exception as error:
-                self._limits.endpoint.observe(slot, None)
+                self._limits.endpoint.observe(slot, None, None, None)
                 if isinstance(error, UNSENT):
                     await responses.release(entry)
                     reserved.release()
                 await self._note_attempt(entry, Usage(), classify_failure(error))
                 raise
+            tokens = None if usage.uncounted else usage.input_tokens + usage.output_tokens
             asked = read_retry_after(response.headers)
-            self._limits.endpoint.observe(slot, response.status_code, asked)
+            self._limits.endpoint.observe(slot, response.status_code, asked, tokens)
             if response.is_success:
                 await finish_if_cancelled(
                     partial(self._store, response.text, usage, entry, reserved)

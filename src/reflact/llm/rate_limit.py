@@ -7,7 +7,8 @@ import math
 import random
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
@@ -86,6 +87,46 @@ class AdaptiveRate:
         return self._last + 1 / slowest
 
 
+@dataclass
+class MinuteEntry:
+    """The tokens of one call: estimated before it, corrected after it."""
+
+    at: float
+    amount: int
+
+
+class MinuteWindow:
+    """Tokens of calls within the last minute."""
+
+    def __init__(self) -> None:
+        self._taken: deque[MinuteEntry] = deque()
+
+    def delay(self, now: float, amount: int, most: int | None) -> float:
+        """Return the seconds until an amount fits into the minute.
+
+        An amount above ``most`` counts as ``most``, so it fits into an empty minute.
+        """
+        while self._taken and self._taken[0].at + MINUTE_SECONDS * MARGIN <= now:
+            self._taken.popleft()
+        if most is None:
+            return 0.0
+        excess = sum(entry.amount for entry in self._taken) + min(amount, most) - most
+        until = now
+        for entry in self._taken:
+            if excess <= 0:
+                break
+            excess -= entry.amount
+            until = entry.at + MINUTE_SECONDS * MARGIN
+        return until - now
+
+    def take(self, now: float, amount: int, most: int | None) -> MinuteEntry:
+        """Add an amount, or ``most`` if that is less; nothing is counted without a limit."""
+        entry = MinuteEntry(now, amount if most is None else min(amount, most))
+        if most is not None:
+            self._taken.append(entry)
+        return entry
+
+
 # Statuses with which an endpoint refuses a call because of its rate.
 LIMIT_STATUSES = frozenset({429, 503})
 
@@ -133,9 +174,11 @@ class RoleRefused(Exception):
         self.outcome = outcome
 
 
-class Slot(NamedTuple):
-    """An admitted call: whether it waited for the endpoint's rate, and the back-offs before it."""
+@dataclass(frozen=True)
+class Slot:
+    """An admitted call; ``back_offs`` are those of the endpoint before it."""
 
+    tokens: MinuteEntry
     rate_limited: bool
     back_offs: int
 
@@ -166,6 +209,7 @@ class Endpoint:
         self.clients: list[EndpointClient] = []
         self.rate = AdaptiveRate()
         self._queue: OrderedDict[_Waiter, None] = OrderedDict()
+        self._minute = MinuteWindow()
         self._until = -math.inf
         self._rated = False
         self._back_offs = 0
@@ -173,36 +217,45 @@ class Endpoint:
         self._failing_since: float | None = None
         self._failed_at = -math.inf
 
-    async def enter(self, client: EndpointClient) -> Slot:
-        """Wait for a slot and occupy it until ``leave``; see ``EndpointClient.admit``."""
-        waiting = _Waiter(client)
+    @asynccontextmanager
+    async def admit(self, client: EndpointClient, tokens: int) -> AsyncIterator[Slot]:
+        """Wait for a slot and occupy it while the block runs; see ``EndpointClient.admit``."""
+        slot = await self._enter(_Waiter(client), tokens)
+        try:
+            yield slot
+        finally:
+            self.in_flight -= 1
+            self.wake_first()
+
+    async def _enter(self, waiting: _Waiter, tokens: int) -> Slot:
         self._queue[waiting] = None
         try:
-            while client.refusal is None:
+            while True:
+                if waiting.client.refusal is not None:
+                    raise RoleRefused(waiting.client.refusal)
                 seconds = math.inf
                 if next(iter(self._queue)) is waiting:
-                    seconds = self._delay()
+                    seconds = self._delay(tokens)
                 if seconds < SOON:
-                    return self._take()
+                    return self._take(tokens)
                 waiting.wake = anyio.Event()
                 with anyio.move_on_after(seconds):
                     await waiting.wake.wait()
-            raise RoleRefused(client.refusal)
         finally:
             del self._queue[waiting]
             self._rated = self._rated and bool(self._queue)
             self.wake_first()
 
-    def leave(self) -> None:
-        """Free a slot."""
-        self.in_flight -= 1
-        self.wake_first()
-
-    def observe(self, slot: Slot, status: int | None, retry_after: float | None = None) -> None:
+    def observe(
+        self, slot: Slot, status: int | None, retry_after: float | None, tokens: int | None
+    ) -> None:
         """Apply the result of a call once, before its slot ends.
 
-        ``status`` is None after a failed transfer, and ``retry_after`` is in seconds.
+        ``status`` is None after a failed transfer, and ``retry_after`` is in seconds. ``tokens``
+        are those of input and output; None keeps the estimate.
         """
+        if tokens is not None:
+            slot.tokens.amount = tokens
         if status is None:
             return
         self.answered = True
@@ -243,7 +296,7 @@ class Endpoint:
         if first is not None:
             first.wake.set()
 
-    def _delay(self) -> float:
+    def _delay(self, tokens: int) -> float:
         """Return the seconds that the first call has to wait; infinite without a free slot."""
         if self.in_flight >= (self._find_strictest("concurrency") or 0):
             self._rated = False
@@ -252,14 +305,17 @@ class Endpoint:
         turn = self.rate.delay(now, self._find_max_rate())
         if turn >= SOON:
             self._rated = True
-        return max(self._until - now, turn)
+        minute = self._minute.delay(now, tokens, self._find_strictest("tokens_per_minute"))
+        return max(self._until - now, turn, minute)
 
-    def _take(self) -> Slot:
+    def _take(self, tokens: int) -> Slot:
+        now = anyio.current_time()
         most = self._find_max_rate()
-        is_below = most is None or (self.rate.rate is not None and self.rate.rate < most)
         self.in_flight += 1
-        self.rate.take(anyio.current_time(), most)
-        return Slot(self._rated and is_below, self._back_offs)
+        self.rate.take(now, most)
+        is_below = most is None or (self.rate.rate is not None and self.rate.rate < most)
+        taken = self._minute.take(now, tokens, self._find_strictest("tokens_per_minute"))
+        return Slot(taken, self._rated and is_below, self._back_offs)
 
     def _back_off(self, slot: Slot, status: int, asked: float | None) -> None:
         now = anyio.current_time()
@@ -324,18 +380,17 @@ class EndpointClient:
         self.endpoint.clients.remove(self)
         self.endpoint.wake_first()
 
-    @asynccontextmanager
-    async def admit(self) -> AsyncIterator[Slot]:
+    def admit(self, tokens: int) -> AbstractAsyncContextManager[Slot]:
         """Wait for a slot and occupy it while the block runs.
+
+        Args:
+            tokens: The most tokens of the call, input and output; at most the limit of a minute
+                counts.
 
         Raises:
             RoleRefused: The endpoint refuses this role.
         """
-        slot = await self.endpoint.enter(self)
-        try:
-            yield slot
-        finally:
-            self.endpoint.leave()
+        return self.endpoint.admit(self, tokens)
 
     def report_unreached(self, seconds: float) -> None:
         """Report that the endpoint was not reached; a retry follows after ``seconds``."""

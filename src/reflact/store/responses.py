@@ -159,20 +159,24 @@ class SQLiteResponseStore:
 
     async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
         """Return the stored rollouts among the keys, in their order."""
-        found = {rollout.key: rollout for rollout in await self._read_rollouts("key", keys)}
+        sql = (
+            "SELECT key, rollout, checksum FROM rollouts WHERE key IN (SELECT value FROM "
+            "json_each(?))"
+        )
+        rows = await self._database.fetch_rows(sql, (json.dumps(list(keys)),))
+        found = {
+            row[0]: _parse_outcome(Rollout.model_validate_json, "rollout", *row) for row in rows
+        }
         self._n_rollouts_reused += len(found)
         return {key: found[key] for key in keys if key in found}
 
     async def list_rollouts(self, skill_hashes: Sequence[str]) -> tuple[Rollout, ...]:
         """Return the stored rollouts of all runs under some documents, in the order of storing."""
-        return await self._read_rollouts("json_extract(rollout, '$.skill_hash')", skill_hashes)
-
-    async def _read_rollouts(self, column: str, values: Sequence[str]) -> tuple[Rollout, ...]:
         sql = (
-            f"SELECT key, rollout, checksum FROM rollouts WHERE {column} IN "  # noqa: S608
-            "(SELECT value FROM json_each(?)) ORDER BY rowid"
+            "SELECT key, rollout, checksum FROM rollouts WHERE json_extract(rollout, "
+            "'$.skill_hash') IN (SELECT value FROM json_each(?)) ORDER BY rowid"
         )
-        rows = await self._database.fetch_rows(sql, (json.dumps(list(values)),))
+        rows = await self._database.fetch_rows(sql, (json.dumps(list(skill_hashes)),))
         return tuple(_parse_outcome(Rollout.model_validate_json, "rollout", *row) for row in rows)
 
     async def rollout_usage(self) -> Mapping[str, Usage]:
@@ -182,7 +186,7 @@ class SQLiteResponseStore:
         for call_id, *counts in rows:
             key = call_id.partition("/rollout=")[2].partition("/")[0]
             used = Usage(**dict(zip(USAGE_COLUMNS, counts, strict=True)))
-            usage[key] = usage.get(key, Usage()) + used
+            usage[key] = usage[key] + used if key in usage else used
         return usage
 
     async def unmeasured(self, run_id: str) -> Mapping[str, str]:
