@@ -146,7 +146,7 @@ async def test_a_text_is_read_without_its_thoughts_and_stored_with_them() -> Non
     reply = await ask(Text, Endpoint(completion(text)), store=store)
     assert reply.value.text == "5"
     (stored,) = store.replies
-    assert json.loads(stored.chunks[0])["choices"][0]["message"]["content"] == text
+    assert json.loads(stored.text)["choices"][0]["message"]["content"] == text
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
-"""The values of model calls: prompts, call ids, replies, drafts and stored responses."""
+"""The values of model calls: prompts, call ids, replies, reservations and stored
+responses.
+"""
 
 from __future__ import annotations
 
 from typing import ClassVar, Generic, Literal, Self, TypeVar
 from urllib.parse import quote
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from reflact.records import Usage
 from reflact.types import FrozenModel
@@ -125,18 +127,6 @@ class NoReply(FrozenModel):
     reason: str
 
 
-class Draft(FrozenModel, Generic[R_co]):
-    """The part of a streamed reply that has arrived; the last draft has the validated ``reply``.
-
-    Within an ``attempt``, from 1, drafts only grow; a new one starts empty. Texts of ``value`` may
-    be incomplete; lists end with the last complete element. Only the types are validated.
-    """
-
-    attempt: int
-    value: JsonValue
-    reply: Reply[R_co] | None = None
-
-
 class CallReservation(FrozenModel):
     """A call before its response; its worst-case usage is reserved until the actual one is known.
 
@@ -156,12 +146,10 @@ class CallReservation(FrozenModel):
 
 
 class StoredResponse(FrozenModel):
-    """A provider's response; a streamed body has one chunk for each piece that arrived."""
+    """An answer under the key of its request: a chat completion in JSON, and its usage."""
 
     key: str
-    status: int
-    content_type: str
-    chunks: tuple[str, ...]
+    text: str
     usage: Usage = Usage()
 
 

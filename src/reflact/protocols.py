@@ -20,7 +20,7 @@ from reflact.messages import (
     ReplyModel,
     StoredResponse,
 )
-from reflact.records import CandidateReview, FaultKind, StepBufferEntry, Usage
+from reflact.records import CandidateReview, FaultKind, StepBufferEntry
 from reflact.skills.rejected_edits import RejectedEdit
 from reflact.types import Case, FrozenModel, Grade, Item, Rewrite, Rollout, Skill, Split, Turn
 
@@ -252,9 +252,6 @@ class ResponseStore(Protocol):
 
     async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
         """Store a response and settle its call in one transaction; on disk when this returns."""
-
-    async def settle(self, reservation: CallReservation, usage: Usage) -> None:
-        """Settle a call without a stored response."""
 
     async def release(self, reservation: CallReservation) -> None:
         """Remove an open call that cost nothing."""

@@ -145,8 +145,8 @@ class ModelConfig(ConfigSection):
     is called again if the endpoint refuses the key (401)."""
 
     auth: Literal["key", "token"] = changeable_field("key")
-    """`token`: the function passed as `key` returns a bearer token, and is called again before the
-    token expires; Azure then gets it as `Authorization: Bearer`."""
+    """`token`: the function passed as `key` returns a bearer token, which Azure gets as
+    `Authorization: Bearer`."""
 
     mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = "auto"
     """How typed replies are requested; `auto` uses the first mode that the endpoint follows."""
@@ -190,10 +190,6 @@ class ModelConfig(ConfigSection):
     max_retries: int = changeable_field(5, ge=0)
     """Maximum of retries after connection errors, time-outs, 408, 409, 429, 5xx and garbled
     responses."""
-
-    outage_seconds: float = changeable_field(600.0, gt=0)
-    """The run ends as failed if all requests to the endpoint fail for so many seconds. If roles
-    share limits, the strictest value applies."""
 
     price: Price | None = changeable_field(None)
     """`input`, `output` and, if it differs, `cached_input`, in dollars per million tokens; null:
@@ -291,7 +287,6 @@ LIMIT_KEYS = (
     "requests_per_minute",
     "tokens_per_minute",
     "limits_group",
-    "outage_seconds",
 )
 
 

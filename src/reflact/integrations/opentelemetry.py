@@ -31,14 +31,12 @@ from reflact.events import (
 from reflact.llm.middleware import LLMMiddleware
 from reflact.messages import (
     CallId,
-    CallReservation,
     RenderedPrompt,
     Reply,
     ReplyModel,
-    StoredResponse,
     Text,
 )
-from reflact.protocols import LLM, EventCallback, R, ResponseStore
+from reflact.protocols import LLM, EventCallback, R
 from reflact.records import RunSummary, Usage
 from reflact.types import Grade, Verdict
 
@@ -389,8 +387,8 @@ def _attach_value(key: str, value: object) -> Iterator[None]:
 class TracedLLM(LLMMiddleware):
     """A model whose calls are spans.
 
-    ``config`` is None if the caller passed the model; then the usage in its replies is counted, and
-    not that of a ``TracedResponseStore``.
+    ``config`` has its settings if its client reports its consumption. It is None if
+    the caller passed the model; then the usage in its replies is counted.
     """
 
     def __init__(self, inner: LLM, tracing: Tracing, config: ModelConfig | None = None) -> None:
@@ -417,25 +415,3 @@ class TracedLLM(LLMMiddleware):
                     reply.usage, role=call_id.role, purpose=call_id.purpose, config=None
                 )
         return reply
-
-
-class TracedResponseStore:
-    """A ``ResponseStore`` that counts the consumption of each paid reply once."""
-
-    def __init__(self, inner: ResponseStore, tracing: Tracing, config: ModelConfig) -> None:
-        self._tracing = tracing
-        self._config = config
-        self._store_response = inner.store_response
-        self.find_response = inner.find_response
-        self.reserve = inner.reserve
-        self.settle = inner.settle
-        self.release = inner.release
-        self.forget_responses = inner.forget_responses
-        self.count_fault = inner.count_fault
-
-    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
-        """Store a response and count its consumption."""
-        await self._store_response(response, reservation)
-        self._tracing.count_usage(
-            response.usage, role=reservation.role, purpose=reservation.purpose, config=self._config
-        )

@@ -140,10 +140,6 @@ class SQLiteResponseStore:
         sql = "DELETE FROM responses WHERE key IN (SELECT value FROM json_each(?))"
         await self._database.execute(sql, (json.dumps(list(keys)),))
 
-    async def settle(self, reservation: CallReservation, usage: Usage) -> None:
-        """Settle a call without a stored response."""
-        await self._database.write(lambda tables: _settle(tables, reservation, usage))
-
     async def release(self, reservation: CallReservation) -> None:
         """Remove an open call that cost nothing."""
         sql = f"DELETE FROM calls WHERE id = {NEWEST_OPEN_CALL}"  # noqa: S608 - a constant

@@ -15,8 +15,9 @@ from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError
 from reflact.events import BudgetUpdated, Event, RateLimited
 from reflact.llm.budget import Account, Budget, cover_rollout
+from reflact.messages import CallReservation
 from reflact.protocols import LLM, Approver, EventCallback
-from reflact.records import Usage
+from reflact.records import FaultKind, Usage
 from reflact.store.artifacts import choose_exports, resolve_inside
 from reflact.training.plan import RunPlan, list_roles, sends_requests
 from reflact.training.run import Run, ignore_event
@@ -119,10 +120,11 @@ async def connect_run(
         budget = Budget(config.budget, on_usage=post_usage)
         watch = RunWatch(plan.run_id, post, config, overrides.label)
         log = store.decision_log(plan.run_id)
-        account = Account(plan.run_id, store, log, budget, on_attempt=watch.observe_attempt)
+        account = Account(plan.run_id, store, log, budget)
         models = _Models(
             plan=plan,
             account=account,
+            watch=watch,
             tracing=tracing,
             stack=stack,
             on_event=None if emit is ignore_event else watch.follow(emit),
@@ -175,6 +177,7 @@ class _Models:
 
     plan: RunPlan
     account: Account
+    watch: RunWatch
     tracing: Tracing
     stack: AsyncExitStack
     on_event: EventCallback | None
@@ -182,15 +185,18 @@ class _Models:
 
     async def open_client(self, role: str) -> Client:
         """Open the client of a role."""
-        from reflact.integrations.opentelemetry import TracedResponseStore
         from reflact.llm.client import Client
 
         settings = _model_settings(self.plan, role)
-        responses = TracedResponseStore(self.account.responses, self.tracing, settings)
+
+        def observe(call: CallReservation, usage: Usage, fault: FaultKind | None) -> None:
+            self.watch.observe_attempt(call, usage, fault)
+            self.tracing.count_usage(usage, role=role, purpose=call.purpose, config=settings)
+
         client = Client(
             settings,
             role,
-            replace(self.account, responses=responses),
+            replace(self.account, on_attempt=observe),
             transport=self.plan.overrides.transport,
             on_event=self.on_event,
             on_limit=self.on_limit,
