@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from reflact.calibration.metrics import CriticMetrics, ScoredStep, compute_metrics
-from reflact.calibration.report import CalibrationReport, DropCount, MetricsChange, PairCount, PurposeUsage
+from reflact.calibration.report import CalibrationReport, DropCount, MetricsChange, PairCount
 from reflact.memory.models import Evaluation, Label, PromotionEvidence
 from reflact.records import IntervalEstimate, Usage
 
@@ -118,19 +118,9 @@ def everything() -> CalibrationReport:
         metrics_by_round=(before, measures(1.2), measures(0.8), after),
         power_summary="24 held-out traces show with 95% power what lowers the error by 0.78 deviations",
         usage=Usage(calls=1234, input_tokens=56789, output_tokens=4321, usd=1.2345, uncounted=2),
-        usage_by_purpose=(
-            PurposeUsage(
-                role="critic",
-                purpose="score",
-                n_questions=900,
-                n_unanswered=1,
-                n_invalid=2,
-                usage=Usage(calls=902),
-            ),
-            PurposeUsage(
-                role="judge", purpose="compare", n_questions=330, n_invalid=3, usage=Usage(calls=332)
-            ),
-        ),
+        n_questions=1230,
+        n_unanswered=1,
+        n_invalid=5,
     )
 
 
@@ -154,8 +144,5 @@ def hostile(text: str) -> CalibrationReport:
             "not_tested_reason": text,
             "held_out": MetricsChange(before=ill, after=ill, gain=full.held_out.gain),
             "power_summary": text,
-            "usage_by_purpose": tuple(
-                one.model_copy(update={"role": text, "purpose": text}) for one in full.usage_by_purpose
-            ),
         }
     )

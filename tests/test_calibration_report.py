@@ -12,13 +12,12 @@ from html_page import read
 from reflact.calibration.report import (
     METRIC_DESCRIPTIONS,
     describe_gain,
-    describe_outcome,
     format_number,
+    list_test_lines,
 )
 from reflact.cli.calibrate_output import print_calibration, print_calibration_spend
 from reflact.records import IntervalEstimate, Spend, Usage
 from reflact.reporting.html.calibration import render_calibration_page
-from reflact.types import ShortReprModel
 
 
 def test_what_this_start_paid_is_told_apart() -> None:
@@ -47,14 +46,6 @@ def booked(calls: int) -> Spend:
     )
 
 
-def test_a_narrow_terminal_loses_no_figure() -> None:
-    """At 60 columns figures are wrapped and not cut."""
-    out = StringIO()
-    print_calibration(Console(file=out, width=60), everything())
-    assert "constant" in out.getvalue()
-    assert "\N{HORIZONTAL ELLIPSIS}" not in out.getvalue()
-
-
 def shown() -> tuple[str, str]:
     """Return what a terminal and what a page show of one report, each on one line."""
     out = StringIO()
@@ -68,7 +59,7 @@ def test_outcomes_figures_and_changes_have_one_name() -> None:
     report, both = everything(), shown()
     before, after, gain = report.held_out.before, report.held_out.after, report.held_out.gain
     assert gain is not None
-    said = [describe_outcome(test) for test in report.tests]
+    said = list(list_test_lines(report))
     said += [name for name, _, _ in METRIC_DESCRIPTIONS]
     said += [
         f"the error {describe_gain(gain)}",
@@ -91,15 +82,3 @@ def test_a_change_is_said_by_its_direction(gain: tuple[float, float, float], wor
     """An error falls or rises by a positive number, and nothing is minus zero."""
     value, low, high = gain
     assert describe_gain(IntervalEstimate(value=value, low=low, high=high)) == words
-
-
-SHORT = 300
-
-
-class Some(ShortReprModel):
-    """A value with fields of all sorts."""
-
-    number: float = 1.0
-    text: str = ""
-    many: tuple[str, ...] = ()
-    inner: Usage | None = None

@@ -6,7 +6,6 @@ import json
 from random import Random
 from typing import Any
 
-import anyio
 import pytest
 
 from critic_world import pair, store_of
@@ -14,7 +13,6 @@ from doubles import Endpoint, completion, config, connected
 from reflact import Critic
 from reflact.calibration.critic import CRITIC_SCOPE, CriticReply
 from reflact.calibration.transition_view import estimate_tokens
-from reflact.concurrency import fan_out
 from reflact.config.critic import CriticSettings
 from reflact.errors import ProviderDown, ReplyError
 from reflact.memory.models import Action, Scope, Transition
@@ -150,41 +148,6 @@ async def test_equal_questions_are_asked_once_and_others_anew() -> None:
     asked, other_purpose, _, shown, _ = (call.call_id for call in llm.calls)
     assert asked == shown != other_purpose
     assert (asked.role, asked.purpose, asked.step, asked.rollout) == ("critic", "score", None, None)
-
-
-async def test_equal_questions_at_the_same_time_are_one() -> None:
-    """Ten callers share one call."""
-    llm = answering(reply())
-    critic = Critic(llm)
-    scores = await fan_out(lambda _: critic.score(PAID, purpose=PURPOSE), range(10))
-    assert len(llm.calls) == 1
-    assert all(score == scores[0] for score in scores)
-
-
-async def test_a_cancelled_caller_does_not_take_the_others_along() -> None:
-    """If the one who asked is cancelled, the next in line asks."""
-    started, release = anyio.Event(), anyio.Event()
-
-    async def slow(*_: Any) -> Any:
-        started.set()
-        await release.wait()
-        return reply()
-
-    critic, first = Critic(ScriptedLLM(slow)), anyio.CancelScope()
-    scores: list[Any] = []
-
-    async def ask(scope: anyio.CancelScope) -> None:
-        with scope:
-            scores.append(await critic.score(PAID, purpose=PURPOSE))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask, first)
-        await started.wait()
-        tasks.start_soon(ask, anyio.CancelScope())
-        await anyio.wait_all_tasks_blocked()
-        first.cancel()
-        release.set()
-    assert len(scores) == 1
 
 
 @pytest.mark.parametrize("part", ["before", "after", "purpose", "action"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
 from typing import Literal
 
 import pytest
@@ -16,7 +15,6 @@ from profiles import cases
 from reflact import Calibrator, Trace
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.metrics import (
-    MIN_LABEL_DIFFERENCE,
     CriticMetrics,
     ScoredStep,
     bootstrap_mean,
@@ -104,23 +102,6 @@ def test_pairwise_accuracy_is_over_states_of_one_trace_that_differ(
     """States that are correctly equal, or of two traces, are no pair; the critic should stand nearer to right."""
     accuracy = measure(*steps).accuracy
     assert (None if accuracy is None else accuracy.value) == found
-
-
-@cases(200, 10)
-@given(
-    st.lists(
-        st.tuples(PHI | st.sampled_from([0.0, 0.5, 1.0, 4.0]), PHI | st.sampled_from([1.0, 2.0])), max_size=9
-    )
-)
-def test_pairwise_accuracy_is_what_comparing_every_two_states_gives(said: list[tuple[float, float]]) -> None:
-    """Sorting finds what a comparison of all pairs finds, ties and near states included."""
-    decided = [
-        0.5 if a[1] == b[1] else float((a[1] < b[1]) == (a[0] < b[0]))
-        for a, b in combinations(said, 2)
-        if abs(a[0] - b[0]) >= MIN_LABEL_DIFFERENCE
-    ]
-    steps = [scored("t", n, (gold, gold), (phi, phi)) for n, (gold, phi) in enumerate(said)]
-    assert pairwise_accuracy(steps) == (sum(decided) / len(decided) if decided else None)
 
 
 def test_order_consistency_compares_one_call_with_two() -> None:

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration_memory import NOW, ListMemory
+from calibration_memory import ListMemory
 from flattered_world import flattered, flattered_traces
 from memory_pairs import make_pair
 from reflact import Calibrator, Trace
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.labeled_steps import list_labeled_steps
-from reflact.calibration.significance import is_level_used_up
 from reflact.calibration.splits import (
     HoldoutRule,
     HoldoutSplit,
@@ -27,8 +26,8 @@ from reflact.calibration.splits import (
     split_by_rule,
 )
 from reflact.errors import DataError
-from reflact.memory.cards import MIN_TRACES, count_tests
-from reflact.memory.models import Action, BatchTest, Evaluation, Label, LabelSource, Transition
+from reflact.memory.cards import MIN_TRACES
+from reflact.memory.models import Action, Evaluation, Label, LabelSource, Transition
 
 SLICES = 4
 
@@ -54,10 +53,10 @@ def test_only_gold_from_outside_counts() -> None:
     assert [event.step for event in found] == [0, 3]
 
 
-def copy_of(recording: Trace, name: str, steps: int) -> Trace:
-    """Return the first steps of a trace under another name; only of the first it is known what is right."""
+def copy_of(recording: Trace, name: str) -> Trace:
+    """Return a trace under another name; only of its first step it is known what is right."""
     made = Trace(recording.purpose, id=name)
-    for event in recording.events[:steps]:
+    for event in recording.events:
         made.record(event.transition, label=event.label if event.step == 0 else None)
     return made
 
@@ -70,12 +69,12 @@ def test_slices_are_stable_and_even() -> None:
 
 
 def test_copies_of_a_recording_are_one_trace() -> None:
-    """Of equal ones that counts of which most is known, whatever it is called; beginnings are parts."""
+    """Of equal ones that counts of which most is known, whatever it is called."""
     whole, other = trace("whole", "program", "program", "human"), trace("other")
-    copies = [copy_of(whole, name, steps) for name, steps in (("a", 3), ("b", 2), ("c", 1))]
+    copies = [copy_of(whole, "a"), copy_of(whole, "b")]
     unknown = trace("unknown", None)
     assert deduplicate_traces([*copies, other, whole, unknown]) == (other, whole)
-    assert deduplicate_traces([copies[0], copies[2]]) == (copies[0],)
+    assert deduplicate_traces(copies) == (copies[0],)
     assert {step.trace_id for step in list_labeled_steps([*copies, whole])} == {"whole"}
 
 
@@ -83,7 +82,7 @@ def dealt(
     traces: Sequence[Trace], taught: Iterable[str] = (), *, rule: HoldoutRule = BY_TRACE, **more: Any
 ) -> HoldoutSplit:
     """Return the parts of traces, of which some were learned from."""
-    options = {"training": TrainingHistory(frozenset(taught)), "tests": (), "limit": 100} | more
+    options = {"training": TrainingHistory(frozenset(taught)), "limit": 100} | more
     return split_by_rule(traces, rule=rule, **options)
 
 
@@ -118,7 +117,7 @@ def test_a_trace_keeps_its_part_while_others_come() -> None:
 def test_copies_of_a_recording_are_on_one_side() -> None:
     """Whatever they are called: none of what tests is learned from, in this call or an earlier one."""
     originals = [trace(name) for name in NAMES[:100]]
-    copies = [copy_of(one, f"copy of {one.id}", 1) for one in originals]
+    copies = [copy_of(one, f"copy of {one.id}") for one in originals]
     parts = dealt([*copies, *originals])
     held, learn = ({t.recording.fingerprint for t in part} for part in (parts.held_out, parts.training))
     assert not held & learn
@@ -130,7 +129,7 @@ def test_copies_of_a_recording_are_on_one_side() -> None:
 def test_what_a_caller_holds_out_is_not_learned_from_as_a_copy() -> None:
     """A copy of a given held-out trace teaches nothing, and one of what taught tests nothing."""
     held, taught, other = trace("held"), trace("taught"), trace("other")
-    copies = [copy_of(one, f"copy of {one.id}", 1) for one in (held, taught)]
+    copies = [copy_of(one, f"copy of {one.id}") for one in (held, taught)]
     parts = split_by_caller(
         [other, taught, copies[0]], [held, copies[1]], training=TrainingHistory(frozenset({"taught"}))
     )
@@ -169,39 +168,6 @@ def test_one_purpose_is_dealt_by_traces() -> None:
         (99, "trace", BY_TRACE),
     ):
         assert HoldoutRule.choose(purposes, n_folds=SLICES, holdout_by=asked) == rule
-
-
-def a_test(traces: Sequence[Trace], name: str, before: Sequence[BatchTest] = ()) -> BatchTest:
-    """Return the next test on traces."""
-    return BatchTest(
-        number=len(before) + 1,
-        holdout_id=name,
-        n_earlier_tests=count_tests(before, [t.recording for t in traces]),
-        pair_ids=("u",),
-        content_fingerprints=tuple(t.recording.fingerprint for t in traces),
-        at=NOW,
-    )
-
-
-def use_up(traces: Sequence[Trace]) -> list[BatchTest]:
-    """Return tests on traces, as many as use up their error probability."""
-    tests: list[BatchTest] = []
-    while not is_level_used_up(len(traces), len(tests)):
-        tests.append(a_test(traces, BY_TRACE.held_out_name, tests))
-    return tests
-
-
-def test_the_same_traces_test_until_their_error_probability_is_used_up() -> None:
-    """After that fresh traces test, if there are enough of them."""
-    traces = [trace(name) for name in NAMES[:100]]
-    first = dealt(traces, limit=20).held_out
-    assert len(first) == MIN_TRACES
-    tests = use_up(first)
-    assert dealt(traces, limit=20, tests=tests[:-1]).held_out == first
-    assert dealt(traces, limit=20, tests=tests).held_out == first
-    fresh = dealt([*traces, *(trace(f"f{n}") for n in range(200))], limit=20, tests=tests).held_out
-    assert len(fresh) == MIN_TRACES
-    assert not ids(fresh) & ids(first)
 
 
 SETTINGS = CalibratorSettings(max_asked=0, pairs_per_step=1)
@@ -243,7 +209,7 @@ async def test_what_is_missing_is_said_and_nothing_is_asked(
 async def test_fresh_traces_are_asked_for_when_the_error_probability_is_used_up() -> None:
     """If 20 traces cannot reach the level of the next test, nothing is asked; fresh ones can."""
     memory, held_out = ListMemory(), flattered_traces("h", 20)
-    while not is_level_used_up(20, len(memory.booked)):
+    for _ in range(126):
         await memory.open_test([], holdout_id="caller", traces=[one.recording for one in held_out])
     llm = flattered()
     calibrator = Calibrator(llm, memory, settings=SETTINGS)

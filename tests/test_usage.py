@@ -31,7 +31,7 @@ from reflact.calibration.critic import CriticReply
 from reflact.calibration.events import CalibrationEvent, CalibratorStopped
 from reflact.calibration.labeled_steps import MAX_FIRST_FAILURES
 from reflact.calibration.report import CalibrationReport
-from reflact.calibration.usage import CountingLLM, PurposeUsage, UsageLedger, sum_usage
+from reflact.calibration.usage import Consumption, CountingLLM, UsageLedger
 from reflact.errors import ContextOverflow, ReplyError, RunFailed
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.records import Usage
@@ -44,11 +44,6 @@ ONE = Usage(calls=1, input_tokens=10, cached_tokens=4, output_tokens=3)
 SETTINGS = CalibratorSettings(pairs_per_step=2, concurrency=2, max_rounds=1)
 
 
-def entry(usage: Usage = Usage(), **counts: int) -> PurposeUsage:  # noqa: B008 - frozen
-    """Return an entry of comparisons."""
-    return PurposeUsage.model_validate({"role": "judge", "purpose": "compare", "usage": usage, **counts})
-
-
 async def test_replies_that_were_refused_count() -> None:
     """A valid reply after a refused one took two calls; a question without any took all its attempts."""
     endpoint = Endpoint(completion("?"), completion(GOOD), *[completion("?")] * 3)
@@ -58,9 +53,8 @@ async def test_replies_that_were_refused_count() -> None:
         await counted.ask(PROMPT, JudgeReply, call_id=COMPARISON)
         with pytest.raises(ReplyError):
             await counted.ask(PROMPT, JudgeReply, call_id=COMPARISON.model_copy(update={"trial": 1}))
-    (one,) = ledger.entries
-    assert (one.n_questions, one.n_unanswered, one.n_invalid) == (2, 1, 4)
-    assert one.usage == ledger.usage == ONE + ONE + ONE + ONE + ONE
+    five = ONE + ONE + ONE + ONE + ONE
+    assert ledger.total == Consumption(n_questions=2, n_unanswered=1, n_invalid=4, usage=five)
 
 
 async def test_what_was_answered_counts_if_a_later_attempt_fails() -> None:
@@ -71,8 +65,7 @@ async def test_what_was_answered_counts_if_a_later_attempt_fails() -> None:
         with pytest.raises(ContextOverflow):
             await CountingLLM(client, ledger).ask(PROMPT, JudgeReply, call_id=COMPARISON)
     (spent,) = await store.spend(RUN)
-    assert ledger.usage == spent.usage
-    assert ledger.entries == (entry(spent.usage, n_questions=1, n_unanswered=1, n_invalid=1),)
+    assert ledger.total == Consumption(n_questions=1, n_unanswered=1, n_invalid=1, usage=spent.usage)
 
 
 async def test_a_question_that_is_cancelled_is_left_to_the_store_of_model_calls() -> None:
@@ -85,25 +78,11 @@ async def test_a_question_that_is_cancelled_is_left_to_the_store_of_model_calls(
 
     with anyio.move_on_after(0.05):
         await CountingLLM(ScriptedLLM(hang), ledger).ask(PROMPT, JudgeReply, call_id=COMPARISON)
-    assert ledger.entries == ()
-
-
-def test_later_entries_say_what_came_since() -> None:
-    """What is added between two looks is the difference, by role and purpose."""
-    ledger = UsageLedger()
-    ledger.add(entry(ONE, n_questions=2, n_invalid=1))
-    earlier = ledger.entries
-    assert ledger.entries_since(earlier) == ()
-    score = PurposeUsage(role="critic", purpose="score", n_questions=1, usage=ONE)
-    ledger.add(entry(ONE, n_questions=1, n_unanswered=1))
-    ledger.add(score)
-    assert ledger.entries_since(earlier) == (score, entry(ONE, n_questions=1, n_unanswered=1))
-    assert ledger.entries_since(()) == ledger.entries
-    assert sum_usage(ledger.entries) == ONE + ONE + ONE
+    assert ledger.total == Consumption()
 
 
 async def test_the_calls_of_a_critic_that_is_passed_in_count_and_wait_for_a_slot() -> None:
-    """They are in the report by purpose, refused replies too, and no more than allowed are in flight."""
+    """They are in the report by purpose, refused ones too, and no more than allowed are in flight."""
     flying = most = refused = 0
 
     async def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
@@ -126,9 +105,8 @@ async def test_the_calls_of_a_critic_that_is_passed_in_count_and_wait_for_a_slot
     assert calibrator.usage == Usage()
     outside, refused = len(llm.calls), 0
     report = await calibrator.calibrate(learn, heldout=held_out)
-    entries = {(one.role, one.purpose): one for one in report.usage_by_purpose}
-    assert entries["critic", "score"].n_questions >= 20
-    assert entries["critic", "score"].n_invalid == refused > 0
+    assert report.n_questions >= 20
+    assert report.n_invalid == refused > 0
     assert report.usage == calibrator.usage
     assert report.usage.calls == len(llm.calls) - outside
     assert most == 2

@@ -16,14 +16,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import anyio
 
-from reflact.calibration.arguments import (
-    require_memory,
-    require_model,
-    require_traces,
-    require_type,
-)
 from reflact.calibration.config import DEFAULT_CALIBRATOR_SETTINGS, CalibratorSettings
-from reflact.calibration.critic import Critic
+from reflact.calibration.critic import Critic, require_model
 from reflact.calibration.events import (
     CalibrationEvent,
     CalibrationEventCallback,
@@ -87,7 +81,7 @@ class Calibrator:
         on_event: Gets each event; must not block. Its exceptions are ignored.
 
     Raises:
-        ConfigError: The model is not connected, or ``store`` is not a memory.
+        ConfigError: The model is not connected.
     """
 
     def __init__(
@@ -101,7 +95,6 @@ class Calibrator:
         on_event: CalibrationEventCallback | None = None,
     ) -> None:
         require_model(llm, caller="a calibrator")
-        require_memory(store, caller="a calibrator")
         prompts = prompts or load_prompts()
         ledger = UsageLedger()
         semaphore = anyio.Semaphore(settings.concurrency)
@@ -169,7 +162,6 @@ class Calibrator:
         ``settings.full_queue_policy`` decides about a full queue; ``submit_and_wait`` can wait. A
         trace that has grown may be submitted again.
         """
-        require_type(trace, Trace, subject="the submitted trace")
         if self._stopped:
             return self._reject(trace, "stopped")
         if self._is_full:
@@ -235,17 +227,13 @@ class Calibrator:
                 test, and all tests on the same held-out traces share one error probability.
 
         Raises:
-            DataError: An argument is not a list of traces, or nothing could be tested; raised
-                before any call.
+            DataError: Nothing could be tested; raised before any call.
             ModelError: The endpoint refused, failed or could not be reached; finished pairs are
                 stored.
             RunFailed: The critic gave no valid score of any of the first ten questions.
             BudgetSpent: The budget has no room for a call.
             StoreError: The store cannot be read or written.
         """
-        require_traces(traces, Trace, subject="`traces`")
-        if heldout is not None:
-            require_traces(heldout, Trace, subject="`heldout`")
         anchors = await self._store.anchors()
         start = await self._loop.open(traces, heldout, anchors)
         is_needed = start.report is None or ignore_finished

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from anyio.lowlevel import checkpoint
@@ -31,7 +30,7 @@ from reflact.calibration.pairs import (
 from reflact.calibration.report import count_drops
 from reflact.calibration.trace import Trace
 from reflact.calibration.usage import UsageLedger
-from reflact.concurrency import fan_out, run_in_thread
+from reflact.concurrency import fan_out
 from reflact.data import shuffle
 from reflact.memory.cards import AnchorExclusions
 from reflact.memory.models import ContrastPair, Evaluation, Origin, ScoreEvent, Submission
@@ -131,8 +130,7 @@ class PairGenerator:
         constructed: dict[str, list[ContrastPair]] = {}
         asked: list[tuple[str, AskedMistake]] = []
         for trace in sorted(traces, key=lambda trace: trace.id):
-            work = partial(self._list_candidates, trace, plan, anchored, known)
-            ready, missing = await run_in_thread(work, *trace.payloads)
+            ready, missing = self._list_candidates(trace, plan, anchored, known)
             constructed[trace.id] = ready
             asked += [(trace.id, one) for one in missing]
         chosen = choose_batch(

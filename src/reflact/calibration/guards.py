@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -26,10 +26,6 @@ _WORD = re.compile(
     r"|[\u2600-\u27bf\U0001f000-\U0001faff]|[^\W\d\u0e00-\U0010ffff]+|\x1e"
 )
 
-# Characters that are compared at a time: a function of C lets nobody else compute until it returns.
-_PART_CHARS = 10_000
-
-_PART_BREAK = re.compile(r"[\s\"{}\[\]]")
 _WHOLE_NUMBER = re.compile(r"(-?\d+)\.0+")
 
 # What a diff has before each line; a minus makes another number of one that a line begins with.
@@ -123,29 +119,13 @@ def _parse_quote(text: str) -> _WordSequence:
 
 def split_words(text: str) -> list[str]:
     """Return a text's words in order, as they are compared."""
-    words: list[str] = []
-    for part in _split_parts(text):
-        plain = _ESCAPE.sub(" ", unicodedata.normalize("NFKC", part).casefold())
-        found = _WORD.findall(plain)
-        words += map(_normalize_number, found) if ".0" in plain else found
-    return words
+    plain = _ESCAPE.sub(" ", unicodedata.normalize("NFKC", text).casefold())
+    return [_normalize_number(word) for word in _WORD.findall(plain)]
 
 
 def _normalize_number(word: str) -> str:
     whole = _WHOLE_NUMBER.fullmatch(word) if word[-1] == "0" else None
     return word if whole is None else whole[1]
-
-
-def _split_parts(text: str) -> Iterator[str]:
-    """Yield a text in parts that end before a space, a quotation mark or a bracket: no word holds
-    one.
-    """
-    start = 0
-    while start < len(text):
-        found = _PART_BREAK.search(text, start + _PART_CHARS)
-        end = len(text) if found is None else found.start()
-        yield text[start:end]
-        start = end
 
 
 def _list_field_values(fields: Iterable[FieldChange], *, after: bool) -> list[str]:

@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from anyio import to_thread
-
 from reflact.calibration.asked import DroppedCandidate
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.critic import Critic
@@ -63,7 +61,7 @@ from reflact.calibration.start import (
     open_calibration,
 )
 from reflact.calibration.trace import Trace
-from reflact.calibration.usage import UsageLedger, sum_usage
+from reflact.calibration.usage import UsageLedger
 from reflact.memory.cards import AnchorExclusions
 from reflact.memory.models import BatchTest, ContrastPair, PromotionEvidence
 from reflact.prompts import PromptBook
@@ -190,7 +188,7 @@ class CalibrationLoop:
     async def _run(
         self, start: CalibrationStart, anchors: Sequence[LabeledStep], *, is_forced: bool
     ) -> CalibrationReport:
-        earlier_usage = self._usage_ledger.entries
+        consumed_before = self._usage_ledger.total
         split = start.split
         steps = list_labeled_steps(split.held_out)
         held_out_traces = {step.trace for step in steps}
@@ -228,7 +226,7 @@ class CalibrationLoop:
                 usage=self._usage_ledger.usage,
             )
         )
-        consumed = self._usage_ledger.entries_since(earlier_usage)
+        consumed = self._usage_ledger.total - consumed_before
         return CalibrationReport(
             critic=self._critic.identity,
             prompt=self._critic.prompt,
@@ -243,14 +241,16 @@ class CalibrationLoop:
             tests=state.tests,
             not_tested_reason=None if state.not_tested is None else state.not_tested.explanation,
             end_reason=state.end_reason,
-            held_out=await compare_metrics(before, after),
-            anchors=await compare_metrics(anchors_before, anchors_after),
+            held_out=compare_metrics(before, after),
+            anchors=compare_metrics(anchors_before, anchors_after),
             metrics_by_round=state.metrics,
             power_summary=describe_test_power(
                 len(held_out_traces), n_earlier_tests=start.n_earlier_tests
             ),
-            usage=sum_usage(consumed),
-            usage_by_purpose=consumed,
+            usage=consumed.usage,
+            n_questions=consumed.n_questions,
+            n_unanswered=consumed.n_unanswered,
+            n_invalid=consumed.n_invalid,
         )
 
     async def _run_rounds(
@@ -264,7 +264,7 @@ class CalibrationLoop:
         """Make rounds until the curriculum ends or nothing is left to learn; the first one always
         if forced.
         """
-        state = await self._add_measurement(state, measure(state.scored))
+        state = self._add_measurement(state, measure(state.scored))
         while (plan := self._plan_round(state.history)) is not None:
             reason = self._explain_nothing_to_learn(state, start, steps)
             state = state._replace(end_reason=reason)
@@ -385,13 +385,12 @@ class CalibrationLoop:
             scored = await self._scorer.score(sample, state.promoted)
             state = state._replace(measured=tuple(zip(sample, scored, strict=True)))
             measurement = measure(state.scored, scored)
-        return await self._add_measurement(state, measurement)
+        return self._add_measurement(state, measurement)
 
-    async def _add_measurement(
+    def _add_measurement(
         self, state: RoundState, measurement: RoundMeasurement | None
     ) -> RoundState:
-        scored = [score for score in state.scored if score is not None]
-        metrics = await to_thread.run_sync(compute_metrics, scored)
+        metrics = compute_metrics([score for score in state.scored if score is not None])
         return state._replace(
             metrics=state.metrics if metrics is None else (*state.metrics, metrics),
             history=state.history if measurement is None else (*state.history, measurement),

@@ -9,10 +9,9 @@ Everything is deterministic. Source: B. Efron and R. Tibshirani, An Introduction
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from statistics import median
 from typing import NamedTuple, TypeVar
 
@@ -247,24 +246,15 @@ def _count_ordered(steps: Sequence[ScoredStep]) -> tuple[int, float]:
 
 
 def _count_across_steps(steps: Sequence[ScoredStep]) -> tuple[int, float]:
-    """Compare every two states after a step, in the time that sorting them takes: a trace may be
-    long.
-    """
-    by_label = sorted(steps, key=lambda step: step.label.progress_after)
-    lower: list[
-        float
-    ] = []  # what was said of all states that labels put below the present one, sorted
+    """Compare every two states after a step."""
     pairs = 0
     shares = 0.0
-    for later in by_label:
-        while (
-            later.label.progress_after - by_label[len(lower)].label.progress_after
-            >= MIN_LABEL_DIFFERENCE
-        ):
-            insort(lower, by_label[len(lower)].evaluation.progress_after)
-        said = later.evaluation.progress_after
-        pairs += len(lower)
-        shares += (bisect_left(lower, said) + bisect_right(lower, said)) / 2
+    for one, other in combinations(steps, 2):
+        difference = one.label.progress_after - other.label.progress_after
+        if abs(difference) >= MIN_LABEL_DIFFERENCE:
+            said = one.evaluation.progress_after - other.evaluation.progress_after
+            pairs += 1
+            shares += (1 + _sign(said) * _sign(difference)) / 2
     return pairs, shares
 
 

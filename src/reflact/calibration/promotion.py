@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from anyio import to_thread
-
 from reflact.calibration.critic import CRITIC_SCOPE
 from reflact.calibration.labeled_steps import LabeledStep, StepScorer, pair_scores
 from reflact.calibration.metrics import ScoredStep, bootstrap_mean, compute_metrics
@@ -142,7 +140,7 @@ class PromotionTester:
             )
         except DataError:  # the batch was sound when it was read, so another process was faster
             return batch_changed
-        evidence = await to_thread.run_sync(self._decide, test, steps, before, after)
+        evidence = self._decide(test, steps, before, after)
         if isinstance(evidence, NotTested):
             return evidence
         try:
@@ -221,16 +219,10 @@ def _has_changed_since(pair: StoredPair, last_tested: Mapping[str, datetime]) ->
     return last is None or pair.changed_at > last
 
 
-async def compare_metrics(
+def compare_metrics(
     before: Sequence[ScoredStep | None], after: Sequence[ScoredStep | None]
 ) -> MetricsChange:
     """Return what changed between two scorings of the same steps, as far as both gave a score."""
-    return await to_thread.run_sync(_compare_metrics, before, after)
-
-
-def _compare_metrics(
-    before: Sequence[ScoredStep | None], after: Sequence[ScoredStep | None]
-) -> MetricsChange:
     sides = pair_scores(before, after)
     gain = None
     if sides.before:

@@ -143,16 +143,10 @@ def find_missing_traces(
     """
     if len(traces) < MIN_TRACES:
         return NotTested(reason="too_few_traces", n_traces=len(traces))
-    if is_level_used_up(len(traces), n_earlier_tests):
+    # The least p-value of so many traces is 1 / 2 ** n.
+    if compute_alpha(n_earlier_tests) < 0.5 ** len(traces):
         return NotTested(reason="level_used_up", n_traces=len(traces), n_tests=n_earlier_tests)
     return None
-
-
-def is_level_used_up(n_traces: int, n_earlier_tests: int) -> bool:
-    """Whether no result on so many traces, at least ``1 / 2 ** n_traces``, reaches the level of the
-    next test.
-    """
-    return compute_alpha(n_earlier_tests) < 0.5**n_traces
 
 
 def bound_unscored_error(label: Label) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from anyio import to_thread
 from pydantic import JsonValue
 
 from reflact.calibration.config import CalibratorSettings
@@ -80,7 +79,7 @@ class CalibrationInputs(NamedTuple):
             ]
         )
 
-    def split_traces(self, snapshot: MemorySnapshot, tests: Sequence[BatchTest]) -> HoldoutSplit:
+    def split_traces(self, snapshot: MemorySnapshot) -> HoldoutSplit:
         """Return what is learned from and what is held out; the rule's choice if the caller made
         none.
         """
@@ -94,7 +93,6 @@ class CalibrationInputs(NamedTuple):
         return split_by_rule(
             self.traces,
             training=snapshot.learned,
-            tests=tests,
             rule=rule,
             limit=self.settings.max_held_out_traces,
         )
@@ -165,10 +163,10 @@ async def open_calibration(inputs: CalibrationInputs, store: MemoryStore) -> Cal
     """
     snapshot = await take_snapshot(store)
     await _refuse_other_traces([*inputs.traces, *(inputs.heldout or ())], snapshot, store)
-    identity = await to_thread.run_sync(lambda: inputs.identity)
+    identity = inputs.identity
     start = CalibrationStart(
         identity=identity,
-        split=inputs.split_traces(snapshot, snapshot.tests),
+        split=inputs.split_traces(snapshot),
         known_pair_ids=snapshot.known_pair_ids,
         promoted=snapshot.promoted,
         earlier_tests=snapshot.tests,
@@ -189,14 +187,12 @@ async def open_calibration(inputs: CalibrationInputs, store: MemoryStore) -> Cal
             earlier = tuple(
                 test for test in snapshot.tests if test.number <= baseline.last_test_number
             )
-            split = inputs.split_traces(snapshot, earlier)
             start = start._replace(
-                split=split,
                 known_pair_ids=frozenset(baseline.known_pair_ids),
                 promoted=promoted,
                 earlier_tests=earlier,
                 finished_tests=_find_finished_tests(
-                    snapshot.tests[len(earlier) :], split, critic=inputs.critic
+                    snapshot.tests[len(earlier) :], start.split, critic=inputs.critic
                 ),
                 number=last.number,
             )

@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 from uuid import uuid4
 
-from pydantic import JsonValue, ValidationError
+from pydantic import ValidationError
 
-from reflact.calibration.arguments import describe_first_error, require_trace_id, require_type
 from reflact.concurrency import fan_out
 from reflact.errors import DataError, StoreError
 from reflact.memory.cards import TraceIdentity, extend_content_hash, hash_purpose
@@ -26,6 +25,37 @@ from reflact.types import FrozenModel, canonical_json, digest_json
 
 if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
+
+
+# At most so many characters of a wrong value stand in a message.
+MAX_SHOWN_INPUT = 40
+
+
+def require_trace_id(name: str, *, subject: str = "the id of a trace") -> str:
+    """Return the id of a trace; raise ``DataError`` unless it is printable text on one line."""
+    if not name.strip() or not name.isprintable():
+        raise DataError(f"{subject} is {name!r}; give it letters, digits and signs on one line")
+    return name
+
+
+def describe_first_error(error: ValidationError) -> str:
+    """Return the first error of a value from JSON: its field, the reason and the wrong value."""
+    first = error.errors()[0]
+    name = ".".join(map(str, first["loc"]))
+    field = f"`{name}`: " if name else ""
+    match first["type"]:
+        case "missing":
+            return f"{field}is missing"
+        case "extra_forbidden":
+            return f"{field}is not a known field"
+        case "json_invalid":
+            return f"{field}it is not complete JSON"
+        case "model_type":
+            reason = "expected a JSON object"
+        case _:
+            reason = first["msg"][:1].lower() + first["msg"][1:]
+    wrong = json.dumps(first["input"])
+    return field + (reason if len(wrong) > MAX_SHOWN_INPUT else f"{reason}, got {wrong}")
 
 
 class TraceHeader(FrozenModel):
@@ -66,11 +96,7 @@ def _read_file(path: Path) -> TraceFileContent:
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
     lines = content.splitlines(keepends=True)
-    try:
-        header = _read_header(path, lines)
-    except DataError:
-        refuse_foreign_format(path, content)
-        raise
+    header = _read_header(path, lines)
     events: list[ScoreEvent] = []
     end: TraceEnd | None = None
     for number, line in enumerate(lines[1:], 2):
@@ -98,12 +124,12 @@ def _read_file(path: Path) -> TraceFileContent:
 def _read_header(path: Path, lines: Sequence[bytes]) -> TraceHeader:
     try:
         value = _parse_json(lines[0] if lines else b"", f"{path}, line 1")
-    except _TornLine:
+        header = TraceHeader.model_validate(value)
+    except (_TornLine, ValidationError):
         raise DataError(
-            f"{path} holds no trace: its first line is not a complete header; record a trace with "
-            "Trace(path=...)"
+            f"{path} holds no trace: its first line is not the header that Trace(path=...) writes; "
+            f"{OTHER_LOGS_HINT}"
         ) from None
-    header = _parse_line(value, TraceHeader, f"{path} holds no trace: line 1")
     require_trace_id(header.trace, subject=f"{path}, line 1, `trace`: the id of a trace")
     if not header.purpose.strip():
         raise DataError(
@@ -125,61 +151,8 @@ def _parse_event(value: object, location: str, *, step: int) -> ScoreEvent:
     return event
 
 
-# Logs of others, by keys that one of their objects has together; a dot stands before the keys of an
-# object in it.
-FOREIGN_FORMATS: Mapping[str, tuple[str, ...]] = {
-    "OpenInference (Arize Phoenix)": (
-        "attributes.openinference.span.kind",
-        "span_kind context.span_id",
-    ),
-    "OpenTelemetry": (
-        "resourceSpans",
-        "scopeSpans",
-        "traceId spanId",
-        "context.trace_id context.span_id",
-    ),
-    "Langfuse": ("observations", "traceId type"),
-    "LangSmith": ("run_type", "child_runs"),
-    "the OpenAI Agents SDK": ("span_data", "object workflow_name"),
-    "MLflow": ("info data.spans", "trace_metadata spans"),
-    "Braintrust": ("span_attributes root_span_id",),
-    "chat messages": ("messages",),
-}
-
-# A longer file is not looked at to find out whose format it has.
-MAX_LOG_BYTES = 64 * 1024 * 1024
-
-
-def refuse_foreign_format(path: Path, content: bytes) -> None:
-    """Raise DataError if a file looks like logs of another tool."""
-    found = None
-    for part in (content[:MAX_LOG_BYTES], content.partition(b"\n")[0]):
-        with suppress(ValueError, RecursionError):
-            found = found or _find_format(json.loads(part), depth=3)
-    if found is not None:
-        raise DataError(
-            f"{path}: this looks like an export of {found}, and not like a trace of reflact; "
-            "convert it as docs/logs.md (From logs to a critic) shows"
-        )
-
-
-def _find_format(value: object, *, depth: int) -> str | None:
-    """Return whose format a value has, or the first entry of a list in it."""
-    entries = value[:1] if isinstance(value, list) else []
-    if isinstance(value, dict):
-        nested = (
-            f"{key}.{name}"
-            for key, inner in value.items()
-            if isinstance(inner, dict)
-            for name in inner
-        )
-        keys = {*value, *nested}
-        for name, marks in FOREIGN_FORMATS.items():
-            if any(keys.issuperset(mark.split()) for mark in marks):
-                return name
-        entries = [inner for inner in value.values() if isinstance(inner, list)]
-    found = (_find_format(entry, depth=depth - 1) for entry in entries if depth)
-    return next(filter(None, found), None)
+# What stands behind every message about a file of another format.
+OTHER_LOGS_HINT = "docs/logs.md (From logs to a critic) shows how logs of other tools are converted"
 
 
 class _TornLine(Exception):
@@ -222,7 +195,7 @@ class Trace:
             The file must not exist; see ``resume``.
 
     Raises:
-        DataError: The purpose is empty or no text, the id is no line of text, or the file exists.
+        DataError: The purpose is empty, the id is no line of text, or the file exists.
         StoreError: The file cannot be written.
     """
 
@@ -233,7 +206,6 @@ class Trace:
         id: str | None = None,  # noqa: A002
         path: Path | str | None = None,
     ) -> None:
-        require_type(purpose, str, subject="the purpose of a trace")
         if not purpose.strip():
             raise DataError(
                 "a trace needs a purpose: say in words what the agent was to achieve, because "
@@ -277,11 +249,6 @@ class Trace:
         return tuple(self._events)
 
     @property
-    def payloads(self) -> tuple[JsonValue, ...]:
-        """The parts of its steps that may be long."""
-        return tuple(part for event in self._events for part in event.transition.payloads)
-
-    @property
     def recording(self) -> TraceIdentity:
         """Its name and the hashes of what it holds, by which tests on it are counted."""
         contents = list(self._contents)
@@ -290,6 +257,11 @@ class Trace:
             contents.append(extend_content_hash(last, event.transition))
         self._contents = contents
         return TraceIdentity(self.id, tuple(contents) or (hash_purpose(self.purpose),))
+
+    @property
+    def content_hash(self) -> str:
+        """The hash of its purpose and all steps, without name and scores: copies are equal."""
+        return self.recording.content_hashes[-1]
 
     def record(
         self,
@@ -310,13 +282,9 @@ class Trace:
                 changed.
 
         Raises:
-            DataError: The trace is finished, an argument is of another kind, or a state cannot be
-                written.
+            DataError: The trace is finished, or a state cannot be written.
             StoreError: The file cannot be written; the step is not recorded.
         """
-        require_type(transition, Transition, subject="what is recorded")
-        require_type(score, Evaluation, StateScore, type(None), subject="the score of a step")
-        require_type(label, Label, type(None), subject="the label of a step")
         if self.is_finished:
             raise DataError(f"trace {self.id} is finished: record further steps in another trace")
         evaluation = score.evaluation if isinstance(score, StateScore) else score
@@ -371,8 +339,7 @@ class Trace:
         their paths.
 
         Raises:
-            DataError: It is no folder, holds none, holds one that is no trace, two of one name, or
-                logs of another tool.
+            DataError: It is no folder, holds none, one that is no trace, or two of one name.
             StoreError: A file cannot be read.
         """
         folder = Path(folder)
@@ -380,9 +347,6 @@ class Trace:
             raise DataError(
                 f"{folder} is not a folder of traces; name the one that holds their .jsonl files"
             )
-        for path in sorted(folder.rglob("*.json")):
-            if path.is_file() and path.stat().st_size <= MAX_LOG_BYTES:
-                refuse_foreign_format(path, path.read_bytes())
         files = (
             path
             for path in sorted(folder.rglob("*"))
@@ -391,7 +355,8 @@ class Trace:
         traces = tuple(cls.load(path) for path in files)
         if not traces:
             raise DataError(
-                f"{folder} holds no trace, which is a .jsonl file that Trace(path=...) writes"
+                f"{folder} holds no trace, which is a .jsonl file that Trace(path=...) writes; "
+                f"{OTHER_LOGS_HINT}"
             )
         names = Counter(trace.id for trace in traces)
         twice = next((name for name, count in sorted(names.items()) if count > 1), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from reflact.calibration.config import CalibratorSettings
@@ -16,11 +15,9 @@ from reflact.calibration.splits import (
     MIN_PURPOSES,
     HoldoutRule,
     list_labeled_events,
-    list_tested_marks,
 )
 from reflact.calibration.trace import Trace
-from reflact.concurrency import run_in_thread
-from reflact.memory.cards import TraceIdentity, compute_fingerprint, count_tests
+from reflact.memory.cards import TraceIdentity, count_tests
 
 if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
@@ -96,8 +93,7 @@ class TraceLearner:
             stored = await self._store.trace(trace_id)
             if stored is not None:
                 traces.append(Trace.from_stored(stored))
-        states = (part for trace in traces for part in trace.payloads)
-        steps = await run_in_thread(partial(list_labeled_steps, traces), *states)
+        steps = list_labeled_steps(traces)
         waiting = snapshot.list_testable_pairs(traces)
         batch = choose_batch(waiting, max_pairs=self._settings.max_pairs)
         if batch:
@@ -122,22 +118,9 @@ class TraceLearner:
     async def _find_test_traces(
         self, snapshot: MemorySnapshot
     ) -> tuple[tuple[str, ...], NotTested | None]:
-        """Return the traces that test now, and what is missing; fresh ones once their level is used
-        up.
+        """Return the newest held-out traces that may test, each content once, and what is
+        missing.
         """
-        trace_ids, missing = await self._collect(snapshot, excluded_marks=frozenset())
-        if missing is not None and missing.reason == "level_used_up":
-            fresh_ids, still_missing = await self._collect(
-                snapshot, excluded_marks=list_tested_marks(snapshot.tests)
-            )
-            if still_missing is None:
-                return fresh_ids, None
-        return trace_ids, missing
-
-    async def _collect(
-        self, snapshot: MemorySnapshot, *, excluded_marks: frozenset[str]
-    ) -> tuple[tuple[str, ...], NotTested | None]:
-        """Return the newest held-out traces that may test, each content once."""
         limit = self._settings.max_held_out_traces
         rule = self._rule
         ids_by_content: dict[str, str] = {}
@@ -148,17 +131,14 @@ class TraceLearner:
                 break
             before = page[-1].number
             for one in page:
-                marks = {compute_fingerprint(one.id), compute_fingerprint(one.content_hash)}
                 if (
                     not one.has_pairs
                     and rule.is_held_out(one.id, one.purpose)
                     and not snapshot.learned.disqualifies(rule, one.id, one.purpose)
-                    and excluded_marks.isdisjoint(marks)
                     and len(ids_by_content) < limit
                 ):
                     ids_by_content.setdefault(one.content_hash, one.id)
         identities = [TraceIdentity(one, (content,)) for content, one in ids_by_content.items()]
         n_tests = count_tests(snapshot.tests, identities)
-        return tuple(ids_by_content.values()), find_missing_traces(
-            identities, n_earlier_tests=n_tests
-        )
+        missing = find_missing_traces(identities, n_earlier_tests=n_tests)
+        return tuple(ids_by_content.values()), missing

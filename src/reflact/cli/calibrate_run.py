@@ -13,13 +13,12 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from reflact.calibration.arguments import describe_first_error
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.config import CalibrateConfig, resolve_paths
 from reflact.calibration.critic import Critic
 from reflact.calibration.report import CalibrationCostEstimate, CalibrationReport
 from reflact.calibration.setup import account_name, open_connection
-from reflact.calibration.trace import Trace
+from reflact.calibration.trace import Trace, describe_first_error
 from reflact.cli.calibrate_output import (
     CalibrationDisplay,
     print_calibration,
