@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from critic_world import PURPOSE, KnowingJudge, evaluation, event, mistaken
-from doubles import Endpoint, completion, config, connected, opened
+from doubles import Endpoint, completion, config, connected
 from reflact.calibration.asked import (
     KNOWN_MISTAKES,
     DroppedCandidate,
@@ -22,7 +22,7 @@ from reflact.calibration.asked import (
 )
 from reflact.calibration.pairs import DistanceBand, StepToContrast, find_reference
 from reflact.errors import ContextOverflow, ProviderDown
-from reflact.memory.models import MISTAKE_KINDS, ContrastPair, Label
+from reflact.memory.models import ContrastPair, Label
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.protocols import LLM
@@ -155,18 +155,6 @@ async def test_a_bad_reply_costs_one_more_call_and_one_that_stays_bad_is_a_drop(
     assert BAD[kind][1] in drop.explanation
 
 
-async def test_a_mistake_that_is_asked_for_again_repeats_no_call() -> None:
-    """Over the same store nothing is sent a second time, and the pair is the same."""
-    store = await opened()
-    endpoint = Endpoint(completion(text()), *JUDGED)
-    pairs = []
-    for _ in range(2):
-        async with connected(endpoint, config(reasks=1), store=store) as llm:
-            pairs.append(await ask(llm))
-    assert pairs[0] == pairs[1]
-    assert len(endpoint.requests) == 3
-
-
 @given(
     low=PROGRESS,
     high=PROGRESS,
@@ -189,8 +177,3 @@ def test_a_mistake_reaches_what_is_on_the_scale_and_far_enough(
         assert found.low > high
     if mistake.name == "ignored_evidence":
         assert (found.high < high) == (high > low)
-
-
-def test_every_known_kind_is_described() -> None:
-    """The kinds that models are told of are those that the memory knows."""
-    assert tuple(mistake.name for mistake in KNOWN_MISTAKES) == MISTAKE_KINDS

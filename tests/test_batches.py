@@ -11,7 +11,7 @@ import pytest
 
 from reflact.concurrency import fan_out
 from reflact.environments import CallBatcher
-from reflact.errors import ConfigError, EnvironmentFailure
+from reflact.errors import ConfigError
 from reflact.protocols import Session
 from reflact.stages.rollout import RolloutRunner
 from reflact.testing import InMemoryRunStore, ToyEnvironment, ToyTarget
@@ -135,24 +135,6 @@ async def test_a_batch_without_callers_is_cancelled() -> None:
     assert await fan_out(double, (5, 6)) == (10, 12)
 
 
-async def test_a_cancellation_inside_a_computation_is_a_failure() -> None:
-    """If something that ``compute`` waits for is cancelled, its callers fail, and the next batch is computed."""
-
-    async def compute(values: Sequence[int]) -> Sequence[int]:
-        if 0 in values:
-            raise anyio.get_cancelled_exc_class()
-        return values
-
-    async def attempt(value: int) -> str:
-        with pytest.raises(EnvironmentFailure, match="cancelled from inside"):
-            await same(value)
-        return "failed"
-
-    same = CallBatcher(compute, size=2, seconds=LONG)
-    assert await fan_out(attempt, (0, 1)) == ("failed", "failed")
-    assert await fan_out(same, (1, 2)) == (1, 2)
-
-
 class BatchedWorld(ToyEnvironment):
     """The toy world with a simulator that grades many answers in one step; one item's step fails for a while."""
 
@@ -216,16 +198,3 @@ async def test_each_rollout_of_a_batch_is_stored_by_itself() -> None:
     world.broken = ""
     assert await roll_out(6) == [True] * 6
     assert sum(world.sizes[1:]) == 3
-
-
-@pytest.mark.slow
-async def test_each_worker_makes_batches_of_its_own(tmp_path: Path) -> None:
-    """An environment that computes batches can be sent to workers, and the scores are those in the loop."""
-    scores = []
-    for name in ("local", "worker_world:open_farm"):
-        folder = tmp_path / name.replace(":", "-")
-        trainer = build_trainer(settings(folder, executor={"name": name}), environment=BatchedWorld())
-        summary = await trainer.train()
-        assert summary.status == "completed"
-        scores.append([score.model_dump() for score in summary.scores])
-    assert scores[0] == scores[1]

@@ -10,7 +10,7 @@ import pytest
 
 from calibration_memory import ListMemory
 from flattered_world import PURPOSE, answer, flattered_traces
-from reflact import Calibrator, Critic, Trace
+from reflact import Calibrator, Trace
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.report import CalibrationCostEstimate
 from reflact.errors import ReplyError
@@ -82,24 +82,6 @@ async def test_the_most_is_a_bound(script: Callable[..., ScriptedAnswer]) -> Non
     assert estimate.min_calls <= len(calls) <= estimate.max_calls
 
 
-async def test_too_few_held_out_traces_are_said_beforehand() -> None:
-    """With nineteen of them the words say what is missing."""
-    estimate, calls = await taken(
-        settings(rounds=3), flattered_traces("learn", 4), flattered_traces("held out", 19)
-    )
-    assert estimate.missing_reason is not None
-    assert "19 held-out traces" in estimate.power_summary
-    assert estimate.min_calls <= len(calls) <= estimate.max_calls
-
-
-async def test_steps_without_a_label_test_nothing() -> None:
-    """Traces without gold are held out in vain, and that is said before they are paid for."""
-    held_out = flattered_traces("held out", 30, gold=False)
-    estimate = await Calibrator(ScriptedLLM(obliging), ListMemory()).estimate_cost([], heldout=held_out)
-    assert (estimate.n_held_out_traces, estimate.n_held_out_steps, estimate.min_calls) == (0, 0, 0)
-    assert estimate.missing_reason is not None
-
-
 async def test_anchors_are_measured_and_never_learned_from() -> None:
     """An anchor that is to be kept counts like one that is."""
     learn = flattered_traces("learn", 3)
@@ -126,15 +108,3 @@ async def test_anchors_are_measured_and_never_learned_from() -> None:
     )
     assert (plain.n_anchor_steps, given.n_anchor_steps) == (0, 1)
     assert given.min_calls == plain.min_calls + 1
-
-
-async def test_a_critic_that_is_passed_in_is_counted_as_it_is() -> None:
-    """Its samples multiply all scores."""
-    learn, held_out = flattered_traces("learn", 2), flattered_traces("held out", 20)
-    llm = ScriptedLLM(obliging)
-    alone = await Calibrator(llm, ListMemory(), settings=settings()).estimate_cost(learn, heldout=held_out)
-    critic = Critic(llm, settings=Critic(llm).settings.model_copy(update={"n_samples": 3}))
-    calibrator = Calibrator(llm, ListMemory(), critic=critic, settings=settings())
-    three = await calibrator.estimate_cost(learn, heldout=held_out)
-    assert three.min_calls == 3 * alone.min_calls
-    assert three.max_calls > 2 * alone.max_calls

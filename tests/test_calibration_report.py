@@ -15,35 +15,9 @@ from reflact.calibration.report import (
     format_number,
     list_test_lines,
 )
-from reflact.cli.calibrate_output import print_calibration, print_calibration_spend
-from reflact.records import IntervalEstimate, Spend, Usage
+from reflact.cli.calibrate_output import print_calibration
+from reflact.records import IntervalEstimate
 from reflact.reporting.html.calibration import render_calibration_page
-
-
-def test_what_this_start_paid_is_told_apart() -> None:
-    """All starts are one line, with the most that interrupted calls may have cost; this start is another."""
-
-    def print_spend(*before: int) -> list[str]:
-        out = StringIO()
-        looks = [[booked(calls)] for calls in (*before, 1234)]
-        print_calibration_spend(Console(file=out, width=200), looks[0] if before else [], looks[-1])
-        return [line.strip() for line in out.getvalue().splitlines()]
-
-    total = "1,234 calls, 1,234 tokens in, 0 out; at most 56.8k tokens more for 1,000 interrupted calls"
-    assert print_spend() == [f"paid by this start: {total}"]
-    this = "paid by this start: 1,224 calls, 1,224 tokens in, 0 out"
-    assert print_spend(10) == [f"paid by all starts: {total}", this]
-
-
-def booked(calls: int) -> Spend:
-    """Return books of some calls, and of others in flight."""
-    return Spend(
-        role="critic",
-        purpose="score",
-        usage=Usage(calls=calls, input_tokens=calls),
-        unsettled=1000,
-        worst_case=Usage(input_tokens=56789),
-    )
 
 
 def shown() -> tuple[str, str]:

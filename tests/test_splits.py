@@ -19,9 +19,7 @@ from reflact.calibration.splits import (
     HoldoutRule,
     HoldoutSplit,
     TrainingHistory,
-    assign_fold,
     deduplicate_traces,
-    list_labeled_events,
     split_by_caller,
     split_by_rule,
 )
@@ -47,25 +45,12 @@ BY_TRACE = HoldoutRule(SLICES, "trace")
 LEARNED = {name for name in NAMES if not BY_TRACE.is_held_out(name, "p")}
 
 
-def test_only_gold_from_outside_counts() -> None:
-    """Steps whose gold is the critic's own agreement, or missing, test nothing."""
-    found = list_labeled_events(trace("t", "program", "agreement", None, "human"))
-    assert [event.step for event in found] == [0, 3]
-
-
 def copy_of(recording: Trace, name: str) -> Trace:
     """Return a trace under another name; only of its first step it is known what is right."""
     made = Trace(recording.purpose, id=name)
     for event in recording.events:
         made.record(event.transition, label=event.label if event.step == 0 else None)
     return made
-
-
-def test_slices_are_stable_and_even() -> None:
-    """A trace's slice follows from its id, and slices are about equally large."""
-    slices = [assign_fold(f"trace {n}", n_folds=4) for n in range(4000)]
-    assert slices[:6] == [assign_fold(f"trace {n}", n_folds=4) for n in range(6)]
-    assert all(900 < slices.count(number) < 1100 for number in range(4))
 
 
 def test_copies_of_a_recording_are_one_trace() -> None:
@@ -101,17 +86,6 @@ def test_parts_do_not_meet_and_do_not_depend_on_order(learned: set[str]) -> None
     turned = dealt(traces[::-1], learned, limit=50)
     assert (turned.held_out, turned.held_out_name) == (parts.held_out, parts.held_out_name)
     assert set(turned.training) == set(parts.training)
-
-
-def test_a_trace_keeps_its_part_while_others_come() -> None:
-    """What was held out stays so when more traces come; of many only some test, and the others do not teach."""
-    few = dealt([trace(n) for n in NAMES[:100]])
-    learned = ids(few.training)
-    more = dealt([trace(n) for n in NAMES], learned)
-    assert ids(few.held_out) <= ids(more.held_out)
-    assert learned <= ids(more.training) == LEARNED
-    bounded = dealt([trace(n) for n in NAMES], limit=7)
-    assert (len(bounded.held_out), ids(bounded.training)) == (7, LEARNED)
 
 
 def test_copies_of_a_recording_are_on_one_side() -> None:

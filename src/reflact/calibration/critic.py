@@ -239,7 +239,7 @@ class Critic:
         if pairs is None:
             pairs = await self._load_pairs(scope)
         step = _StepToScore(TransitionView(transition), purpose, trial, progress_before)
-        step_hash = digest_text(f"[{canonical_json(purpose)},{step.view.canonical_json}]")
+        step_hash = digest_text(f"[{canonical_json(purpose)},{transition.canonical_json}]")
         examples = self._choose_examples(step, pairs)
         pair_ids = [pair.id for pair in examples.pairs]
         key = digest_json([step_hash, trial, progress_before, *pair_ids])

@@ -45,6 +45,7 @@ from reflact.calibration.promotion import (
 from reflact.calibration.report import CalibrationReport, count_drops, count_pairs
 from reflact.calibration.significance import (
     NotTested,
+    NotTestedReason,
     ReplayTestUse,
     UnscoredStep,
     bound_unscored_error,
@@ -348,7 +349,8 @@ class CalibrationLoop:
         waiting = snapshot.list_testable_pairs(split.held_out)
         batch = choose_batch(waiting, max_pairs=self._settings.max_pairs)
         if not batch:
-            return state._replace(not_tested=_explain_no_batch(state))
+            reason: NotTestedReason = "memory_full" if state.n_left_out else "no_pairs"
+            return state._replace(not_tested=NotTested(reason=reason))
         result = await self.test_batch(
             batch, steps, promoted=snapshot.promoted, name=split.held_out_name
         )
@@ -477,9 +479,3 @@ class CalibrationLoop:
         return (n_steps + n_anchors) * n_samples, (n_scores * n_samples + n_asked) * (
             1 + max_reasks
         )
-
-
-def _explain_no_batch(state: RoundState) -> NotTested:
-    if not state.training:
-        return NotTested(reason="no_training_traces")
-    return NotTested(reason="memory_full" if state.n_left_out else "no_pairs")

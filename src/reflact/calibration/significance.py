@@ -76,7 +76,6 @@ NotTestedReason = Literal[
     "level_used_up",
     "too_few_scores",
     "batch_changed",
-    "no_training_traces",
     "no_pairs",
     "memory_full",
 ]
@@ -120,12 +119,9 @@ class NotTested(FrozenModel):
                 "another process changed or tested a pair of the batch while it was scored; the "
                 "next test has the other pairs"
             ),
-            "no_training_traces": (
-                "there is no trace to learn from, because all are held out: pass more traces"
-            ),
             "no_pairs": (
-                "there is no new pair to test: the labelled steps give none, or all were tested "
-                "before or wait for a review"
+                "there is no new pair to test: there is no trace to learn from, its labelled steps "
+                "give none, or all pairs were tested before or wait for a review"
             ),
             "memory_full": (
                 "the memory is full: reject pairs that are not needed, or raise its "

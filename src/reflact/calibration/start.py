@@ -210,8 +210,6 @@ def _find_missing(
         return few
     if snapshot.list_testable_pairs(split.held_out):
         return None
-    if not split.training:
-        return NotTested(reason="no_training_traces")
     anchored = AnchorExclusions.from_anchors(inputs.anchors)
     for trace in split.training:
         if select_events(list_free_events(trace, anchored), min_delta=inputs.settings.min_delta):

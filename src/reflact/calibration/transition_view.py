@@ -17,7 +17,6 @@ from pydantic import JsonValue
 from reflact.jsonutil import is_same_json
 from reflact.memory.models import Action, Transition
 from reflact.prompts import fence
-from reflact.types import canonical_json, digest_text, join_canonical_json
 
 S = TypeVar("S")
 
@@ -209,18 +208,6 @@ class TransitionView:
     def changed_fields(self) -> tuple[FieldChange, ...]:
         """The fields that changed."""
         return tuple(list_changes(*self.states))
-
-    @cached_property
-    def canonical_json(self) -> str:
-        """The transition as canonical JSON, from which its hashes follow."""
-        return self.transition.canonical_json
-
-    def subject_hash(self, purpose: str) -> str:
-        """Return the hash of the transition under a purpose; see
-        ``memory.cards.compute_subject_hash``.
-        """
-        fields = {"purpose": canonical_json(purpose), "transition": self.canonical_json}
-        return digest_text(join_canonical_json(fields))
 
 
 # Returns how many tokens a text takes, at least 0; longer texts take no fewer.

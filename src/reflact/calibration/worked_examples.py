@@ -22,6 +22,7 @@ from reflact.calibration.transition_view import (
     show_state,
     show_transition,
 )
+from reflact.memory.cards import compute_subject_hash
 from reflact.memory.models import ContrastPair, Direction, Evaluation
 from reflact.prompts import fence
 
@@ -65,7 +66,7 @@ def rank_pairs(
     """
     known = {} if words_by_pair is None else words_by_pair
     asked = _word_set(purpose, view)
-    subject = view.subject_hash(purpose)
+    subject = compute_subject_hash(purpose, view.transition)
     ranked = []
     for pair in {pair.id: pair for pair in pairs}.values():
         if pair.hashes.subject == subject:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import typer
@@ -13,7 +12,6 @@ from reflact.calibration import events
 from reflact.calibration.events import (
     CalibrationEvent,
     CriticMeasured,
-    PairsGenerated,
     ScoreSummary,
 )
 from reflact.calibration.report import (
@@ -33,7 +31,6 @@ from reflact.calibration.report import (
 from reflact.cli.common import ShowMode
 from reflact.events import RateLimited
 from reflact.llm.rate_limit import LimitChange
-from reflact.memory.models import PromotionEvidence
 from reflact.records import Spend, Usage
 from reflact.reporting.facts import format_spend
 from reflact.reporting.live import EventLines
@@ -117,26 +114,21 @@ def print_estimate(console: Console, estimate: CalibrationCostEstimate, *, paid:
 
 
 class CalibrationDisplay:
-    """Shows the events of a calibration as lines on standard error, and counts them for when it is
-    stopped.
-    """
+    """Shows the events of a calibration as lines on standard error."""
 
     def __init__(self, show: ShowMode) -> None:
         self._show = show
         self._event_lines = EventLines()
-        self._round = 0
         self._n_traces = 0
         self._n_done = 0
-        self._n_pairs = 0
-        self._round_pairs = 0
-        self._dropped: Counter[str] = Counter()
-        self._tests: list[PromotionEvidence] = []
+        self.round = 0
+        """The round that began last; 0: none."""
         self.spend_before: Sequence[Spend] = ()
         """What all starts had paid when this one began."""
         self.spend_after: Sequence[Spend] = ()
 
     def show_event(self, event: CalibrationEvent) -> None:
-        """Count an event and show it."""
+        """Show an event."""
         line = self._format_event(event)
         if self._show is ShowMode.json:
             typer.echo(event.model_dump_json(ensure_ascii=True))
@@ -164,18 +156,21 @@ class CalibrationDisplay:
             case events.CriticMeasured():
                 line = _format_measurement(event)
             case events.RoundStarted():
-                self._round = event.number
+                self.round = event.number
                 self._n_traces = event.n_traces
                 self._n_done = 0
-                self._round_pairs = 0
-                self._dropped.clear()
                 line = (
                     f"round {event.number:<3} {event.n_traces} traces{_format_calls(event.usage)}"
                 )
             case events.PairsGenerated():
-                line = self._format_pairs(event)
+                self._n_done += 1
+                is_last = self._n_done == self._n_traces
+                if is_last or self._n_done % (self._n_traces // MAX_PAIR_LINES or 1) == 0:
+                    line = (
+                        f"pairs     {self._n_done} of {self._n_traces} traces"
+                        f"{_format_calls(event.usage)}"
+                    )
             case events.PairBatchTested():
-                self._tests.append(event.evidence)
                 line = f"test      {describe_test(event.evidence)}{_format_calls(event.usage)}"
             case events.BatchTestPostponed():
                 line = (
@@ -183,36 +178,6 @@ class CalibrationDisplay:
                     f"{event.explanation}{_format_calls(event.usage)}"
                 )
         return line
-
-    def _format_pairs(self, event: PairsGenerated) -> str | None:
-        self._n_done += 1
-        self._n_pairs += event.n_pairs
-        self._round_pairs += event.n_pairs
-        self._dropped.update({drop.reason: drop.n_candidates for drop in event.dropped})
-        if self._n_done % (self._n_traces // MAX_PAIR_LINES or 1) and self._n_done < self._n_traces:
-            return None
-        dropped = "".join(f"; {reason}: {count}" for reason, count in sorted(self._dropped.items()))
-        return (
-            f"pairs     {self._n_done} of {self._n_traces} traces: {self._round_pairs} "
-            f"pairs{dropped}{_format_calls(event.usage)}"
-        )
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a round had begun."""
-        return self._round > 0
-
-    @property
-    def progress(self) -> str:
-        """What was done so far."""
-        if not self._round:
-            return "before the first round"
-        promoted = sum(len(test.pair_ids) for test in self._tests if test.passed_test)
-        found = f", {promoted:,} pairs promoted" if promoted else ""
-        return (
-            f"in round {self._round} ({self._n_done:,} of {self._n_traces:,} traces done; "
-            f"{self._n_pairs:,} pairs made, {len(self._tests)} batches tested{found})"
-        )
 
 
 def _format_measurement(event: CriticMeasured) -> str:

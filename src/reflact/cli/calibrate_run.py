@@ -265,11 +265,12 @@ async def _calibrate(
 def _print_stopped(display: CalibrationDisplay) -> None:
     """Say what was done, what is kept, and that the same command resumes."""
     paid = sum(one.usage.calls for one in display.spend_after)
-    line = f"stopped {display.progress}: no call was answered, so nothing was stored"
-    if paid or display.has_begun:
+    when = f"in round {display.round}" if display.round else "before the first round"
+    line = f"stopped {when}: no call was answered, so nothing was stored"
+    if paid or display.round:
         line = (
-            f"stopped {display.progress}: all pairs are in the memory, and the replies of {paid:,} "
-            "paid calls are in the store; run the same command again to resume"
+            f"stopped {when}: all pairs are in the memory, and the replies of {paid:,} paid calls "
+            "are in the store; run the same command again to resume"
         )
     with ignore_broken_pipe():
         typer.echo(line, err=True)
