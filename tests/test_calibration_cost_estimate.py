@@ -9,12 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from calibration_memory import ListMemory
-from flattered_world import PURPOSE, answer, flattered_traces
+from flattered_world import answer, flattered_traces
 from reflact import Calibrator, Trace
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.report import CalibrationCostEstimate
 from reflact.errors import ReplyError
-from reflact.memory.models import ContrastPair, Provenance
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import Script, ScriptedAnswer, ScriptedCall
@@ -80,31 +79,3 @@ async def test_the_most_is_a_bound(script: Callable[..., ScriptedAnswer]) -> Non
     learn = flattered_traces("learn", 5)
     estimate, calls = await taken(settings(rounds=2), learn, flattered_traces("held out", 20), script)
     assert estimate.min_calls <= len(calls) <= estimate.max_calls
-
-
-async def test_anchors_are_measured_and_never_learned_from() -> None:
-    """An anchor that is to be kept counts like one that is."""
-    learn = flattered_traces("learn", 3)
-    event = learn[0].events[0]
-    anchor = ContrastPair(
-        purpose=PURPOSE,
-        transition=event.transition,
-        right=event.evaluation,
-        wrong=event.evaluation.model_copy(update={"progress_after": 10}),
-        reason="Too high.",
-        mistake="inflated_score",
-        construction="written",
-        label_source="human",
-        provenance=Provenance(trace_id=learn[0].id, step=event.step),
-    )
-    llm, memory = ScriptedLLM(obliging), ListMemory()
-    calibrator = Calibrator(llm, memory, settings=settings())
-    plain = await calibrator.estimate_cost(learn, heldout=flattered_traces("held out", 20))
-    given = await calibrator.estimate_cost(learn, heldout=flattered_traces("held out", 20), anchors=[anchor])
-    await memory.add_anchors([anchor])
-    assert (
-        await calibrator.estimate_cost(learn, heldout=flattered_traces("held out", 20), anchors=[anchor])
-        == given
-    )
-    assert (plain.n_anchor_steps, given.n_anchor_steps) == (0, 1)
-    assert given.min_calls == plain.min_calls + 1

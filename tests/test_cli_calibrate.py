@@ -194,26 +194,6 @@ def test_a_budget_holds_over_all_starts_and_what_is_kept_is_said(folder: Path) -
     assert "was stopped, and the command resumes it" in estimate
 
 
-def test_a_dry_run_says_that_nothing_can_be_tested(folder: Path) -> None:
-    """With too few held-out traces it is said before anything is paid for, and what is paid already."""
-    for path in sorted((folder / "held out").glob("*"))[:5]:
-        path.unlink()
-    with flattering() as (url, asked):
-        path = configured(folder, url)
-        first = one_line(reflact(path, "--dry-run").stdout)
-        refused = reflact(path)
-        assert (refused.exit_code, refused.stdout, asked) == (2, "", [])
-        reflact(path, "--anyway")
-        paid = len(asked)
-        second = one_line(reflact(path, "--dry-run").stdout)
-        assert len(asked) == paid
-    assert "Nothing can be tested or promoted: 19 held-out traces have labelled steps" in first
-    assert "hold out a larger part of them" in first
-    assert "no call was made: 19 held-out traces have labelled steps" in refused.stderr
-    assert "paid for" not in first
-    assert f"{paid} calls are already paid for" in second
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to hear")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -317,7 +317,7 @@ def test_each_error_is_one_sentence(store: Path, tmp_path: Path) -> None:
         (("forget", store, "mon"), "needs a complete id"),
         (("import", store, "nowhere.jsonl"), "cannot read nowhere.jsonl"),
         (("import", store, store), "cannot read"),
-        (("import", store, foreign), "line 1 is not part"),
+        (("import", store, foreign), "holds no trace"),
         (("export", store, "nowhere/out"), "cannot write nowhere/out"),
     ):
         assert_refused(run(*arguments), problem)

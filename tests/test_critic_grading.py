@@ -202,13 +202,6 @@ async def fed_back(
     return [rollout.feedback for rollout in noted.rollouts]
 
 
-async def test_notes_stand_below_the_feedback_of_failures() -> None:
-    """A failure's analyst reads the environment's words first and then the notes, line by line."""
-    assert await fed_back(Noting("one", "two"), InMemoryRunStore()) == ["No bow.\none\ntwo"]
-    assert await fed_back(Noting("one"), InMemoryRunStore(), feedback=None) == ["one"]
-    assert await fed_back(Noting(), InMemoryRunStore(), feedback=None) == [None]
-
-
 async def test_a_restart_reads_the_same_notes() -> None:
     """Notes that were read once are in the journal, also where there were none."""
     for first in (("one",), ()):

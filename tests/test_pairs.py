@@ -116,15 +116,6 @@ def test_an_observed_mistake_has_a_kind(right: tuple[float, float], wrong: float
     assert found == (kind, right[1], wrong)
 
 
-def test_gold_without_reasons_takes_those_of_a_close_evaluation_alone() -> None:
-    """The words of an evaluation that is far from gold never stand on the right side."""
-    taken = find_reference(event(said=(2, 6.4)))
-    own = find_reference(event(said=(2, 9)))
-    assert (taken.progress_after, taken.reasoning) == (6, "Step 0 was scored.")
-    assert own.progress_after == 6
-    assert "scored" not in own.reasoning
-
-
 def unscored(**fields: Any) -> ScoreEvent:
     """Return a step that no critic saw."""
     return event(**fields).model_copy(update={"evaluation": None})

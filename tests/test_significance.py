@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -18,8 +19,7 @@ from reflact.calibration.metrics import ScoredStep
 from reflact.calibration.significance import (
     NotTested,
     ReplayTestResult,
-    UnscoredStep,
-    bound_unscored_effect,
+    StepScores,
     decide_replay_test,
     explain_nothing_to_learn,
     sign_flip_p_value,
@@ -49,9 +49,19 @@ def side(*said: float, traces: int = TRACES) -> list[ScoredStep]:
     return [step(trace, n, 4, phi) for trace in range(traces) for n, phi in enumerate(said)]
 
 
-def decided(without: list[ScoredStep], with_: list[ScoredStep], **options: object) -> ReplayTestResult:
+def paired(
+    without: Sequence[ScoredStep], with_: Sequence[ScoredStep], silent: Sequence[str] = ()
+) -> list[StepScores]:
+    """Return scores of the same steps on both sides, and steps that have none on either."""
+    scores = [StepScores(old.trace_id, old.label, old, new) for old, new in zip(without, with_, strict=True)]
+    return scores + [StepScores(name, without[0].label, None, None) for name in silent]
+
+
+def decided(
+    without: Sequence[ScoredStep], with_: Sequence[ScoredStep], silent: Sequence[str] = (), **options: Any
+) -> ReplayTestResult:
     """Return the outcome of a test that has enough traces."""
-    found = decide_replay_test(without, with_, **{"n_earlier_tests": 0, **options})  # type: ignore[arg-type]
+    found = decide_replay_test(paired(without, with_, silent), **{"n_earlier_tests": 0, **options})
     assert isinstance(found, ReplayTestResult)
     return found
 
@@ -73,7 +83,8 @@ def test_a_batch_that_changes_nothing_or_harms_does_not_pass(changed: tuple[floa
 
 def test_too_few_traces_decide_nothing() -> None:
     """Nineteen traces are not enough, however many steps they have and however large the effect."""
-    found = decide_replay_test(side(*[9.0] * 50, traces=19), side(*[4.0] * 50, traces=19), n_earlier_tests=0)
+    scores = paired(side(*[9.0] * 50, traces=19), side(*[4.0] * 50, traces=19))
+    found = decide_replay_test(scores, n_earlier_tests=0)
     assert found == NotTested(reason="too_few_traces", n_traces=19)
     assert "19 held-out traces" in found.explanation
 
@@ -115,18 +126,8 @@ def test_levels_of_all_batches_sum_to_the_level() -> None:
 
 def test_a_step_without_a_score_stays_in_the_test() -> None:
     """Twenty traces of one step each, one without a score: a batch that helps the others passes."""
-    found = decided(side(7, traces=19), side(4, traces=19), unscored=[UnscoredStep("t019", 0.0)])
+    found = decided(side(7, traces=19), side(4, traces=19), silent=["t019"])
     assert (found.outcome, found.n_traces, found.n_transitions, found.n_unscored) == ("better", 20, 20, 1)
-
-
-def test_a_batch_that_makes_the_critic_fall_silent_does_not_pass() -> None:
-    """What it takes from the errors that are left does not make up for steps without a score."""
-    scores = [step(trace, 0, 4, 7) for trace in range(TRACES)]
-    gone = [UnscoredStep(one.trace_id, bound_unscored_effect(one.label, one, None)) for one in scores[:8]]
-    found = decided(scores[8:], [step(t, 0, 4, 6.5) for t in range(8, TRACES)], unscored=gone)
-    assert (found.outcome, found.n_unscored) == ("not_shown", 8)
-    assert found.effect.value < 0
-    assert decided(scores[8:], scores[8:], unscored=gone, use="demote").outcome == "worse"
 
 
 PHI = st.one_of(st.none(), st.integers(0, 10))
@@ -141,12 +142,8 @@ def test_silence_keeps_the_error_probability(
 
     def effect(trace: int, gold: float, old: float | None, new: float | None) -> float:
         without, with_ = (None if phi is None else step(trace, 0, gold, phi) for phi in (old, new))
-        if without is None or with_ is None:
-            found = bound_unscored_effect(
-                Label(progress_before=0, progress_after=gold, source="program"), without, with_
-            )
-        else:
-            found = abs(without.error) - abs(with_.error)
+        label = Label(progress_before=0, progress_after=gold, source="program")
+        found = StepScores("t", label, without, with_).effect
         return found if use == "promote" else -found
 
     values = []
@@ -246,11 +243,11 @@ def test_nothing_is_to_learn_if_even_the_best_batch_would_fail(
 ) -> None:
     """It ends exactly if a batch that removed all error would gain too little or fail its test, and costs no power."""
     scored = [step(trace, 0, 5, 5 + error) for trace, error in enumerate(errors)]
-    unscored = [UnscoredStep(f"mute {n}", 5.0) for n in range(n_unscored)]
-    reason = explain_nothing_to_learn(scored, unscored=unscored, n_earlier_tests=n_tests)
+    by_trace = [(one.trace_id, abs(one.error)) for one in scored]
+    by_trace += [(f"mute {n}", 5.0) for n in range(n_unscored)]
+    reason = explain_nothing_to_learn(by_trace, n_earlier_tests=n_tests)
     assert (reason is not None) is ends
     if len(errors) == TRACES:
-        best = decide_replay_test(scored, [step(t, 0, 5, 5) for t in range(TRACES)], n_earlier_tests=n_tests)
-        assert isinstance(best, ReplayTestResult)
+        best = decided(scored, [step(t, 0, 5, 5) for t in range(TRACES)], n_earlier_tests=n_tests)
         counts = best.has_passed and best.effect.value >= 0.1
         assert counts is not ends

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from calibration_memory import ListMemory
 from flattered_world import flattered, flattered_traces
-from memory_pairs import make_pair
 from reflact import Calibrator, Trace
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.labeled_steps import list_labeled_steps
@@ -131,27 +130,7 @@ def test_a_purpose_is_on_one_side() -> None:
     assert spoilt not in {t.purpose for t in later.held_out}
 
 
-def test_one_purpose_is_dealt_by_traces() -> None:
-    """An agent with one aim has traces on both sides; which way is taken follows from the purposes alone."""
-    by_purpose = HoldoutRule(SLICES, "purpose")
-    for purposes, asked, rule in (
-        (1, None, BY_TRACE),
-        (2 * SLICES - 1, None, BY_TRACE),
-        (2 * SLICES, None, by_purpose),
-        (1, "purpose", by_purpose),
-        (99, "trace", BY_TRACE),
-    ):
-        assert HoldoutRule.choose(purposes, n_folds=SLICES, holdout_by=asked) == rule
-
-
 SETTINGS = CalibratorSettings(max_asked=0, pairs_per_step=1)
-
-
-def still(name: str) -> Trace:
-    """Return a trace in which nothing gets anywhere."""
-    trace = Trace("Count to ten", id=name)
-    trace.record(Transition(before="0", action=Action(name="wait"), after="0"))
-    return trace
 
 
 TWO = flattered_traces("learn", 2)
@@ -194,26 +173,3 @@ async def test_fresh_traces_are_asked_for_when_the_error_probability_is_used_up(
     assert llm.calls == []
     report = await calibrator.calibrate(flattered_traces("learn", 4), heldout=flattered_traces("fresh", 20))
     assert report.tests[0].n_earlier_tests == 0
-
-
-async def test_steps_that_teach_nothing_are_told() -> None:
-    """Traces in which nothing moves, or all steps are anchors, are not paid for."""
-    held_out = flattered_traces("h", 20)
-    calibrator = Calibrator(flattered(), ListMemory(), settings=SETTINGS)
-    with pytest.raises(DataError, match="there is no new pair to test"):
-        await calibrator.calibrate([still("a"), still("b")], heldout=held_out)
-    memory, one = ListMemory(), still("a")
-    about = {"purpose": one.purpose, "transition": one.events[0].transition}
-    await memory.add_anchors([make_pair(0, trace="a").model_copy(update=about)])
-    with pytest.raises(DataError, match="there is no new pair to test"):
-        await Calibrator(flattered(), memory, settings=SETTINGS).calibrate([one], heldout=held_out)
-
-
-async def test_pairs_that_wait_can_be_tested_without_a_trace_to_learn_from() -> None:
-    """What was made earlier for want of held-out traces is tested once there are enough of them."""
-    memory, learn = ListMemory(), flattered_traces("learn", 4)
-    calibrator = Calibrator(flattered(), memory, settings=SETTINGS)
-    first = await calibrator.calibrate(learn, heldout=flattered_traces("h", 19), allow_untested=True)
-    assert (first.tests, len(memory.stored)) == ((), sum(kind.n_pairs for kind in first.pairs))
-    second = await calibrator.calibrate([], heldout=flattered_traces("h", 20))
-    assert [test.outcome for test in second.tests] == ["better"]

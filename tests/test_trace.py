@@ -173,23 +173,6 @@ def test_a_whole_line_that_says_something_wrong_is_named(
         assert path.read_bytes() == before, reason
 
 
-def test_a_line_that_is_no_event_is_named(path: Path) -> None:
-    """JSON of another kind, and values that Python cannot read, were not left by a torn recording."""
-    recorded(path)
-    whole = path.read_text(encoding="ascii")
-    numbers = ("9" * 5000, "[" * 100_000 + "]" * 100_000)
-    for line, reason in (
-        *(
-            (line, "expected a JSON object, got .*; correct that line")
-            for line in ("[1]", "null", '"step"', "7")
-        ),
-        *((line, "cannot be read: .*remove such values") for line in numbers),
-    ):
-        path.write_text(f"{whole}{line}\n", encoding="ascii")
-        with pytest.raises(DataError, match=rf"t\.jsonl, line 5, {reason}"):
-            Trace.load(path)
-
-
 def test_a_file_without_a_whole_header_is_no_trace(path: Path) -> None:
     """What does not say what it is, is refused by name."""
     other_lines = (b"", b"\n", b"no trace\n", b'{"step": 0}\n', b"[]\n", b'{"trace": 3, "purpose": "p"}\n')
@@ -197,56 +180,6 @@ def test_a_file_without_a_whole_header_is_no_trace(path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"t\.jsonl holds no trace"):
             Trace.load(path)
-
-
-def test_a_finished_trace_stays_finished(path: Path) -> None:
-    """Resuming does not open again what was ended; what stands after the end is cut off."""
-    recorded(path).finish()
-    whole = path.read_bytes()
-    path.write_bytes(whole + b"more")
-    resumed = Trace.resume(path)
-    assert resumed.is_finished
-    assert path.read_bytes() == whole
-    with pytest.raises(DataError, match="finished"):
-        resumed.record(step(), LOW)
-
-
-def test_a_file_that_is_there_is_not_written_over(path: Path) -> None:
-    """A second trace of the same file is refused, and told how to go on."""
-    recorded(path)
-    before = (path).read_bytes()
-    with pytest.raises(DataError, match=r"Trace\.resume"):
-        Trace(PURPOSE, path=path)
-    assert (path).read_bytes() == before
-
-
-def test_what_cannot_be_written_is_not_recorded(tmp_path: Path, path: Path) -> None:
-    """A disk error is one error with the path, and leaves trace and file in step."""
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="file"):
-        Trace(PURPOSE, path=tmp_path / "file" / "t.jsonl")
-    trace = recorded(path)
-    (path).rename(tmp_path / "moved.jsonl")
-    with pytest.raises(StoreError, match=r"t\.jsonl"):
-        trace.record(step(), LOW)
-    assert len(trace.events) == 3
-
-
-async def test_a_trace_in_the_memory_comes_back_whole(tmp_path: Path) -> None:
-    """A store keeps header and events and gets what it lacks; a torn file that was resumed adds what is new."""
-    path = tmp_path / "t.jsonl"
-    trace = recorded(path, events=250)
-    async with MemoryStore(tmp_path / "memory.db") as store:
-        assert await trace.save_to(store) == 250
-        path.write_bytes(path.read_bytes() + b'{"step": 250, "tor')
-        resumed = Trace.resume(path)
-        resumed.record(step("paid", "shipped"), LOW)
-        assert await resumed.save_to(store) == 1
-        assert await resumed.save_to(store) == 0
-        stored = await store.trace("t")
-    assert stored is not None
-    again = Trace.from_stored(stored)
-    assert (again.id, again.purpose, again.events) == ("t", PURPOSE, resumed.events)
 
 
 def test_threads_that_share_a_trace_lose_nothing(path: Path) -> None:
@@ -325,20 +258,6 @@ async def test_the_state_before_is_worth_what_the_same_state_was_worth(path: Pat
         stored = await memory.trace("t")
     assert stored is not None
     assert phis(Trace.from_stored(stored)) == known
-
-
-async def test_a_label_that_comes_later_says_what_follows(tmp_path: Path) -> None:
-    """Labelling a stored step completes the next one as well, whatever was labelled first."""
-    trace = Trace(PURPOSE, id="t")
-    for state in range(3):
-        trace.record(step(state, state + 1))
-    async with MemoryStore(tmp_path / "memory.db") as memory:
-        await trace.save_to(memory)
-        await memory.label("t", 2, reached(6, "human"))
-        await memory.label("t", 1, reached(4, "human"))
-        stored = await memory.trace("t")
-        assert stored is not None
-        assert phis(Trace.from_stored(stored)) == [None, None, 4]
 
 
 @pytest.mark.parametrize("name", [" ", "a\nb", "\ud800"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 from reflact import Trace
 from reflact.calibration.trace_sources import build_anchors, label_replies, list_transitions
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, LabelSource, Transition
-from reflact.memory.store import MemoryStore
 from reflact.types import Rollout, Score, Turn
 
 PHI = st.floats(0, 10)
@@ -63,15 +60,6 @@ def test_only_whole_gold_that_is_no_opinion_makes_one(before: float | None, sour
     assert pairs(None) == ()
 
 
-async def test_a_memory_keeps_them_once(tmp_path: Path) -> None:
-    """Made again of the same traces they are the same, so that a program can be run again."""
-    found = pairs(Label(progress_before=0, progress_after=4, source="program"))
-    async with MemoryStore(tmp_path / "memory.db") as memory:
-        assert await memory.add_anchors(found) == 1
-        assert await memory.add_anchors(found) == 0
-        assert await memory.anchors() == found
-
-
 def rollout(*said: str, score: float | None = None) -> Rollout:
     """Return a conversation; each line begins with the role's first letter."""
     roles = {"u": "user", "a": "assistant", "t": "tool"}
@@ -106,12 +94,6 @@ def reply(before: str, said: str, after: str) -> Transition:
 def test_each_reply_is_a_transition(said: tuple[str, ...], steps: list[tuple[str, str, str]]) -> None:
     """Before is what the agent had to answer, after is what came of it, or its last word."""
     assert list_transitions(rollout(*said)) == tuple(reply(*step) for step in steps)
-
-
-def test_the_caller_may_say_what_a_state_is() -> None:
-    """Any rendering of the turns so far serves."""
-    steps = list_transitions(rollout("u1", "a1", "u2", "a2"), state=len)
-    assert [(step.before, step.after) for step in steps] == [(1, 3), (3, 4)]
 
 
 def test_the_last_reply_has_the_score() -> None:

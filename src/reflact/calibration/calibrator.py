@@ -27,8 +27,8 @@ from reflact.calibration.events import (
     TraceFailed,
     TraceSkipped,
 )
-from reflact.calibration.generation import PairCallback
-from reflact.calibration.labeled_steps import list_labeled_steps, list_pair_steps
+from reflact.calibration.generation import CalibrationRuntime, PairCallback
+from reflact.calibration.labeled_steps import StepScorer, list_labeled_steps, list_pair_steps
 from reflact.calibration.loop import CalibrationLoop
 from reflact.calibration.promotion import take_snapshot
 from reflact.calibration.report import CalibrationCostEstimate, CalibrationReport
@@ -54,9 +54,7 @@ FATAL_ERRORS = (BudgetSpent, AccessDenied, UnknownModel, RunFailed)
 
 
 class TraceCounts(FrozenModel):
-    """How many submitted traces were queued, dropped for newer ones, not queued, or
-    failed later.
-    """
+    """How many submitted traces were queued, dropped for newer ones, not queued, or failed."""
 
     n_accepted: int = 0
     n_dropped: int = 0
@@ -101,18 +99,20 @@ class Calibrator:
         self._usage_ledger = ledger
         self._critic = critic or Critic(CountingLLM(llm, ledger), memory=store, prompts=prompts)
         tested = critic or Critic(llm, memory=store, prompts=prompts)
-        self._loop = CalibrationLoop(
-            CountingLLM(llm, ledger, semaphore),
-            store,
-            tested.wrap_llm(lambda model: CountingLLM(model, ledger, semaphore)),
+        counted_critic = tested.wrap_llm(lambda model: CountingLLM(model, ledger, semaphore))
+        runtime = CalibrationRuntime(
+            llm=CountingLLM(llm, ledger, semaphore),
+            store=store,
+            scorer=StepScorer(counted_critic, max_concurrent=settings.concurrency),
             settings=settings,
             prompts=prompts,
             on_event=self._emit,
             usage_ledger=ledger,
         )
+        self._loop = CalibrationLoop(runtime)
         self._store = store
         self._settings = settings
-        self._worker = TraceLearner(store, self._loop, settings=settings)
+        self._worker = TraceLearner(runtime, self._loop)
         self._queue: deque[Trace] = deque()
         self._on_event = on_event
         self._counts = TraceCounts()

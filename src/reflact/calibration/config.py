@@ -1,6 +1,4 @@
-"""The configuration of ``reflact calibrate``: typed sections with strict keys, like a training
-run's.
-"""
+"""The configuration of ``reflact calibrate``: typed sections with strict keys."""
 
 from __future__ import annotations
 
@@ -141,9 +139,7 @@ class CalibrateConfig(ConfigSection):
 
 
 def resolve_paths(config: CalibrateConfig, folder: Path) -> CalibrateConfig:
-    """Return a configuration whose inputs count from a folder; ``memory`` and ``store`` stay as
-    they are.
-    """
+    """Return a configuration whose inputs count from a folder, but for ``memory`` and ``store``."""
     at = partial(resolve_path, folder)
     return config.model_copy(
         update={

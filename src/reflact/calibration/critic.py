@@ -140,9 +140,7 @@ class Critic:
 
     @property
     def identity(self) -> str:
-        """Model, prompt with checksum, settings, counter and, if pinned, snapshot, as canonical
-        JSON.
-        """
+        """Model, prompt, settings, counter and, if pinned, snapshot, as canonical JSON."""
         return canonical_json(
             {
                 "critic": self.prompt,
@@ -177,9 +175,7 @@ class Critic:
         return self._pinned_pairs
 
     def pin_to(self, pairs: Sequence[ContrastPair]) -> Critic:
-        """Return a critic that chooses its worked examples from these pairs alone, whatever is
-        promoted.
-        """
+        """Return a critic that chooses its worked examples from these pairs alone."""
         critic = Critic(
             self._llm,
             settings=self._settings,
@@ -191,9 +187,7 @@ class Critic:
         return critic
 
     def wrap_llm(self, wrap: Callable[[LLM], LLM]) -> Critic:
-        """Return an equal critic that asks a wrapped model and shares no cached scores with this
-        one.
-        """
+        """Return an equal critic that asks a wrapped model and keeps scores of its own."""
         critic = copy(self)
         critic._llm = wrap(self._llm)
         critic._scores = {}
@@ -302,9 +296,7 @@ class Critic:
     async def _sample_evaluation(
         self, prompt: RenderedPrompt, case: GuardCase, call_id: CallId
     ) -> Evaluation:
-        """Return an evaluation; where its evidence stays invented however often it is asked, the
-        last one.
-        """
+        """Return an evaluation; the last one if its evidence stays invented."""
         last: list[Evaluation] = []
 
         def check(reply: CriticReply) -> None:
@@ -340,9 +332,7 @@ class _StepToScore(NamedTuple):
 def _combine_samples(
     evaluations: Sequence[Evaluation], case: GuardCase, pair_ids: tuple[str, ...]
 ) -> StateScore:
-    """Return the median of the guarded samples by progress after; a spread limits confidence to 1 -
-    spread / 10.
-    """
+    """Return the median of the guarded samples; a spread limits confidence."""
     guarded = [(*apply_guards(raw, case), raw) for raw in evaluations]
     judged = sorted(guarded, key=lambda each: (each[0].progress_after, each[0].delta))
     evaluation, names, raw = judged[(len(judged) - 1) // 2]

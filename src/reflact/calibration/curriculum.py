@@ -1,6 +1,4 @@
-"""Which mistakes the next round of contrast pairs asks for, how near to right, and when rounds end.
-Pure.
-"""
+"""Which mistakes the next round asks for, how near to right, and when rounds end. Pure."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ SEED = 0
 
 
 class RoundPlan(NamedTuple):
-    """What one round asks for: the part of each kind of mistake, 1 together, and the distance of
-    wrong scores.
-    """
+    """What a round asks for: the share of each kind of mistake, and the distance of scores."""
 
     number: int
     shares: Mapping[str, float]

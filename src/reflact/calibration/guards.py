@@ -85,9 +85,7 @@ class QuotableTexts:
         )
 
     def mentions_change(self, evidence: Sequence[str]) -> bool:
-        """Whether any piece of evidence speaks of what changed, not only of what was
-        there before.
-        """
+        """Whether any evidence speaks of what changed, not only of what was there before."""
         return any(
             quote.is_in(self._new, self._shown)
             or quote.is_in(self._before) != quote.is_in(self._after)
@@ -145,9 +143,7 @@ MAX_UNSUPPORTED_CONFIDENCE = 0.2
 
 
 class GuardCase(NamedTuple):
-    """A transition as guards see it; ``progress_before``: what the state before is worth, None: the
-    evaluation says.
-    """
+    """A transition as guards see it; ``progress_before`` is set if it is known by definition."""
 
     has_change: bool
     quotable: QuotableTexts
@@ -155,9 +151,7 @@ class GuardCase(NamedTuple):
 
 
 def deny_invented_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
-    """Evidence that is not there is struck out; what rests on it gets no credit and little
-    confidence.
-    """
+    """Evidence that is not there is struck out, and what rests on it gets no credit."""
     invented = case.quotable.find_invented(evaluation.evidence)
     if not invented:
         return evaluation
@@ -171,18 +165,14 @@ def deny_missing_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation
 
 
 def deny_vanished_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
-    """A gain for which only what is gone is quoted gets no credit and little confidence: it shows a
-    loss.
-    """
+    """A gain for which only what is gone is quoted gets no credit."""
     if not evaluation.evidence or _select_bearing_evidence(evaluation, case):
         return evaluation
     return _deny_credit(evaluation)
 
 
 def doubt_old_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
-    """A change of progress for which only what was there before is quoted gets little
-    confidence.
-    """
+    """A change for which only what was there before is quoted gets little confidence."""
     bearing = _select_bearing_evidence(evaluation, case)
     if evaluation.delta == 0 or case.quotable.mentions_change(bearing):
         return evaluation
@@ -259,9 +249,7 @@ def find_objection(evaluation: Evaluation, case: GuardCase) -> str | None:
 
 
 def _select_bearing_evidence(evaluation: Evaluation, case: GuardCase) -> tuple[str, ...]:
-    """Return the evidence that can bear the change of progress: what is gone bears a loss and no
-    gain.
-    """
+    """Return the evidence that can bear the change of progress: what is gone bears no gain."""
     if evaluation.delta <= 0:
         return evaluation.evidence
     gone = case.quotable.find_vanished(evaluation.evidence)

@@ -58,9 +58,7 @@ class LabeledStep(NamedTuple):
 
 
 def list_labeled_steps(traces: Iterable[Trace]) -> tuple[LabeledStep, ...]:
-    """Return the steps of traces whose correct score is known; copies of one recording
-    count once.
-    """
+    """Return the steps of traces whose correct score is known; copies count once."""
     return tuple(
         LabeledStep(trace.recording, event.step, trace.purpose, event.transition, event.label)
         for trace in deduplicate_traces(traces)
@@ -70,9 +68,7 @@ def list_labeled_steps(traces: Iterable[Trace]) -> tuple[LabeledStep, ...]:
 
 
 def list_pair_steps(pairs: Iterable[ContrastPair]) -> tuple[LabeledStep, ...]:
-    """Return the steps of pairs, each once; the right side is the label. Unknown traces have one
-    step each.
-    """
+    """Return the steps of pairs, each once; the right side is the label."""
     pairs_by_subject: dict[str, list[ContrastPair]] = defaultdict(list)
     for pair in pairs:
         pairs_by_subject[pair.hashes.subject].append(pair)
@@ -166,21 +162,3 @@ class StepScorer:
             f"no further call is made; the last error: {error}. Check `model`, `base_url`, `mode` "
             "and `max_tokens` of models.critic; paid replies are stored"
         ) from error
-
-
-class PairedScores(NamedTuple):
-    """Steps that were scored on both sides, in one order, and the number of others."""
-
-    before: tuple[ScoredStep, ...]
-    after: tuple[ScoredStep, ...]
-    n_unscored: int
-
-
-def pair_scores(
-    before: Sequence[ScoredStep | None], after: Sequence[ScoredStep | None]
-) -> PairedScores:
-    """Return the steps that have a score on both sides."""
-    both = [(a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None]
-    return PairedScores(
-        tuple(a for a, _ in both), tuple(b for _, b in both), len(before) - len(both)
-    )

@@ -65,9 +65,7 @@ class ScoredStep(FrozenModel):
 
 
 class ReliabilityBin(FrozenModel):
-    """The steps whose confidence lies in ``low``..``high``: how sure the critic was, how often
-    right.
-    """
+    """The steps whose confidence lies in ``low``..``high``, and how often they are right."""
 
     low: Share
     high: Share
@@ -150,9 +148,7 @@ def compute_metrics(scored: Sequence[ScoredStep]) -> CriticMetrics | None:
 
 
 def pairwise_accuracy(steps: Sequence[ScoredStep]) -> float | None:
-    """Return the pairwise accuracy, None if nothing can be ordered; see
-    ``CriticMetrics.accuracy``.
-    """
+    """Return the pairwise accuracy (see ``CriticMetrics``), None if nothing can be ordered."""
     traces = [_count_ordered(trace) for trace in _group_by_trace(steps).values()]
     pairs = sum(n for n, _ in traces)
     return sum(right for _, right in traces) / pairs if pairs else None
@@ -181,9 +177,7 @@ def _resample(values: Sequence[T], stream_name: str) -> Iterator[list[T]]:
 def _build_interval(
     value: float, figures: Iterable[float], low: float, high: float
 ) -> IntervalEstimate:
-    """Return a figure with the interval of its resamples; ``low`` and ``high``, its range, if there
-    are none.
-    """
+    """Return a figure with the interval of its resamples; without any, its range."""
     ordered = sorted(figures)
     tail = round(0.025 * N_RESAMPLES) - 1
     if ordered:
@@ -228,9 +222,7 @@ def _sum_steps(steps: Sequence[ScoredStep]) -> _TraceSums:
 
 
 def _count_ordered(steps: Sequence[ScoredStep]) -> tuple[int, float]:
-    """Return how many pairs labels order, and how many of them the critic orders so; ties count
-    half.
-    """
+    """Return how many pairs labels order, and how many the critic orders so; a tie is half."""
     shares = [
         (1 + _sign(s.evaluation.delta) * _sign(s.label.delta)) / 2
         for s in steps

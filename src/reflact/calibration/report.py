@@ -150,9 +150,7 @@ class CalibrationReport(ShortReprModel):
 
     @property
     def n_tests(self) -> int | None:
-        """Batches that were tested on these held-out traces, earlier ones included; None: none was
-        now.
-        """
+        """Batches that were tested on these held-out traces so far; None: none was now."""
         return self.tests[-1].n_earlier_tests + 1 if self.tests else None
 
 
@@ -312,9 +310,7 @@ def describe_gain(gain: IntervalEstimate) -> str:
 
 
 def describe_tests_left(tests: int) -> str:
-    """Return in a sentence what so many tests on the same held-out traces leave for the
-    next one.
-    """
+    """Return what so many tests on the same held-out traces leave for the next one."""
     return (
         f"{name_count(tests, 'batch was', 'batches were')} tested on these held-out traces: "
         f"another one passes at p of at most {compute_alpha(tests):.2g}, since all of them share "

@@ -26,16 +26,12 @@ class HoldoutSplit(NamedTuple):
 
 
 def list_labeled_events(trace: Trace) -> tuple[ScoreEvent, ...]:
-    """Return the events whose label comes from outside the critic; one that always inflates agrees
-    with itself.
-    """
+    """Return the events whose label comes from outside the critic."""
     return tuple(e for e in trace.events if e.label is not None and e.label.source != "agreement")
 
 
 def deduplicate_traces(traces: Iterable[Trace]) -> tuple[Trace, ...]:
-    """Return traces with known steps, of copies of one recording only the one of which most is
-    known, in their order.
-    """
+    """Return traces with known steps; of copies, the one of which most is known."""
     labeled = [trace for trace in traces if list_labeled_events(trace)]
     chosen: dict[str, Trace] = {}
     for trace in sorted(labeled, key=lambda trace: (-len(list_labeled_events(trace)), trace.id)):
@@ -49,18 +45,14 @@ def assign_fold(trace_id: str, *, n_folds: int) -> int:
 
 
 class HoldoutRule(NamedTuple):
-    """How traces are sorted into ``n_folds`` folds: all traces of a purpose into one, or each by
-    its id.
-    """
+    """How traces are sorted into ``n_folds`` folds: by purpose, or each by its id."""
 
     n_folds: int
     holdout_by: HoldoutBy
 
     @classmethod
     def choose(cls, n_purposes: int, *, n_folds: int, holdout_by: HoldoutBy | None) -> HoldoutRule:
-        """Return how traces of so many purposes are sorted; ``holdout_by``: what was asked for, if
-        anything was.
-        """
+        """Return how traces of so many purposes are sorted, unless ``holdout_by`` says it."""
         return cls(
             n_folds, holdout_by or ("purpose" if n_purposes >= MIN_PURPOSES * n_folds else "trace")
         )

@@ -50,9 +50,7 @@ IDENTITY_SETTINGS = frozenset(CalibratorSettings.model_fields) - {
 
 
 class CalibrationInputs(NamedTuple):
-    """All that a calibration depends on; ``writer`` is the identity of the model that writes and
-    judges.
-    """
+    """All that a calibration depends on; ``writer`` is the identity of the writing model."""
 
     traces: Sequence[Trace]
     heldout: Sequence[Trace] | None
@@ -80,9 +78,7 @@ class CalibrationInputs(NamedTuple):
         )
 
     def split_traces(self, snapshot: MemorySnapshot) -> HoldoutSplit:
-        """Return what is learned from and what is held out; the rule's choice if the caller made
-        none.
-        """
+        """Return what is learned from and what is held out."""
         if self.heldout is not None:
             return split_by_caller(self.traces, self.heldout, training=snapshot.learned)
         rule = HoldoutRule.choose(
@@ -99,9 +95,7 @@ class CalibrationInputs(NamedTuple):
 
 
 class CalibrationBaseline(FrozenModel):
-    """The memory when a calibration began: ids of pairs, and the number of the last test
-    (0: none).
-    """
+    """The memory when a calibration began: ids of pairs, and the last test (0: none)."""
 
     known_pair_ids: tuple[str, ...]
     promoted_pair_ids: tuple[str, ...]
@@ -244,9 +238,7 @@ async def load_pairs(store: MemoryStore, pair_ids: Collection[str]) -> tuple[Con
 async def _refuse_other_traces(
     traces: Sequence[Trace], snapshot: MemorySnapshot, store: MemoryStore
 ) -> None:
-    """Raise DataError if one of the traces has the id of another run: among them, in the store, or
-    in a pair.
-    """
+    """Raise DataError if one of the traces has the id of another run."""
     hashes = await store.content_hashes()
     known: dict[str, Trace] = {}
     for trace in traces:

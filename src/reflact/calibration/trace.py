@@ -451,9 +451,7 @@ def _encode_line(value: TraceHeader | ScoreEvent | TraceEnd, location: str) -> b
 
 
 def _add_progress_before(event: ScoreEvent, earlier_events: Sequence[ScoreEvent]) -> ScoreEvent:
-    """Return a step whose label has the progress before, if it follows: equal states of a trace are
-    worth the same.
-    """
+    """Return a step whose label has the progress before, if that follows from equal states."""
     label = event.label
     step = event.transition
     if label is None or label.progress_before is not None:

@@ -34,9 +34,7 @@ _CONTEXT_CHARS = 60
 
 
 class FieldChange(NamedTuple):
-    """One field that differs; ``before`` and ``after`` are JSON text, None if the field is not
-    there.
-    """
+    """One field that differs; ``before`` and ``after`` are JSON text, None if it is not there."""
 
     path: str
     before: str | None
@@ -266,9 +264,7 @@ def show_transition(
     max_tokens: int,
     count_tokens: TokenCounter = estimate_tokens,
 ) -> str:
-    """Return purpose, state before, action, state after and what changed, each fenced and cut to
-    ``max_tokens``.
-    """
+    """Return the parts of a transition, each fenced and cut to ``max_tokens``."""
     change_fits = count_tokens(view.change_text) <= max_tokens
     parts = {
         "purpose": show_state(purpose),

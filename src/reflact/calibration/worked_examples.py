@@ -37,9 +37,7 @@ MAX_PAIRS_TRIED = 32
 
 
 class ShownExamples(NamedTuple):
-    """The worked examples as text, and the pairs that it holds; both empty if there is room for
-    none.
-    """
+    """The worked examples as text, and the pairs that it holds."""
 
     text: str
     pairs: tuple[ContrastPair, ...]
@@ -79,9 +77,7 @@ def rank_pairs(
 
 
 def _balance_mistakes(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
-    """Yield pairs, given with the best first, so that kinds take turns and what the right sides say
-    balances.
-    """
+    """Yield pairs so that kinds take turns and what the right sides say balances."""
     queues: dict[tuple[str, Direction], deque[tuple[int, ContrastPair]]] = defaultdict(deque)
     for index, pair in enumerate(pairs):
         queues[pair.mistake, pair.right.direction].append((index, pair))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from reflact.calibration.config import CalibratorSettings
+from reflact.calibration.generation import CalibrationRuntime
 from reflact.calibration.labeled_steps import list_labeled_steps
 from reflact.calibration.loop import CalibrationLoop
 from reflact.calibration.pairs import choose_batch
@@ -13,9 +11,6 @@ from reflact.calibration.significance import NotTested, find_missing_traces
 from reflact.calibration.splits import MIN_PURPOSES, HoldoutRule, list_labeled_events
 from reflact.calibration.trace import Trace
 from reflact.memory.cards import TraceIdentity, count_tests
-
-if TYPE_CHECKING:
-    from reflact.memory.store import MemoryStore
 
 # Stored traces that are read at a time, without their steps.
 PAGE_SIZE = 200
@@ -29,12 +24,10 @@ class TraceLearner:
     processes makes no difference.
     """
 
-    def __init__(
-        self, store: MemoryStore, loop: CalibrationLoop, *, settings: CalibratorSettings
-    ) -> None:
-        self._store = store
+    def __init__(self, runtime: CalibrationRuntime, loop: CalibrationLoop) -> None:
+        self._store = runtime.store
+        self._settings = runtime.settings
         self._loop = loop
-        self._settings = settings
         self._purposes: set[str] = set()
         self._known_pair_ids: frozenset[str] | None = None
         self._n_new = 0
@@ -105,9 +98,7 @@ class TraceLearner:
     async def _find_test_traces(
         self, snapshot: MemorySnapshot
     ) -> tuple[tuple[str, ...], NotTested | None]:
-        """Return the newest held-out traces that may test, each content once, and what is
-        missing.
-        """
+        """Return the newest held-out traces that may test, and what is missing."""
         limit = self._settings.max_held_out_traces
         rule = self._rule
         ids_by_content: dict[str, str] = {}

@@ -46,9 +46,7 @@ STOP_SECONDS = 10.0
 
 
 def load_calibrate_config(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
-    """Return the configuration of a file with overrides, checked as far as that goes without
-    traces.
-    """
+    """Return the configuration of a file with overrides."""
     settings = load_section(CalibrateConfig, path, overrides=overrides or ())
     settings = resolve_paths(settings, path.resolve().parent)
     if not settings.models.critic.model:
@@ -60,9 +58,7 @@ def load_calibrate_config(path: Path, overrides: Sequence[str] | None) -> Calibr
 async def load_traces(
     config: CalibrateConfig, memory: MemoryStore
 ) -> tuple[tuple[Trace, ...], tuple[Trace, ...] | None]:
-    """Return the traces to learn from, and those that are held out (None: the rule chooses); warn
-    on stderr.
-    """
+    """Return the traces to learn from, and those that are held out (None: the rule chooses)."""
     heldout = None if config.heldout is None else Trace.load_all(config.heldout)
     traces = (
         await load_stored_traces(memory) if config.traces is None else Trace.load_all(config.traces)
