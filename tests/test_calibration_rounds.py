@@ -18,12 +18,11 @@ from flattered_world import (
     flattered_traces,
     record_flattered,
     transition,
-    unscored,
 )
 from reflact import MemoryStore
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.config import CalibratorSettings
-from reflact.calibration.critic import Critic, CriticReply
+from reflact.calibration.critic import CriticReply
 from reflact.errors import DataError
 from reflact.memory.models import ContrastPair, Evaluation, Provenance
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
@@ -64,32 +63,6 @@ async def test_the_loop_is_closed(tmp_path: Path) -> None:
         assert {one.pair.provenance.trace_id for one in promoted} <= {trace.id for trace in learn}
         shown = [call.prompt.messages[-1].content for call in llm.calls[-100:]]
         assert any(CLAIM in text and "credit_for_intention" in text for text in shown)
-
-
-@pytest.mark.parametrize("keep", [(), (1,)], ids=["no score", "some scores"])
-async def test_labelled_logs_are_scored_before_pairs_are_made(keep: tuple[int, ...]) -> None:
-    """Runs without recorded scores teach what the same runs with the critic's scores teach; each step is asked once."""
-    critic, held_out = Critic(flattered()), flattered_traces("held out", 40)
-    logs = flattered_traces("learn", 40)
-    scored = [
-        trace.add_evaluations(
-            {
-                event.step: (await critic.score(event.transition, purpose=trace.purpose)).evaluation
-                for event in trace.events
-            }
-        )
-        for trace in logs
-    ]
-    logs = [unscored(trace, keep=keep) for trace in scored]
-    memories, models = (ListMemory(), ListMemory()), (flattered(), flattered())
-    reports = [
-        await Calibrator(llm, memory, settings=SETTINGS).calibrate(traces, heldout=held_out)
-        for llm, memory, traces in zip(models, memories, (logs, scored), strict=True)
-    ]
-    assert reports[0].n_promoted == reports[1].n_promoted > 0
-    assert memories[0].stored.keys() == memories[1].stored.keys(), "the pairs are the same"
-    assert any(one.pair.construction == "observed" for one in memories[0].stored.values())
-    assert len(models[0].calls) - len(models[1].calls) == 40 * (2 - len(keep))
 
 
 @pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "learned from"])

@@ -54,17 +54,6 @@ def test_what_is_held_out_tests_and_is_never_learned_from() -> None:
     assert {mark for test in memory.booked for mark in test.content_fingerprints or ()} <= marks
 
 
-def test_the_newest_held_out_traces_test() -> None:
-    """Of more traces than are scored those count that came last, whatever they are called."""
-    first = name_traces("learn", 4, letter="l")
-    order = sorted(name_traces("hold_out", 60, letter="t"), reverse=True)
-    memory, _ = worked_on([record_flattered(name) for name in (*order, *first)], settings(most=25))
-    (test,) = memory.booked
-    assert set(test.content_fingerprints or ()) == {
-        record_flattered(name).recording.fingerprint for name in order[-25:]
-    }
-
-
 def test_copies_beside_an_agent_are_one_trace() -> None:
     """Thirty recordings of one run are no thirty traces to test on."""
     held, others = name_traces("hold_out", 30, letter="t"), name_traces("learn", 8, letter="l")

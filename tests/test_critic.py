@@ -15,7 +15,7 @@ from reflact import Calibrator, Critic
 from reflact.calibration.critic import CRITIC_SCOPE, CriticReply
 from reflact.calibration.transition_view import estimate_tokens
 from reflact.config.critic import CriticSettings
-from reflact.errors import ConfigError, ProviderDown, ReplyError
+from reflact.errors import ConfigError, ReplyError
 from reflact.llm import ModelConfig
 from reflact.memory.models import Action, Scope, Transition
 from reflact.memory.store import MemoryStore
@@ -86,15 +86,6 @@ async def test_invented_evidence_is_asked_again_and_then_counts_nothing() -> Non
     assert (score.evaluation.delta, score.evaluation.confidence) == (0, 0.2)
     assert score.applied_guards == ("invented_evidence",)
     assert score.raw.delta == 3
-
-
-async def test_errors_of_the_model_are_passed_on_and_not_kept() -> None:
-    """A provider that is down is an error each time, until it is up."""
-    llm = answering(ProviderDown("down"), reply())
-    critic = Critic(llm)
-    with pytest.raises(ProviderDown):
-        await critic.score(PAID, purpose=PURPOSE)
-    assert (await critic.score(PAID, purpose=PURPOSE)).evaluation.delta == 3
 
 
 async def test_the_median_of_several_samples_counts() -> None:

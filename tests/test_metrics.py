@@ -70,18 +70,6 @@ STEPS = st.lists(
 )
 
 
-def test_error_and_bias() -> None:
-    """Errors are absolute, the bias keeps its sign, and the constant predictor says the median."""
-    assert compute_metrics([]) is None
-    steps = [scored("a", 0, (0, 2), (0, 5)), scored("a", 1, (2, 4), (5, 3)), scored("b", 0, (0, 0), (0, 1))]
-    found = measure(*steps)
-    assert (found.n_traces, found.n_transitions) == (2, 3)
-    assert found.error.value == pytest.approx(5 / 3)
-    assert found.bias.value == pytest.approx(1.0)
-    assert found.constant.progress == 2
-    assert found.constant.error == pytest.approx(4 / 3)
-
-
 @pytest.mark.parametrize(
     ("steps", "found"),
     [

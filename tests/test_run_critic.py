@@ -270,18 +270,13 @@ def test_what_is_promoted_after_the_start_does_not_change_the_run(world: Path) -
     ("overrides", "words"),
     [
         (["models.critic.model=''"], "models.critic.model is required for environment.grader: critic"),
-        (
-            ["models.critic.model=''", "environment.grader=exact", "critic.annotate=true"],
-            "models.critic.model is required for critic.annotate",
-        ),
         (["critic.memory=nowhere.db"], "critic.memory: there is no file"),
-        (["critic.pass_threshold=11"], "critic.pass_threshold"),
         (
             ["budget.max_tokens=100", "models.target.max_tokens=9", "models.optimizer.max_tokens=9"],
             "budget.max_tokens needs models.critic.max_tokens",
         ),
     ],
-    ids=["no model to grade", "no model for notes", "no memory", "off the scale", "no cap"],
+    ids=["no model to grade", "no memory", "no cap"],
 )
 def test_what_is_wrong_is_one_sentence(world: Path, overrides: list[str], words: str) -> None:
     """A missing role, memory or cap ends with code 2 and names the key."""

@@ -15,7 +15,6 @@ import pytest
 
 import critic_world
 from critic_world import EQUAL, World, pair, store_of, transition
-from memory_pairs import promote
 from reflact.calibration.critic import CRITIC_SCOPE, Critic
 from reflact.calibration.transition_view import TransitionView, estimate_tokens
 from reflact.calibration.worked_examples import (
@@ -24,8 +23,7 @@ from reflact.calibration.worked_examples import (
     show_examples,
 )
 from reflact.memory.cards import is_visible_to
-from reflact.memory.models import MISTAKE_KINDS, Action, ContrastPair, Evaluation, Transition
-from reflact.memory.store import MemoryStore
+from reflact.memory.models import MISTAKE_KINDS, ContrastPair, Evaluation
 from reflact.testing import ScriptedLLM
 
 
@@ -125,33 +123,6 @@ async def test_the_very_transition_is_never_shown() -> None:
     critic = Critic(llm, memory=store_of(same))
     assert (await critic.score(same.transition, purpose="Ship it.")).pair_ids == ()
     assert (await critic.score(same.transition, purpose="Pay it.")).pair_ids == (same.id,)
-
-
-@pytest.mark.parametrize("given", [(), (1,), (1, 2)])
-async def test_given_pairs_are_the_only_ones(given: tuple[int, ...]) -> None:
-    """A replay test says what is shown: the memory is not asked, status and scope do not matter."""
-    memory = store_of(pair(Random(9)).model_copy(update={"scope": CRITIC_SCOPE}))
-    pairs: list[ContrastPair] = [pair(Random(seed)) for seed in given]
-    llm = ScriptedLLM(lambda *_: EQUAL)
-    score = await Critic(llm, memory=memory).score(transition(Random(4)), purpose="p", pairs=pairs)
-    assert set(score.pair_ids) == {one.id for one in pairs}
-    assert memory.asked == []
-    assert llm.calls[0].prompt.messages[1].content.startswith(EXAMPLES_HEADER) is bool(given)
-
-
-async def test_a_real_store_is_read_by_the_next_score(tmp_path: Path) -> None:
-    """What one opening of a store promotes on evidence, the next score through another one shows."""
-    asked = Transition(before="Draft.", action=Action(name="send"), after="Draft. Sent: yes")
-    promoted, waiting = (pair(Random(n)).model_copy(update={"scope": CRITIC_SCOPE}) for n in (1, 2))
-    one, other = (MemoryStore(tmp_path / "memory.db", scan=lambda _: None) for _ in range(2))
-    async with one as mine, other as theirs:
-        critic = Critic(ScriptedLLM(lambda *_: EQUAL), memory=theirs)
-        for submitted in (promoted, waiting):
-            await mine.submit(submitted)
-        assert (await critic.score(asked, purpose="Send it.")).pair_ids == ()
-        await promote(mine, [promoted])
-        assert (await critic.score(asked, purpose="Send it.")).pair_ids == (promoted.id,)
-        assert (await (await critic.pin()).score(asked, purpose="Send it.")).pair_ids == (promoted.id,)
 
 
 async def test_what_was_tested_is_what_scores() -> None:

@@ -106,8 +106,7 @@ class CalibrationLoop:
         self._tester = PromotionTester(runtime.scorer, runtime.store)
         self.generator = PairGenerator(runtime)
 
-    # ------------------------------------------------------------------------------------ a
-    # calibration
+    # -------------------------------------------------------------------------------- a calibration
 
     async def open(
         self,
@@ -356,8 +355,7 @@ class CalibrationLoop:
             history=state.history if measurement is None else (*state.history, measurement),
         )
 
-    # ------------------------------------------------------------------------------------ testing
-    # pairs
+    # ---------------------------------------------------------------------------------------- tests
 
     async def test_batch(
         self,
@@ -406,8 +404,7 @@ class CalibrationLoop:
             )
         )
 
-    # ------------------------------------------------------------------------------------ before a
-    # calibration
+    # ------------------------------------------------------------------------------------- estimate
 
     def count_calls(
         self, start: CalibrationStart, anchors: Sequence[ContrastPair], *, max_reasks: int

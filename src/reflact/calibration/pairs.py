@@ -105,8 +105,7 @@ class StepToContrast(NamedTuple):
         return (self.right,) if own is None else (own, self.right)
 
 
-# ------------------------------------------------------------------------------------ the right
-# side
+# --------------------------------------------------------------------------------------- right side
 
 
 def find_reference(event: ScoreEvent) -> Evaluation | None:
@@ -173,8 +172,7 @@ def _is_quotable(quote: str, text: str, action: Action) -> bool:
     return not QuotableTexts(view).find_invented([quote])
 
 
-# ------------------------------------------------------------------------------------ the wrong
-# side
+# --------------------------------------------------------------------------------------- wrong side
 
 
 def pairs_of(step: StepToContrast) -> tuple[ContrastPair, ...]:
@@ -309,8 +307,7 @@ def _hide_changes(before: JsonValue, after: JsonValue) -> JsonValue:
     return {name: before[name] if name in same else HIDDEN_TEXT for name in names}
 
 
-# ------------------------------------------------------------------------------------ which steps
-# and pairs
+# ---------------------------------------------------------------------------------------- selection
 
 
 def select_events(events: Iterable[ScoreEvent], *, min_delta: float) -> tuple[ScoreEvent, ...]:
