@@ -110,11 +110,6 @@ SCOPES = (
     Scope(roles=("critic",), user="alice"),
     Scope(task_categories=("shop",)),
 )
-ASKING = (
-    CRITIC_SCOPE,
-    Scope(roles=("critic",), tools=("browser", "shell")),
-    Scope(roles=("critic",), user="alice"),
-)
 EQUAL = {"reasoning": "r", "evidence": [], "phi_before": 1, "phi_after": 1, "confidence": 1}
 """What a critic says who sees no change."""
 
@@ -197,7 +192,6 @@ class World:
     def __init__(self, seed: int) -> None:
         random = Random(seed)
         self.purpose, self.transition = text(random), transition(random)
-        self.scope = random.choice(ASKING)
         pairs = [pair(random) for _ in range(random.randrange(12))]
         pairs += [pair(random, self.purpose, self.transition) for _ in range(random.randrange(2))]
         pairs += [
@@ -219,7 +213,7 @@ class World:
         llm = ScriptedLLM(lambda *_: EQUAL)
         memory: Any = Shelf(self.stored if order is None else order)
         critic = Critic(llm, memory=memory, settings=self.settings, prompts=BOOK)
-        score = await critic.score(self.transition, purpose=self.purpose, scope=self.scope)
+        score = await critic.score(self.transition, purpose=self.purpose)
         (call,) = llm.calls
         return call.prompt, score
 

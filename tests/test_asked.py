@@ -7,20 +7,18 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
-from critic_world import PURPOSE, KnowingJudge, evaluation, event, mistaken
+from critic_world import PURPOSE, KnowingJudge, event, mistaken
 from doubles import Endpoint, completion, config, connected
 from reflact.calibration.asked import (
     KNOWN_MISTAKES,
     DroppedCandidate,
-    Mistake,
     MistakenReply,
     ask_for_pair,
     compute_reach,
 )
-from reflact.calibration.pairs import DistanceBand, StepToContrast, find_reference
+from reflact.calibration.pairs import StepToContrast, find_reference
 from reflact.errors import ContextOverflow, ProviderDown
 from reflact.memory.models import ContrastPair, Label
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
@@ -153,27 +151,3 @@ async def test_a_bad_reply_costs_one_more_call_and_one_that_stays_bad_is_a_drop(
     assert isinstance(drop, DroppedCandidate)
     assert (drop.reason, len(stubborn.requests)) == ("bad_reply", 2)
     assert BAD[kind][1] in drop.explanation
-
-
-@given(
-    low=PROGRESS,
-    high=PROGRESS,
-    nearest=st.floats(0.1, 5),
-    width=st.floats(0, 5),
-    mistake=st.sampled_from((*KNOWN_MISTAKES, Mistake(name="own", description="d"))),
-)
-def test_a_mistake_reaches_what_is_on_the_scale_and_far_enough(
-    low: float, high: float, *, nearest: float, width: float, mistake: Mistake
-) -> None:
-    """Every number within reach lies on the scale, at least ``nearest`` away and at most ``farthest``."""
-    found = compute_reach(mistake, evaluation(low, high), band=DistanceBand(nearest, nearest + width))
-    if found is None:
-        assert high + nearest > 10 or high - nearest < 0
-        return
-    assert 0 <= found.low <= found.high <= 10
-    for number in (found.low, found.high):
-        assert nearest - 1e-6 <= abs(number - high) <= nearest + width + 1e-6
-    if mistake.direction == "too_high":
-        assert found.low > high
-    if mistake.name == "ignored_evidence":
-        assert (found.high < high) == (high > low)

@@ -280,15 +280,6 @@ async def test_pairs_of_one_trace_come_as_they_are_stored() -> None:
     assert len(seen) == 2
 
 
-async def test_awaited_work_raises() -> None:
-    """Who waits for a round, or iterates over pairs, gets the error itself."""
-    calibrator = Calibrator(raising(ProviderDown("the endpoint is down")), ListMemory(), settings=settings())
-    with pytest.raises(ProviderDown, match="down"):
-        await calibrator.calibrate([record_flattered("t", claims=[False])], heldout=[], allow_untested=True)
-    with pytest.raises(ProviderDown, match="down"):
-        [pair async for pair in calibrator.stream_pairs(record_flattered("u", claims=[False]))]
-
-
 PAGE = Path(__file__).parents[1] / "docs" / "calibration.md"
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from critic_world import PURPOSE, evaluation, event
+from critic_world import PURPOSE, event
 from memory_pairs import make_pair
 from reflact.calibration.guards import QuotableTexts
 from reflact.calibration.pairs import (
@@ -18,7 +18,6 @@ from reflact.calibration.pairs import (
     DistanceBand,
     StepToContrast,
     choose_batch,
-    classify_error,
     find_reference,
     pairs_of,
     select_events,
@@ -96,24 +95,6 @@ def test_what_does_not_apply_is_left_out() -> None:
     assert set(ways(event(before=6, after=2))) == {"no_effect", "progress_reversed", "evidence_withdrawn"}
     assert ways(event(), DistanceBand(1, 2)) == {}
     assert set(ways(event(after=3.5), DistanceBand(1, 2))) == set(ways(event()))
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong", "kind"),
-    [
-        ((2, 2), 5, "credit_for_intention"),
-        ((4, 2), 5, "credit_for_intention"),
-        ((2, 4), 9, "inflated_score"),
-        ((2, 6), 3, "ignored_evidence"),
-    ],
-)
-def test_an_observed_mistake_has_a_kind(right: tuple[float, float], wrong: float, kind: str) -> None:
-    """Too high without progress, too high with it, too low: each is a kind of its own."""
-    assert classify_error(evaluation(right[0], wrong), evaluation(*right)) == kind
-    one = event(before=right[0], after=right[1], said=(right[0], wrong), changed=right[0] != right[1])
-    observed = ways(one)["observed"]
-    found = (observed.mistake, observed.right.progress_after, observed.wrong.progress_after)
-    assert found == (kind, right[1], wrong)
 
 
 def unscored(**fields: Any) -> ScoreEvent:

@@ -43,14 +43,14 @@ async def test_random_stores_and_budgets(thorough: bool) -> None:
         assert estimate_tokens(whole.text) <= settings.example_tokens
         assert len(pairs) == len(set(score.pair_ids)) <= settings.max_examples
         assert all(by_id[pair_id].status == "promoted" for pair_id in score.pair_ids)
-        assert all(is_visible_to(one.scope, world.scope) for one in pairs)
+        assert all(is_visible_to(one.scope, CRITIC_SCOPE) for one in pairs)
         assert not any((one.purpose, one.transition) == (world.purpose, world.transition) for one in pairs)
         user = prompt.messages[1].content
         assert user.startswith(f"{whole.text}\n\n<purpose" if pairs else "<purpose")
         assert EXAMPLES_HEADER not in user.removeprefix(EXAMPLES_HEADER)
         shown += len(pairs)
         passed_over += len(by_id) - len(pairs)
-    assert shown > n_worlds / 2
+    assert shown > n_worlds / 3
     assert passed_over > n_worlds
 
 

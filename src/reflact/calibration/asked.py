@@ -71,7 +71,7 @@ KNOWN_MISTAKES: Final = (
 HARDER_HINT = "It must be hard to notice: the judge sounds careful and names real details."
 
 # Why a candidate became no pair; ``docs/calibration.md`` explains each.
-DropReason = Literal["bad_reply", "too_long", "judged_wrong"]
+DropReason = Literal["bad_reply", "too_long", "judged_wrong", "known"]
 
 
 class DroppedCandidate(FrozenModel):

@@ -38,7 +38,7 @@ from reflact.types import canonical_json, digest_json, digest_text
 if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
 
-# Which pairs a critic sees if its caller names no scope.
+# Which pairs a critic sees.
 CRITIC_SCOPE = Scope(roles=("critic",))
 
 CRITIC_PROMPT = "critic"
@@ -176,12 +176,9 @@ class Critic:
 
     def pin_to(self, pairs: Sequence[ContrastPair]) -> Critic:
         """Return a critic that chooses its worked examples from these pairs alone."""
-        critic = Critic(
-            self._llm,
-            settings=self._settings,
-            prompts=self._prompts,
-            count_tokens=self._count_tokens,
-        )
+        critic = copy(self)
+        critic._memory = None
+        critic._scores = {}
         by_id = {pair.id: pair for pair in pairs}
         critic._pinned_pairs = tuple(by_id[pair_id] for pair_id in sorted(by_id))
         return critic
@@ -193,23 +190,21 @@ class Critic:
         critic._scores = {}
         return critic
 
-    async def pin(self, *, scope: Scope = CRITIC_SCOPE) -> Critic:
-        """Return a critic pinned to what is promoted now for a scope, or to what this one is pinned
-        to.
+    async def pin(self) -> Critic:
+        """Return a critic pinned to what is promoted now, or to what this one is pinned to.
 
         Raises:
             StoreError: The memory cannot be read.
         """
         if self._pinned_pairs is not None:
             return self.pin_to(self._pinned_pairs)
-        return self.pin_to(await self._load_pairs(scope))
+        return self.pin_to(await self._load_pairs())
 
     async def score(
         self,
         transition: Transition,
         *,
         purpose: str,
-        scope: Scope = CRITIC_SCOPE,
         pairs: Sequence[ContrastPair] | None = None,
         trial: int = 0,
         progress_before: Progress | None = None,
@@ -219,9 +214,8 @@ class Critic:
         Args:
             transition: What is judged.
             purpose: What the agent is to achieve.
-            scope: Whose cards count.
-            pairs: None: the promoted ones of the memory in scope. Else these alone, whatever their
-                status and scope; ``()`` is none.
+            pairs: None: the promoted ones of the memory. Else these alone, whatever their status
+                and scope; ``()`` is none.
             trial: Equal questions of another trial are independent samples.
             progress_before: What the state before is worth by definition, whatever the model says.
                 None: the model says.
@@ -231,7 +225,7 @@ class Critic:
             StoreError: The memory cannot be read.
         """
         if pairs is None:
-            pairs = await self._load_pairs(scope)
+            pairs = await self._load_pairs()
         step = _StepToScore(TransitionView(transition), purpose, trial, progress_before)
         step_hash = digest_text(f"[{canonical_json(purpose)},{transition.canonical_json}]")
         examples = self._choose_examples(step, pairs)
@@ -245,11 +239,13 @@ class Critic:
             self._scores[key] = score
         return score
 
-    async def _load_pairs(self, scope: Scope) -> tuple[ContrastPair, ...]:
+    async def _load_pairs(self) -> tuple[ContrastPair, ...]:
         """Return all pairs that may be shown."""
         if self._pinned_pairs is not None:
-            return tuple(pair for pair in self._pinned_pairs if is_visible_to(pair.scope, scope))
-        return () if self._memory is None else await self._memory.promoted_pairs(scope)
+            return tuple(
+                pair for pair in self._pinned_pairs if is_visible_to(pair.scope, CRITIC_SCOPE)
+            )
+        return () if self._memory is None else await self._memory.promoted_pairs(CRITIC_SCOPE)
 
     def _choose_examples(self, step: _StepToScore, pairs: Sequence[ContrastPair]) -> ShownExamples:
         """Return the worked examples of a step."""

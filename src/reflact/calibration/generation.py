@@ -147,7 +147,7 @@ class PairGenerator:
             }
             missing = [one for trace_id, one in drawn if trace_id == trace.id]
             generated = await self._store_candidates(
-                [*ready.values(), *missing], plan, on_pair=on_pair
+                [*ready.values(), *missing], plan, known_pair_ids=known_pair_ids, on_pair=on_pair
             )
             self._emit_pairs_generated(trace, generated)
             return generated
@@ -212,6 +212,7 @@ class PairGenerator:
         candidates: Sequence[ContrastPair | AskedMistake],
         plan: RoundPlan,
         *,
+        known_pair_ids: Collection[str],
         on_pair: PairCallback | None,
     ) -> GeneratedPairs:
         submissions: list[Submission] = []
@@ -230,6 +231,13 @@ class PairGenerator:
                     round_number=plan.number,
                     state_tokens=self._runtime.scorer.critic.settings.state_tokens,
                 )
+                if isinstance(made, ContrastPair) and made.id in known_pair_ids:
+                    made = DroppedCandidate(
+                        reason="known",
+                        explanation="the pair was there before",
+                        step=candidate.step.event.step,
+                        mistake=candidate.mistake.name,
+                    )
             if isinstance(made, ContrastPair):
                 await checkpoint()  # the next call goes out before this pair is scanned and written
                 submissions.append(await self._store.submit(made, created_by=CREATED_BY))

@@ -126,18 +126,6 @@ class CalibrationReport(ShortReprModel):
     n_invalid: int = 0
     is_earlier_result: bool = False
 
-    def __repr__(self) -> str:
-        before = self.held_out.before
-        after = self.held_out.after
-        error = ""
-        if before is not None and after is not None:
-            error = f", error={before.error.value:.3g} -> {after.error.value:.3g}"
-        return (
-            f"CalibrationReport(rounds={self.n_rounds}, candidates={self.n_candidates}, "
-            f"pairs={self.n_pairs}, tests={len(self.tests)}, promoted={self.n_promoted}{error}, "
-            f"calls={self.usage.calls})"
-        )
-
     @property
     def n_pairs(self) -> int:
         """Pairs that were kept."""
