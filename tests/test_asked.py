@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import strategies as st
 
 from critic_world import PURPOSE, KnowingJudge, event, mistaken
 from doubles import Endpoint, completion, config, connected
@@ -27,7 +26,6 @@ from reflact.protocols import LLM
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 
-PROGRESS = st.floats(0, 10)
 INFLATED = KNOWN_MISTAKES[1]
 PROMPTS = load_prompts()
 

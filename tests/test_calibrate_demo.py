@@ -59,22 +59,3 @@ def test_the_report_is_the_recorded_one_and_no_endpoint_is_asked(tmp_path: Path)
     assert "127.0.0.1:9/" in found
     moved = found.replace("127.0.0.1:9/", "127.0.0.1:8123/")
     assert CalibrationReport.model_validate_json(moved) == recorded()
-
-
-def test_a_changed_prompt_is_a_miss_that_names_it(tmp_path: Path) -> None:
-    """The cassette holds no answer to a critic that is asked in other words; the difference is shown."""
-    prompts = tmp_path / "prompts"
-    (prompts / "critic").mkdir(parents=True)
-    text = (find_data_folder("prompts") / "critic" / "v1.md").read_text(encoding="utf-8")
-    changed = text.replace("version: 1", "version: 99").replace(
-        "You judge one step", "You rate\u202e one step"
-    )
-    (prompts / "critic" / "v99.md").write_text(changed, encoding="utf-8")
-    folder = f"prompts.folder={json.dumps(str(prompts))}"
-    said = calibrate(tmp_path / "memory.db", folder, "prompts.versions={critic: 99}")
-    sentence, *difference = said.splitlines()[-6:]
-    assert sentence.startswith("error: the cassette ")
-    assert "holds no answer to this request (score, critic/score/" in sentence
-    assert difference[:2] == ["--- recorded", "+++ asked"]
-    assert difference[3].startswith('-   "content": "You judge one step ')
-    assert difference[4].startswith(r'+   "content": "You rate\u202e one step ')

@@ -26,7 +26,6 @@ PAID = Transition(
     action=Action(name="pay", arguments={"amount": 3}),
     after={"status": "paid", "mails": 0},
 )
-STILL = Transition(before="Nothing.", action=Action(name="say", arguments="Done!"), after="Nothing.")
 PURPOSE = "The order is paid."
 
 

@@ -40,16 +40,6 @@ def test_the_weakest_kind_gets_most_and_every_kind_something() -> None:
     assert sum(shares.values()) == pytest.approx(1)
 
 
-def test_contrasts_get_subtler_from_round_to_round() -> None:
-    """The largest distance shrinks towards the margin and stays wide enough to be met."""
-    rising = [measured(n / 10) for n in range(9)]
-    plans = [plan_after(*rising[: n + 1]) for n in range(8)]
-    widths = [plan.band.farthest - plan.band.nearest for plan in plans if plan is not None]
-    assert widths == sorted(widths, reverse=True)
-    assert widths[:3] == [9, 4.5, 2.25]
-    assert min(widths) == 0.5
-
-
 @pytest.mark.parametrize(
     ("accuracies", "errors", "is_over"),
     [

@@ -283,20 +283,3 @@ def test_what_is_wrong_is_one_sentence(world: Path, overrides: list[str], words:
     options = [part for one in overrides for part in ("--set", one)]
     result = reflact("train", configured(world, URL), *options)
     assert_refused(result, words)
-
-
-@pytest.mark.parametrize("part", [({"grader": "critic"}, {}), NOTES], ids=["grading", "notes"])
-def test_the_calls_of_the_critic_are_foreseen(world: Path, part: tuple[dict[str, Any], ...]) -> None:
-    """A dry run has a row for them that holds what the run then takes, and writes nothing."""
-    environment, critic = part
-    with playing() as (model, url):
-        path = configured(
-            world, url, environment=environment, critic={**critic, "max_anchors": 2, "n_samples": 2}
-        )
-        shown = reflact("train", path, "--dry-run")
-        assert shown.exit_code == 0, shown.output
-        assert not (world.parent / "run").exists()
-        assert reflact("train", path).exit_code == 0
-    (row,) = (line.split() for line in shown.stdout.splitlines() if line.split()[:1] == ["critic"])
-    assert row[1] == "score"
-    assert 0 < len(model.scored) <= 1.5 * int(row[2].replace(",", ""))

@@ -41,7 +41,6 @@ def trace(name: str, *sources: LabelSource | None, purpose: str = "Wait.") -> Tr
 
 NAMES = [f"t{n}" for n in range(200)]
 BY_TRACE = HoldoutRule(SLICES, "trace")
-LEARNED = {name for name in NAMES if not BY_TRACE.is_held_out(name, "p")}
 
 
 def copy_of(recording: Trace, name: str) -> Trace:

@@ -27,8 +27,6 @@ from reflact.memory.models import (
 from reflact.memory.store import MemoryStore
 from reflact.types import canonical_json
 
-TRACES = sorted((Path(__file__).parent.parent / "fixtures" / "calibration" / "traces").rglob("*.jsonl"))
-
 PURPOSE = "Ship the order."
 LOW = Evaluation(progress_before=0, progress_after=0, reasoning="Nothing yet.", confidence=0.9)
 HIGH = Evaluation(progress_before=2, progress_after=6, reasoning="It is paid.", evidence=("paid",))
@@ -206,19 +204,6 @@ def test_two_traces_of_one_file_do_not_erase_each_other(path: Path) -> None:
         mine.record(step(), LOW)
     assert Trace.load(path).events == theirs.events
     assert len(mine.events) == 3
-
-
-@pytest.mark.parametrize("read", [Trace.load, Trace.resume])
-def test_a_file_without_a_purpose_says_so(path: Path, read: Callable[[Path], Trace]) -> None:
-    """The error names the file and what to write where, and that is enough to read it."""
-    Trace("Ship the order.", id="t", path=path).record(step())
-    lines = path.read_text(encoding="ascii").splitlines()
-    header = json.dumps({**json.loads(lines[0]), "purpose": " "})
-    path.write_text("\n".join([header, *lines[1:], ""]), encoding="ascii")
-    with pytest.raises(DataError, match=r"t\.jsonl: the trace has no purpose; write into `purpose`"):
-        read(path)
-    path.write_text("\n".join([header.replace('" "', '"Ship it."'), *lines[1:], ""]), encoding="ascii")
-    assert read(path).purpose == "Ship it."
 
 
 def reached(phi: float, source: LabelSource = "program") -> Label:

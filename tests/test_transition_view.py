@@ -17,14 +17,6 @@ from reflact.calibration.transition_view import (
     truncate_to_tokens,
 )
 
-VALUES: st.SearchStrategy[JsonValue] = st.recursive(
-    st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["", "a", "b\nc", "\ud800"]),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["a", "b c", "state"]), inner)
-    ),
-    max_leaves=12,
-)
-
 
 @pytest.mark.parametrize(
     ("before", "after", "lines"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 
@@ -11,7 +10,6 @@ import anyio.lowlevel
 import pytest
 
 from calibration_memory import ListMemory
-from doubles import PROMPT, Endpoint, completion, connected
 from flattered_world import (
     PURPOSE,
     answer,
@@ -21,36 +19,18 @@ from flattered_world import (
     unscored,
 )
 from reflact import Calibrator, Critic
-from reflact.calibration.asked import JudgeReply
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.critic import CriticReply
 from reflact.calibration.events import CalibrationEvent, CalibratorStopped
 from reflact.calibration.labeled_steps import MAX_FIRST_FAILURES
 from reflact.calibration.report import CalibrationReport
-from reflact.calibration.usage import Consumption, CountingLLM, UsageLedger
 from reflact.errors import ReplyError, RunFailed
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.records import Usage
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 
-COMPARISON = CallId(role="judge", purpose="compare")
-GOOD = json.dumps({"reasoning": "By the states.", "better": "first"})
-ONE = Usage(calls=1, input_tokens=10, cached_tokens=4, output_tokens=3)
 SETTINGS = CalibratorSettings(pairs_per_step=2, concurrency=2, max_rounds=1)
-
-
-async def test_replies_that_were_refused_count() -> None:
-    """A valid reply after a refused one took two calls; a question without any took all its attempts."""
-    endpoint = Endpoint(completion("?"), completion(GOOD), *[completion("?")] * 3)
-    ledger = UsageLedger()
-    async with connected(endpoint) as client:
-        counted = CountingLLM(client, ledger)
-        await counted.ask(PROMPT, JudgeReply, call_id=COMPARISON)
-        with pytest.raises(ReplyError):
-            await counted.ask(PROMPT, JudgeReply, call_id=COMPARISON.model_copy(update={"trial": 1}))
-    five = ONE + ONE + ONE + ONE + ONE
-    assert ledger.total == Consumption(n_questions=2, n_unanswered=1, n_invalid=4, usage=five)
 
 
 async def test_the_calls_of_a_critic_that_is_passed_in_count_and_wait_for_a_slot() -> None:
