@@ -1,6 +1,4 @@
-"""The configuration of ``reflact calibrate``: typed sections with strict keys, like a training
-run's.
-"""
+"""The configuration of ``reflact calibrate``: typed sections with strict keys."""
 
 from __future__ import annotations
 

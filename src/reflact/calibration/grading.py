@@ -105,9 +105,7 @@ class CriticGrader:
 
     @property
     def identity(self) -> JsonValue:
-        """The critic with its snapshot, the threshold and the purpose: all that a score
-        depends on.
-        """
+        """The critic with its snapshot, the threshold and the purpose."""
         return {
             "grader": "critic",
             "critic": self.scored_by.identity,

@@ -312,7 +312,7 @@ def _read_source(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
     """Return the traces of a source, or the lines of an export."""
     import json
 
-    from reflact.calibration.trace import Trace, refuse_foreign_format
+    from reflact.calibration.trace import Trace
 
     if source.is_dir():
         return Trace.load_all(source), []
@@ -324,11 +324,9 @@ def _read_source(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
         first = json.loads(lines[0])
     except (ValueError, RecursionError):
         first = None
-    if isinstance(first, dict) and "trace" in first and "type" not in first:
-        return (Trace.load(source),), []
-    if not isinstance(first, dict) or "type" not in first:
-        refuse_foreign_format(source, "\n".join(lines).encode())
-    return (), lines
+    if isinstance(first, dict) and "type" in first:
+        return (), lines
+    return (Trace.load(source),), []
 
 
 async def _import_source(path: Path, traces: Sequence[Trace], lines: list[str]) -> ImportResult:

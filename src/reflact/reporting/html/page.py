@@ -231,13 +231,6 @@ def build_figure(caption: str, *charts: h.Element) -> h.Element:
     return h.figure[h.div(".charts")[charts], h.figcaption[caption]]
 
 
-def format_estimate(estimate: IntervalEstimate | None) -> h.Node:
-    """Return a figure with its interval, for a table; a dash if there is none."""
-    if estimate is None:
-        return "–"
-    return [format_number(estimate.value), " ", h.span(".interval")[format_interval(estimate)]]
-
-
 # ------------------------------------------------------------------------------------------- charts
 
 # How a mark looks: a hollow circle, or a filled diamond.
