@@ -33,7 +33,6 @@ DOORS = (
     "reflact.environments",
     "reflact.targets",
     "reflact.proposers",
-    "reflact.executors",
     "reflact.calibration",
     "reflact.calibration.events",
     "reflact.memory",

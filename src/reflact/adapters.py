@@ -716,19 +716,6 @@ def load_named_proposer(config: TrainerConfig) -> Proposer | None:
     return proposer
 
 
-def load_named_executor(config: TrainerConfig) -> AbstractAsyncContextManager[Any]:
-    """Return the executor that ``executor.name`` names, to be opened; raises as for a target."""
-    name = config.executor.name
-    hint = "; reflact's own executors are local and ray"
-    value = _load("executor.name", name, "reflact.executors", hint=hint)
-    opening = _call("executor", name, value, config.executor.options)
-    if not isinstance(opening, AbstractAsyncContextManager):
-        raise ConfigError(
-            f"executor.name: {name} must return an async context manager, which yields an executor"
-        )
-    return opening
-
-
 def _load(key: str, name: str, group: str, *, hint: str = "") -> Any:
     """Return the object behind ``module:name`` or the entry point of a group."""
     module, colon, attribute = name.partition(":")

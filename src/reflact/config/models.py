@@ -396,14 +396,11 @@ class TelemetryConfig(ConfigSection):
 class ExecutorConfig(ConfigSection):
     """Where the environment of a rollout runs; no result depends on it."""
 
-    name: str = changeable_field(
+    name: Literal["local", "ray"] = changeable_field(
         "local",
-        pattern=OBJECT_NAME,
         description="`local`: in the event loop; `ray`: in workers of Ray, on this machine or a "
-        "cluster. `module:name` imports a function that opens an executor. Any other name is an "
-        "entry point of the group `reflact.executors`.",
+        "cluster.",
     )
-    options: dict[str, JsonValue] = changeable_field({}, description="Arguments of that function.")
     workers: int | None = changeable_field(
         None,
         ge=1,
@@ -426,11 +423,6 @@ class ExecutorConfig(ConfigSection):
         description="Environment variables that workers get although their names look like those "
         "of secrets; never a model's key.",
     )
-
-    @field_validator("options")
-    @classmethod
-    def _check_options(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        return refuse_secrets(value)
 
 
 def _select_inherited(

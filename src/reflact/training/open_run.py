@@ -164,11 +164,9 @@ async def connect_run(
 
         environment = plan.environment
         if config.executor.name != "local":
-            from reflact.executors.environment import place_environment
+            from reflact.executors.ray import place_environment
 
-            placing = place_environment(
-                environment, config, target, named=overrides.environment is None
-            )
+            placing = place_environment(environment, config, target)
             environment = await stack.enter_async_context(placing)
         surround = partial(_surround_rollout, stop=stop, account=account, tracing=tracing)
 
