@@ -26,7 +26,7 @@ from reflact.data import DataSet
 from reflact.environments import DatasetEnvironment
 from reflact.errors import ConfigError, EnvironmentFailure, ReplyError
 from reflact.messages import CallId
-from reflact.processes.sandbox import can_confine, can_isolate
+from reflact.processes.sandbox import SCOPES_VERSION, can_confine, read_landlock_version
 from reflact.records import RunSummary, SkillComparison
 from reflact.targets import AgentRollout, CommandTarget, FunctionTarget
 from reflact.targets.agent_process import FOLDER_PREFIX, remove_stale_folders
@@ -267,7 +267,7 @@ async def test_a_confined_command_writes_in_its_folder_alone(tmp_path: Path) -> 
     assert await start(inside).reply("Say red") == "RED"
 
 
-@pytest.mark.skipif(not can_isolate(), reason="needs Landlock of Linux 6.12")
+@pytest.mark.skipif(not read_landlock_version() >= SCOPES_VERSION, reason="needs Landlock of Linux 6.12")
 @pytest.mark.parametrize("confine", [False, True])
 @pytest.mark.parametrize("command", ["cat /proc/{pid}/environ", "kill -0 {pid}", "kill -9 $PPID"])
 async def test_a_command_reaches_no_other_process(command: str, confine: bool) -> None:
@@ -280,7 +280,7 @@ async def test_a_command_reaches_no_other_process(command: str, confine: bool) -
 @pytest.mark.parametrize("version", [0, 2])
 def test_a_system_that_cannot_confine_says_so(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Landlock, or with one that lets files be truncated, a target that is to be confined is refused."""
-    monkeypatch.setattr("reflact.processes.sandbox._read_landlock_version", lambda: version)
+    monkeypatch.setattr("reflact.targets.command.read_landlock_version", lambda: version)
     with pytest.raises(
         ConfigError, match=r"this system cannot confine a command, because confine needs Linux 6\.2"
     ):

@@ -17,7 +17,7 @@ from unittest.mock import MagicMock, call
 
 import pytest
 
-from reflact.environments.graders import identify_function
+from reflact.environments.function_identity import identify_function
 from reflact.types import Item
 
 Function = Callable[..., Any]
@@ -158,7 +158,7 @@ def test_an_identity_is_the_same_in_every_process(tmp_path: Path) -> None:
     """Sets and texts have another order in each process; the digest has not."""
     source = "WORDS = {'a', 'b', 'c', 'd'}\ndef grade(item, answer):\n    return answer in WORDS or answer in {'e', 'f'}\n"
     (tmp_path / "own.py").write_text(source, encoding="utf-8")
-    code = "import own; from reflact.environments.graders import identify_function; print(identify_function(own.grade))"
+    code = "import own; from reflact.environments.function_identity import identify_function; print(identify_function(own.grade))"
     names = set()
     for seed in ("1", "2"):
         variables = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from doubles import check_beside_loop
+from reflact.environments.comparison import normalize, parse_number, tokenize
+from reflact.environments.function_identity import identify_function
 from reflact.environments.graders import (
     MAX_JSON_CHARS,
     ExactGrader,
@@ -31,11 +33,7 @@ from reflact.environments.graders import (
     RegexGrader,
     TokenF1Grader,
     apply_grader,
-    identify_function,
     identify_grader,
-    normalize,
-    parse_number,
-    tokenize,
 )
 from reflact.errors import DataError, EnvironmentFailure, InterfaceError
 from reflact.types import Grade, Item, Score

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Mapping, Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +36,14 @@ from reflact.environments.graders import (
     apply_grader,
     identify_grader,
     list_right_answers,
-    parse_number,
 )
+from reflact.environments.guess import find_joined_labels
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.protocols import Session
 from reflact.records import CriticDescription
 from reflact.types import Grade, Item, Split, canonical_json
 
 INPUT_VARIABLE = "{input}"
-
-# The mean length above which references are graded by the overlap of words.
-LONG_ANSWER_WORDS = 6
-
-FORGIVEN = "Case, spaces, quotes around it and punctuation at its end do not count."
-
-# A text that is read as a number and looks like a code, such as 00501 or 1E2.
-CODE = re.compile(r"[+-]?0\d.*|\d+E\d+", re.IGNORECASE)
 
 # The graders that need nothing but a reference.
 PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
@@ -66,11 +57,6 @@ PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
         JsonFieldsGrader,
     )
 }
-
-MAX_LABELS = 20
-
-# Answers are labels if there are at most so many, each used so often on average.
-LABEL_USES = 5
 
 
 class DatasetEnvironment:
@@ -206,37 +192,12 @@ def _check_references(grade: CheckedGrader[Any], data: DataSet) -> None:
         raise DataError(f"{reason}; the item's input begins with {begin!r}{more}")
 
     references = [item.reference for split in Split for item in data.items(split)]
-    joined = _find_joined_labels(grade, references)
+    joined = find_joined_labels(grade, references)
     if joined is not None:
         raise DataError(
             f"{grade.name} takes the references {joined[0]!r} and {joined[1]!r} for one: set "
             "environment.grader: exact, or write them alike if they mean the same"
         )
-
-
-def _is_labels(texts: Sequence[str]) -> bool:
-    """Whether the texts are a few ones that repeat, such as the names of classes."""
-    return 2 <= len(set(texts)) <= min(MAX_LABELS, len(texts) / LABEL_USES)
-
-
-def _find_joined_labels(
-    grade: CheckedGrader[Any], references: Sequence[JsonValue]
-) -> tuple[str, str] | None:
-    """Return two labels that a grader of texts takes for one, although only one of them is an
-    item's right answer.
-    """
-    texts = [text.strip() for text in _list_answers(references) if isinstance(text, str)]
-    if not isinstance(grade, NormalizedGrader | TokenF1Grader) or not _is_labels(texts):
-        return None
-    for one, other in combinations(sorted(set(texts)), 2):
-        if grade(Item(id="-", input="-", reference=one), other).score.soft == 1:
-            return one, other
-    return None
-
-
-def _list_answers(references: Sequence[JsonValue]) -> list[JsonValue]:
-    answers = [one for ref in references for one in (ref if isinstance(ref, list) else [ref])]
-    return [one for one in answers if one is not None and one != ""]
 
 
 def _show(value: JsonValue) -> str:
@@ -326,93 +287,6 @@ def find_grader(name: str) -> type[CheckedGrader[Any]]:
 
         return PythonGrader
     return PLAIN_GRADERS[name]
-
-
-def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
-    """Return the name of a grader that fits the references, and the reason; None if there
-    are none.
-    """
-    answers = _list_answers(references)
-    texts = [str(one) for one in answers]
-    numbers = [None if isinstance(one, bool) else parse_number(str(one)) for one in answers]
-    if not answers:
-        return None
-    if all(isinstance(one, dict) for one in answers):
-        if all(isinstance(one, dict) and {"tests", "stdout"} & one.keys() for one in answers):
-            guess = "python", "The references are tests or expected outputs of programs."
-        else:
-            guess = (
-                "json_fields",
-                "The references are objects: an answer needs their fields and values.",
-            )
-    elif None not in numbers:
-        guess = _choose_for_numbers(answers, numbers)
-    elif all(text.lstrip().lower().startswith(("select ", "with ")) for text in texts):
-        guess = "sql", "The references are queries: an answer must return the same rows."
-    elif _is_labels(texts):
-        guess = _choose_for_labels(texts)
-    elif sum(len(text.split()) for text in texts) > LONG_ANSWER_WORDS * len(texts):
-        guess = "token_f1", "The references are long: the score is the overlap of words."
-    elif all(_is_capitals(text) for text in texts):
-        guess = (
-            "exact",
-            "The letters of the references are capitals, as in codes, so an answer must be equal "
-            "to the letter.",
-        )
-    else:
-        guess = (
-            "normalized",
-            f"The references are short texts. {FORGIVEN} If that counts, choose exact.",
-        )
-    lists = " A list holds several right answers: one of them is enough."
-    has_choice = guess[0] != "python" and any(isinstance(ref, list) for ref in references)
-    return guess[0], guess[1] + (lists if has_choice else "")
-
-
-def _choose_for_labels(texts: Sequence[str]) -> tuple[str, str]:
-    words = (
-        f"The references are {len(set(texts))} labels: an answer must be the right one and "
-        "nothing else"
-    )
-    if all(map(_is_capitals, texts)):
-        return "exact", f"{words}, to the letter, because they are in capitals."
-    if (joined := _find_joined_labels(NormalizedGrader(), texts)) is not None:
-        return (
-            "exact",
-            f"{words}, to the letter, because {joined[0]} and {joined[1]} are nearly equal.",
-        )
-    return "normalized", f"{words}. {FORGIVEN}"
-
-
-def _choose_for_numbers(
-    answers: Sequence[JsonValue], numbers: Sequence[float | None]
-) -> tuple[str, str]:
-    """Return `exact` if a text is a code, or if two are the same number (3.1 and 3.10); else
-    `numeric`.
-    """
-    first: dict[float | None, str] = {}
-    for answer, number in zip(answers, numbers, strict=True):
-        plain = str(answer).strip().lstrip("+").replace(",", "")
-        is_other = first.setdefault(number, plain) != plain
-        if isinstance(answer, str) and (is_other or CODE.fullmatch(plain)):
-            words = (
-                f"References such as {plain} may be codes, so an answer must be equal to the "
-                "letter."
-            )
-            return "exact", f"{words} If they are numbers, choose numeric."
-    rounding = "" if all(isinstance(number, int) for number in numbers) else ", up to rounding,"
-    return (
-        "numeric",
-        f"The references are numbers: an answer must be that number{rounding} and nothing else.",
-    )
-
-
-def _is_capitals(text: str) -> bool:
-    """Whether most letters of a text are capitals, such as those of a code; a single letter is a
-    label.
-    """
-    letters = [letter for letter in text if letter.isalpha()]
-    return len(letters) > 1 and 2 * sum(letter.isupper() for letter in letters) > len(letters)
 
 
 def score_with_others(item: Item, answer: str) -> Mapping[str, float]:

@@ -23,7 +23,7 @@ from pydantic import JsonValue, ValidationError
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReplyError, SkillError
 from reflact.jsonutil import describe_problems, replace_surrogates
-from reflact.processes.sandbox import can_confine_writes
+from reflact.processes.sandbox import TRUNCATION_VERSION, read_landlock_version
 from reflact.protocols import Environment, RequestSender
 from reflact.skills.package import MAIN_FILE, build_package, load_skill
 from reflact.targets.agent_process import (
@@ -165,7 +165,7 @@ class CommandTarget:
             raise ConfigError(f"limits: {describe_problems(error)}") from error
         self.confine = confine
         self.preflight = preflight
-        if confine and not can_confine_writes():
+        if confine and read_landlock_version() < TRUNCATION_VERSION:
             raise ConfigError(
                 "this system cannot confine a command, because confine needs Linux 6.2 with "
                 "Landlock; leave confine out, and run reflact in a container"
