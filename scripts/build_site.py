@@ -32,6 +32,7 @@ DOORS = (
     "reflact.config",
     "reflact.environments",
     "reflact.targets",
+    "reflact.agents",
     "reflact.proposers",
     "reflact.calibration",
     "reflact.calibration.events",

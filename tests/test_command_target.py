@@ -20,6 +20,8 @@ import pytest
 
 from filled_schema import fill_schema
 from reflact import Trainer, read_run
+from reflact.agents.agent_process import FOLDER_PREFIX, remove_stale_folders
+from reflact.agents.supervisor import SupervisorReport, SupervisorRequest, build_command
 from reflact.config.models import ModelConfig
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet
@@ -29,8 +31,6 @@ from reflact.messages import CallId
 from reflact.processes.sandbox import SCOPES_VERSION, can_confine, read_landlock_version
 from reflact.records import RunSummary, SkillComparison
 from reflact.targets import AgentRollout, CommandTarget, FunctionTarget
-from reflact.targets.agent_process import FOLDER_PREFIX, remove_stale_folders
-from reflact.targets.supervisor import SupervisorReport, SupervisorRequest, build_command
 from reflact.testing import ScriptedLLM
 from reflact.training.check import SetupCheck, check_setup
 from reflact.training.plan import Overrides
@@ -173,19 +173,9 @@ async def test_a_command_is_recorded_and_replayed(tmp_path: Path) -> None:
     assert (replayed.best, replayed.status) == (recorded.best, "completed")
 
 
-async def test_a_skill_replaces_the_seed() -> None:
-    """The skill takes the place of the agent's instructions; if they are not there once, the rollout is unmeasured."""
-    replaced = start(CommandTarget(AGENT, seed="Be helpful."))
-    assert await replaced.reply("Say red") == "RED"
-    assert [turn.content for turn in replaced.turns] == ["Say red"]
-    with pytest.raises(EnvironmentFailure, match="has the seed 0 times instead of once"):
-        await start(CommandTarget(AGENT, seed="Be rude.")).reply("Say red")
-
-
 def test_a_command_begins_with_the_instructions_that_it_has(tmp_path: Path) -> None:
-    """The seed, or the file of the workspace that the skill replaces, is what a training begins with."""
+    """A training begins with the file of the workspace that the skill replaces."""
     (tmp_path / "AGENTS.md").write_text("Be brief.")
-    assert CommandTarget(AGENT, seed="Be helpful.").instructions == "Be helpful."
     assert CommandTarget(AGENT, skill_file="AGENTS.md", workspace=str(tmp_path)).instructions == "Be brief."
     assert not CommandTarget(AGENT, skill_file="OTHER.md", workspace=str(tmp_path)).instructions
     assert not CommandTarget(AGENT, skill_file="AGENTS.md").instructions
@@ -248,7 +238,7 @@ async def test_all_children_end_with_the_command() -> None:
 
 async def test_a_child_that_is_not_found_does_not_keep_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a command escapes its limits on a system that cannot isolate it, an open output does not keep the rollout."""
-    monkeypatch.setattr("reflact.targets.agent_process.sandbox.can_confine", lambda: False)
+    monkeypatch.setattr("reflact.agents.agent_process.sandbox.can_confine", lambda: False)
     escape = "setsid sleep 600 & echo $! >&2; kill -9 $PPID; sleep 600"
     with anyio.fail_after(60), pytest.raises(ReplyError, match="the command ended with -9") as caught:
         await start(CommandTarget(["sh", "-c", escape], skill_file="a")).reply("Say red")
@@ -280,7 +270,7 @@ async def test_a_command_reaches_no_other_process(command: str, confine: bool) -
 @pytest.mark.parametrize("version", [0, 2])
 def test_a_system_that_cannot_confine_says_so(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Landlock, or with one that lets files be truncated, a target that is to be confined is refused."""
-    monkeypatch.setattr("reflact.targets.command.read_landlock_version", lambda: version)
+    monkeypatch.setattr("reflact.agents.command.read_landlock_version", lambda: version)
     with pytest.raises(
         ConfigError, match=r"this system cannot confine a command, because confine needs Linux 6\.2"
     ):
@@ -348,7 +338,7 @@ def test_a_command_ends_if_reflact_is_killed(tmp_path: Path) -> None:
     program = f"""
 import anyio
 from pathlib import Path
-from reflact.targets.agent_process import CommandLimits, run_process
+from reflact.agents.agent_process import CommandLimits, run_process
 variables, folder = {dict(os.environ)!r}, Path({str(tmp_path)!r})
 command = ["sh", "-c", "setsid sleep 600 & echo $! $$ > pids.tmp; mv pids.tmp pids; sleep 600"]
 anyio.run(lambda: run_process(command, "", folder=folder, variables=variables, limits=CommandLimits(), confine=False))
@@ -415,7 +405,6 @@ async def test_no_key_reaches_a_command(
             {"skill_file": "AGENTS.md"},
             "no request of the agent has the skill.* it is in AGENTS.md of the rollout",
         ),
-        ({"seed": "Be rude."}, "has the seed 0 times instead of once"),
         (
             {"skill_file": "a/SKILL.md", "skill_name": "word-answers", "skill_description": "Answers."},
             "no request of the agent has the name of the skill, word-answers",
@@ -479,7 +468,7 @@ async def test_an_agent_that_fails_before_it_asks_hears_its_own_error_first() ->
     ):
         await target.test_skill(describe_run(Path())[1], ITEMS, Skill(text=RULE), ModelConfig(model="m"))
     late = CommandTarget(AGENT, skill_file="AGENTS.md", answer_file="none.txt")
-    with pytest.raises(EnvironmentFailure, match=r"^the command wrote no file none\.txt; before, no request"):
+    with pytest.raises(EnvironmentFailure, match=r"^the command wrote no file none\.txt; no request"):
         await late.test_skill(describe_run(Path())[1], ITEMS, Skill(text=RULE), ModelConfig(model="m"))
 
 
@@ -525,13 +514,11 @@ async def test_the_test_of_the_skill_can_be_switched_off(tmp_path: Path) -> None
 
 
 def test_a_command_needs_a_place_for_its_skill() -> None:
-    """Without a file or a seed, with both, or with a path out of the folder, the target is refused."""
+    """Without a file, or with a path out of the folder, the target is refused."""
     wrong: list[dict[str, Any]] = [
         {},
-        {"skill_file": "a", "seed": "b"},
         {"skill_file": "../a"},
         {"skill_file": "/a"},
-        {"seed": " \n"},
         {"skill_file": "a", "workspace": "no-such-folder"},
         {"skill_file": "a", "command": "my-agent {task}"},
         {"profile": "no-such-agent"},
@@ -539,7 +526,6 @@ def test_a_command_needs_a_place_for_its_skill() -> None:
         {"skill_file": "a", "limits": {"second": 1}},
         {"skill_file": "a", "skill_name": "counting"},
         {"skill_file": "a", "skill_name": "No Name", "skill_description": "Counts."},
-        {"seed": "a", "skill_name": "counting", "skill_description": "Counts."},
     ]
     for arguments in wrong:
         with pytest.raises(ConfigError):
@@ -558,7 +544,6 @@ async def test_a_setup_that_cannot_work_is_no_failure_of_the_agent(
             {"command": ["sh", "agent.sh"], "skill_file": "a"},
             r"agent\.sh is not in the folder in which it runs",
         ),
-        ({"command": ["true"], "seed": "Be helpful."}, "the command sent no request to the gateway"),
         (
             {"command": [*AGENT, "at", "/embeddings"], "skill_file": "a"},
             "the gateway refused a request of the agent: the gateway has no /v1/embeddings",
@@ -613,13 +598,12 @@ def test_a_profile_knows_where_an_agent_reads_its_instructions() -> None:
     assert named.skill_file == ".claude/skills/counting/SKILL.md"
     text = named.write_skill(Skill(text=RULE))
     assert text == f'---\nname: "counting"\ndescription: "Counts: fruit."\n---\n\n{RULE}'
-    assert CommandTarget(profile="opencode", seed="Be brief.").skill_file is None
 
 
-async def test_a_side_call_needs_no_seed_and_is_no_turn() -> None:
+async def test_a_side_call_is_no_turn() -> None:
     """A request that is no part of the task, such as for a title, is answered and booked under its own purpose."""
     sender = Sender()
-    target = CommandTarget([*AGENT, "title"], seed="Be helpful.", side_call="You write titles.")
+    target = CommandTarget([*AGENT, "title"], skill_file="SKILL.md", side_call="You write titles.")
     session = target.connect(sender, ModelConfig(model="m")).session(Skill(text=RULE), rollout="r")
     assert await session.reply("Say red") == "RED"
     assert [turn.content for turn in session.turns] == ["Say red"]

@@ -15,6 +15,8 @@ from typing import Any
 import anyio
 
 from reflact.adapters import CatchExits, EnvironmentAdapter, TargetAdapter
+from reflact.agents.gateway import open_gateway
+from reflact.agents.gateway_session import GatewaySession
 from reflact.concurrency import fan_out
 from reflact.config.models import ModelsConfig, is_secret_name
 from reflact.config.training import TrainerConfig
@@ -29,8 +31,6 @@ from reflact.executors.worker import (
 )
 from reflact.llm.client import identify_model
 from reflact.protocols import Environment, Session
-from reflact.targets.gateway import open_gateway
-from reflact.targets.gateway_session import GatewaySession
 from reflact.types import Grade, Item
 
 # How long the environment of a worker may take to close, and that of a failed or cancelled run.

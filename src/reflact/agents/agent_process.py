@@ -19,14 +19,14 @@ import anyio
 from anyio.abc import ByteReceiveStream, Process
 from pydantic import Field
 
-from reflact.concurrency import open_task_group
-from reflact.processes import sandbox
-from reflact.targets.supervisor import (
+from reflact.agents.supervisor import (
     SupervisorReport,
     SupervisorRequest,
     build_command,
     describe_start_error,
 )
+from reflact.concurrency import open_task_group
+from reflact.processes import sandbox
 from reflact.types import FrozenModel
 
 FOLDER_PREFIX = "reflact-rollout-"

@@ -75,10 +75,11 @@ def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
     return request
 
 
-def count_tokens(body: Mapping[str, Any]) -> int:
+def count_tokens(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return an estimate of a request's tokens, without asking a provider."""
     request = read_request(body)
-    return len(json.dumps([request["messages"], request.get("tools")])) // CHARACTERS_OF_TOKEN
+    size = len(json.dumps([request["messages"], request.get("tools")]))
+    return {"input_tokens": size // CHARACTERS_OF_TOKEN}
 
 
 def write_message(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, JsonValue]:
