@@ -173,8 +173,20 @@ async def test_a_command_is_recorded_and_replayed(tmp_path: Path) -> None:
     assert (replayed.best, replayed.status) == (recorded.best, "completed")
 
 
+async def test_a_skill_replaces_the_seed() -> None:
+    """It takes the place of the agent's instructions, which a request must have once."""
+    replaced = start(CommandTarget(AGENT, seed="Be helpful."), skill=f'{RULE}\n"Now."')
+    assert await replaced.reply("Say red") == "RED"
+    assert [turn.content for turn in replaced.turns] == ["Say red"]
+    with pytest.raises(EnvironmentFailure, match="has the seed 0 times instead of once"):
+        await start(CommandTarget(AGENT, seed="Be rude.")).reply("Say red")
+    with pytest.raises(EnvironmentFailure, match="the command sent no request to the gateway"):
+        await start(CommandTarget(["true"], seed="Be helpful.")).reply("Say red")
+
+
 def test_a_command_begins_with_the_instructions_that_it_has(tmp_path: Path) -> None:
-    """A training begins with the file of the workspace that the skill replaces."""
+    """A training begins with the seed, or the file of the workspace that the skill replaces."""
+    assert CommandTarget(AGENT, seed="Be helpful.").instructions == "Be helpful."
     (tmp_path / "AGENTS.md").write_text("Be brief.")
     assert CommandTarget(AGENT, skill_file="AGENTS.md", workspace=str(tmp_path)).instructions == "Be brief."
     assert not CommandTarget(AGENT, skill_file="OTHER.md", workspace=str(tmp_path)).instructions
@@ -517,6 +529,9 @@ def test_a_command_needs_a_place_for_its_skill() -> None:
     """Without a file, or with a path out of the folder, the target is refused."""
     wrong: list[dict[str, Any]] = [
         {},
+        {"skill_file": "a", "seed": "b"},
+        {"seed": " \n"},
+        {"seed": "a", "skill_name": "counting", "skill_description": "Counts."},
         {"skill_file": "../a"},
         {"skill_file": "/a"},
         {"skill_file": "a", "workspace": "no-such-folder"},
@@ -603,7 +618,7 @@ def test_a_profile_knows_where_an_agent_reads_its_instructions() -> None:
 async def test_a_side_call_is_no_turn() -> None:
     """A request that is no part of the task, such as for a title, is answered and booked under its own purpose."""
     sender = Sender()
-    target = CommandTarget([*AGENT, "title"], skill_file="SKILL.md", side_call="You write titles.")
+    target = CommandTarget([*AGENT, "title"], seed="Be helpful.", side_call="You write titles.")
     session = target.connect(sender, ModelConfig(model="m")).session(Skill(text=RULE), rollout="r")
     assert await session.reply("Say red") == "RED"
     assert [turn.content for turn in session.turns] == ["Say red"]

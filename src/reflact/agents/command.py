@@ -68,14 +68,16 @@ class CommandTarget(GatewayTarget):
             ``{task}`` the task goes to standard input.
         arguments: Further arguments, after those of the profile.
         skill_file: Where the skill is written, below the folder, in place of a file of the
-            workspace.
+            workspace; None if ``seed`` is given.
         skill_name: Writes the skill as a ``SKILL.md`` of this name, which the agent loads if it
             seems useful.
         skill_description: Says when to use it, in the front matter of this ``SKILL.md``.
+        seed: The instructions in the agent's requests that the skill replaces. A request must have
+            them exactly once, or else the rollout is unmeasured.
         workspace: A folder that is copied for each rollout; a relative path begins at the current
             folder.
         side_call: A text in the first message of requests that are no part of the task, such as
-            that for a title. They are booked under the purpose ``side_call``.
+            that for a title. They need no seed, and are booked under the purpose ``side_call``.
         answer_file: The file, below the folder, with the answer; None for standard output.
         variables: Environment variables beside PATH, HOME and TMPDIR; placeholders as in
             ``command``. Those of a profile stay.
@@ -88,9 +90,9 @@ class CommandTarget(GatewayTarget):
         version: Part of the target's identity; change it with the command's program.
 
     Raises:
-        ConfigError: The command is empty, there is no place for the skill, a path leaves the
-            folder, ``workspace`` is no folder, or the profile, a limit or the skill's name is
-            wrong.
+        ConfigError: The command or ``seed`` is empty, neither or both of ``skill_file`` and
+            ``seed`` are given, a path leaves the folder, ``workspace`` is no folder, or the
+            profile, a limit or the skill's name is wrong.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class CommandTarget(GatewayTarget):
         skill_file: str | None = None,
         skill_name: str | None = None,
         skill_description: str | None = None,
+        seed: str | None = None,
         workspace: str | None = None,
         side_call: str | None = None,
         answer_file: str | None = None,
@@ -118,21 +121,28 @@ class CommandTarget(GatewayTarget):
             command = command or known.command
             answer_file = answer_file or known.answer_file
             side_call = side_call or known.side_call
-            if skill_file is None and skill_name is None:
+            if seed is None and skill_file is None:
                 skill_file = known.skill_file
-            elif skill_file is None:
-                skill_file = f"{known.skills_folder}/{skill_name}/{MAIN_FILE}"
+                if skill_name is not None:
+                    skill_file = f"{known.skills_folder}/{skill_name}/{MAIN_FILE}"
         if isinstance(command, str) or not command:
             raise ConfigError(
                 'command is a list of the program and its arguments: ["my-agent", "{task}"]'
             )
         if workspace is not None and not Path(workspace).is_dir():
             raise ConfigError(f"workspace: there is no folder {Path(workspace).resolve()}")
-        if skill_file is None:
-            raise ConfigError("a command needs skill_file, the file in which it reads the skill")
-        if skill_name is not None and skill_description is None:
+        if (skill_file is None) == (seed is None):
             raise ConfigError(
-                "skill_name needs skill_description, which says when to use the skill"
+                "a command needs either skill_file, where it reads the skill, or seed, which it "
+                "replaces"
+            )
+        if seed is not None and not seed.strip():
+            raise ConfigError(
+                "seed is empty; give the agent's instructions, word for word, or skill_file"
+            )
+        if skill_name is not None and (seed is not None or skill_description is None):
+            raise ConfigError(
+                "skill_name needs skill_description, which says when to use the skill, and no seed"
             )
         for path in filter(None, (skill_file, answer_file)):
             if Path(path).is_absolute() or ".." in Path(path).parts:
@@ -151,11 +161,7 @@ class CommandTarget(GatewayTarget):
         self.skill_file = skill_file
         self.skill_name = skill_name
         self.skill_description = skill_description
-        self.skill_advice = (
-            f"it is in {skill_file} of the rollout's folder, so look whether the agent reads this "
-            "file there, or name another one with `skill_file`; if it reads the file later, with a "
-            "tool, set `preflight: false`"
-        )
+        self.seed = seed
         self.workspace = workspace
         self.answer_file = answer_file
         self.variables = {**own_variables, **(variables or {})}
@@ -165,6 +171,17 @@ class CommandTarget(GatewayTarget):
         self.write_skill(Skill(text=""))
         self._version = version
         self._identity: str | None = None
+
+    @property
+    def skill_advice(self) -> str:
+        """Where the agent gets the skill, and what to change if it does not."""
+        if self.skill_file is None:
+            return "look at `seed`"
+        return (
+            f"it is in {self.skill_file} of the rollout's folder, so look whether the agent reads "
+            "this file there, or name another one with `skill_file`; if it reads the file later, "
+            "with a tool, set `preflight: false`"
+        )
 
     @property
     def identity(self) -> str:
@@ -181,6 +198,7 @@ class CommandTarget(GatewayTarget):
             "version": [COMMAND_TARGET_VERSION, self._version],
             "command": list(self.command),
             "skill": [self.skill_file, self.skill_name, self.skill_description],
+            "seed": self.seed,
             "side_call": self.side_call,
             "workspace": None if self.workspace is None else _digest_folder(Path(self.workspace)),
             "answer_file": self.answer_file,
@@ -193,10 +211,12 @@ class CommandTarget(GatewayTarget):
 
     @property
     def instructions(self) -> str:
-        """The file of the workspace that the skill replaces: a training begins with it."""
-        if self.workspace is None or self.skill_name is not None:
-            return ""
-        file = Path(self.workspace, self.skill_file)
+        """``seed``, or the file of the workspace that the skill replaces: a training begins with
+        it.
+        """
+        if self.seed is not None or self.workspace is None or self.skill_name is not None:
+            return self.seed or ""
+        file = Path(self.workspace, self.skill_file or "")
         return load_skill(file).text if file.is_file() else ""
 
     def write_skill(self, skill: Skill) -> str:
@@ -232,7 +252,13 @@ class CommandSession(GatewaySession):
     """One run of the command."""
 
     def __init__(self, target: CommandTarget, skill: Skill, rollout: str) -> None:
-        super().__init__(target.require_sender(), skill, rollout, side_call=target.side_call)
+        super().__init__(
+            target.require_sender(),
+            skill,
+            rollout,
+            seed=target.seed,
+            side_call=target.side_call,
+        )
         self._target = target
 
     async def reply(self, message: str) -> str:
@@ -241,7 +267,8 @@ class CommandSession(GatewaySession):
         Raises:
             ReplyError: It failed, or reached a limit; its rollout scores 0.
             ModelError, BudgetSpent: Its model gave no answer.
-            EnvironmentFailure: It cannot be started, or it got a second message.
+            EnvironmentFailure: It cannot be started, its seed was not replaced, or it got a second
+                message.
         """
         if self._task is not None:
             raise EnvironmentFailure(
@@ -261,6 +288,12 @@ class CommandSession(GatewaySession):
                 raise self._failure
             if end.how != 0 or end.problem is not None:
                 self._raise_failure(end, folder)
+            if self._target.seed is not None and not self._last:
+                raise EnvironmentFailure(
+                    "the command sent no request to the gateway, so the skill had no effect: let "
+                    "it call its model at OPENAI_BASE_URL, or at the address that `variables` "
+                    "gives it"
+                )
             return await anyio.to_thread.run_sync(
                 self._read_answer, folder, self._hide_folder(end.output)
             )
@@ -271,6 +304,8 @@ class CommandSession(GatewaySession):
             shutil.copytree(target.workspace, folder, symlinks=True)
         for path in (folder, folder.parent / "home", folder.parent / "tmp"):
             path.mkdir(exist_ok=True)
+        if target.skill_file is None:
+            return
         path = folder / target.skill_file
         if not is_inside(path, folder):
             raise EnvironmentFailure(

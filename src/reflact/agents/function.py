@@ -23,7 +23,7 @@ import anyio
 
 from reflact.agents.gateway import open_gateway
 from reflact.agents.gateway_session import GatewaySession, GatewayTarget
-from reflact.agents.skill_test import has_text
+from reflact.agents.skill_test import count_text
 from reflact.errors import EnvironmentFailure, ReflactError, ReplyError
 from reflact.types import FrozenModel, Skill, canonical_json
 
@@ -72,8 +72,6 @@ class FunctionTarget(GatewayTarget):
         description: What the optimizer should know of the agent, for example its tools.
     """
 
-    skill_advice = "look at how the function gives `rollout.skill` to the agent"
-
     def __init__(
         self,
         run_agent: RunAgent,
@@ -88,6 +86,11 @@ class FunctionTarget(GatewayTarget):
         self.description = description
         self.preflight = preflight
         self._version = version
+
+    @property
+    def skill_advice(self) -> str:
+        """Where the agent gets the skill, and what to change if it does not."""
+        return "look at how the function gives `rollout.skill` to the agent"
 
     @property
     def identity(self) -> str:
@@ -180,7 +183,8 @@ class FunctionSession(GatewaySession):
 
     async def _answer(self, body: dict[str, Any]) -> str:
         """Answer one request of the agent, and note whether it has the skill."""
-        self._has_skill = self._has_skill or has_text(body["messages"], self.skill.text.strip())
+        if not self._has_skill:
+            self._has_skill = count_text(body["messages"], self.skill.text.strip()) > 0
         return await super()._answer(body)
 
 

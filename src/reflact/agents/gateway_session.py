@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from reflact.agents.skill_test import has_text, run_skill_test
+from reflact.agents.skill_test import count_text, run_skill_test
 from reflact.concurrency import run_in_thread
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError
@@ -34,14 +34,17 @@ class GatewayTarget:
         seconds: The most time of a rollout.
         skill_name: The name of a skill that the agent loads if it seems useful; its requests may
             have this name alone.
-        skill_advice: Where the agent gets the skill, and what to change if it does not.
     """
 
     seconds: float
     skill_name: str | None = None
-    skill_advice: str
     _sender: RequestSender | None = None
     _model = ""
+
+    @property
+    def skill_advice(self) -> str:
+        """Where the agent gets the skill, and what to change if it does not."""
+        raise NotImplementedError
 
     def describe_model(self, config: ModelConfig) -> ModelConfig:
         """Return the settings of ``models.target``, which must name the model behind the
@@ -93,16 +96,25 @@ class GatewaySession:
         sender: The run, which answers the agent's requests.
         skill: The instructions.
         rollout: The rollout's key.
-        side_call: A text in the first message of requests that are no part of the task, which are
-            booked under a purpose of their own.
+        seed: The text in the agent's requests that the skill replaces; None if the agent gets the
+            skill itself.
+        side_call: A text in the first message of requests that are no part of the task. They have
+            no seed, and are booked under a purpose of their own.
     """
 
     def __init__(
-        self, sender: RequestSender, skill: Skill, rollout: str, *, side_call: str | None = None
+        self,
+        sender: RequestSender,
+        skill: Skill,
+        rollout: str,
+        *,
+        seed: str | None = None,
+        side_call: str | None = None,
     ) -> None:
         self._sender = sender
         self.skill = skill
         self.rollout = rollout
+        self._seed = seed
         self._side_call = side_call
         self._adopted: tuple[Turn, ...] | None = None
         self._asked: Counter[str] = Counter()
@@ -168,13 +180,38 @@ class GatewaySession:
         """Return a request as the run sends it, whether it is a side call, and its digest."""
         body = json.loads(self._hide_folder(json.dumps(body, ensure_ascii=False)))
         request = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
-        is_side = self._side_call is not None and has_text(request["messages"][:1], self._side_call)
+        is_side = self._side_call is not None and (
+            count_text(request["messages"][:1], self._side_call) > 0
+        )
+        if self._seed is not None and not is_side:
+            request["messages"] = self._replace_seed(self._seed, request["messages"])
         return request, is_side, digest_json(request)
+
+    def _replace_seed(self, seed: str, messages: Any) -> Any:
+        count = count_text(messages, seed)
+        if count != 1:
+            raise EnvironmentFailure(
+                f"a request of the agent has the seed {count} times instead of once, so the skill "
+                "cannot replace it; give a longer or shorter part of the agent's instructions as "
+                "seed"
+            )
+        return _replace_text(messages, seed, self.skill.text)
 
     def _hide_folder(self, text: str) -> str:
         """Return a text with the name that all rollouts' folders have."""
         text = text.replace(self._folder, SHOWN_FOLDER)
         return text.replace(_flatten(self._folder), _flatten(SHOWN_FOLDER))
+
+
+def _replace_text(value: Any, old: str, new: str) -> Any:
+    """Return a JSON value with a text replaced in all of its strings."""
+    if isinstance(value, str):
+        return value.replace(old, new)
+    if isinstance(value, list):
+        return [_replace_text(part, old, new) for part in value]
+    if isinstance(value, dict):
+        return {name: _replace_text(part, old, new) for name, part in value.items()}
+    return value
 
 
 def _flatten(path: str) -> str:

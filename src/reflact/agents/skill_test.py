@@ -86,13 +86,13 @@ async def run_skill_test(
     raise EnvironmentFailure(f"{error}; {problem}" if isinstance(error, ReplyError) else problem)
 
 
-def has_text(value: object, text: str) -> bool:
-    """Whether a text is part of a string in a JSON value."""
+def count_text(value: object, text: str) -> int:
+    """Return how often a text is part of the strings in a JSON value."""
     if isinstance(value, str):
-        return text in value
+        return value.count(text)
     if isinstance(value, Mapping):
-        return any(has_text(part, text) for part in value.values())
-    return isinstance(value, Sequence) and any(has_text(part, text) for part in value)
+        return sum(count_text(part, text) for part in value.values())
+    return sum(count_text(part, text) for part in value) if isinstance(value, Sequence) else 0
 
 
 class _ProbeEnded(EnvironmentFailure):
@@ -141,7 +141,7 @@ class _ProbeSender:
 
     async def forward(self, body: Mapping[str, Any], *, call_id: CallId) -> str:
         """Answer with a few words."""
-        self.has_skill = self.has_skill or has_text(body["messages"], self._sought)
+        self.has_skill = self.has_skill or count_text(body["messages"], self._sought) > 0
         self.requests += 1
         if self.has_skill or self.requests == MAX_PROBED_REQUESTS:
             raise _ProbeEnded(f"the agent was ended after {self.requests} requests")
