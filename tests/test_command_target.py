@@ -319,12 +319,12 @@ def test_a_lower_limit_of_the_system_holds(tmp_path: Path) -> None:
     limit = ["sh", "-c", 'ulimit -f "$1"; shift; exec "$@"', "sh", str(most // 512)]
     with (tmp_path / "request.json").open("w+b") as file, (tmp_path / "report.json").open("w+b") as report:
         command = [sys.executable, "-c", program]
-        order = SupervisorRequest(command, os.getpid(), report.fileno(), 2**40, 2**30, 512, None, None)
+        order = SupervisorRequest(command, os.getpid(), report.fileno(), 2**40, 2**30, 2**30, 512, None, None)
         file.write(json.dumps(order).encode())
         file.seek(0)
         files = (file.fileno(), report.fileno())
         subprocess.run([*limit, *build_command(file.fileno())], pass_fds=files, check=True)
-        assert json.loads((tmp_path / "report.json").read_bytes()) == SupervisorReport(code=0)._asdict()
+        assert json.loads((tmp_path / "report.json").read_bytes()) == [*SupervisorReport(code=0)]
 
 
 def test_folders_of_killed_rollouts_are_removed(tmp_path: Path) -> None:

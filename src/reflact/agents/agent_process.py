@@ -5,18 +5,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import select
 import shutil
 import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import anyio
-from anyio.abc import ByteReceiveStream, Process
+from anyio.abc import Process
 from pydantic import Field
 
 from reflact.agents.supervisor import (
@@ -25,7 +24,6 @@ from reflact.agents.supervisor import (
     build_command,
     describe_start_error,
 )
-from reflact.concurrency import open_task_group
 from reflact.processes import sandbox
 from reflact.types import FrozenModel
 
@@ -37,9 +35,6 @@ STALE_SECONDS = 600.0
 
 # The time that a supervisor gets to end all processes before it is killed itself.
 SECONDS_TO_END = 10.0
-
-# The time for the rest of an output at its end, which a process that was not found may keep open.
-SECONDS_TO_READ = 1.0
 
 
 class CommandLimits(FrozenModel):
@@ -120,25 +115,6 @@ def remove_stale_folders(parent: Path) -> None:
             os.close(lock)
 
 
-class LimitReached(Exception):
-    """A command has to be ended; the message says at which limit."""
-
-
-async def _receive(stream: ByteReceiveStream, parts: list[bytes], limit: int) -> None:
-    """Add an output of a command to a list, until its end.
-
-    Raises:
-        LimitReached: There was more than is allowed.
-    """
-    left = limit
-    with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
-        async for part in stream:
-            parts.append(part)
-            left -= len(part)
-            if left < 0:
-                raise LimitReached(f"was ended after {limit:,} bytes of output (`output_bytes`)")
-
-
 async def run_process(
     command: Sequence[str],
     text: str,
@@ -150,6 +126,8 @@ async def run_process(
 ) -> ProcessEnd:
     """Run a command in the folder of a rollout, and end all that it started.
 
+    Input and outputs are files and not pipes, so no process that was not found keeps the rollout.
+
     Args:
         command: The program and its arguments.
         text: Its standard input.
@@ -158,98 +136,67 @@ async def run_process(
         limits: At which it is ended.
         confine: Whether it can write nothing outside the folder.
     """
-    output: list[bytes] = []
-    errors: list[bytes] = []
-    limit = None
-    reading, writing = os.pipe()
-    request = SupervisorRequest(
-        command=list(command),
-        parent=os.getpid(),
-        report=writing,
-        memory=limits.memory_mib * 2**20,
-        file_size=limits.file_mib * 2**20,
-        processes=limits.processes,
-        folder=str(folder) if confine else None,
-        sandbox=sandbox.__file__ if confine or sandbox.can_confine() else None,
-    )
-    try:
+    with ExitStack() as stack:
+        stdin, output, errors, request, report = (
+            stack.enter_context(tempfile.TemporaryFile()) for _ in range(5)
+        )
+        order = SupervisorRequest(
+            command=list(command),
+            parent=os.getpid(),
+            report=report.fileno(),
+            memory=limits.memory_mib * 2**20,
+            file_size=limits.file_mib * 2**20,
+            output_size=limits.output_bytes,
+            processes=limits.processes,
+            folder=str(folder) if confine else None,
+            sandbox=sandbox.__file__ if confine or sandbox.can_confine() else None,
+        )
+        _write(stdin, text)
+        _write(request, json.dumps(order))
         try:
-            process = await _start(request, folder / "work", variables)
+            process = await anyio.open_process(
+                build_command(request.fileno()),
+                stdin=stdin,
+                stdout=output,
+                stderr=errors,
+                cwd=folder / "work",
+                env=variables,
+                start_new_session=True,
+                pass_fds=(request.fileno(), report.fileno()),
+            )
         except (OSError, ValueError) as error:
             return ProcessEnd("did not start", "", "", describe_start_error(error))
-        finally:
-            os.close(writing)
+
         try:
-            try:
-                with anyio.move_on_after(limits.seconds) as scope:
-                    await _exchange(process, text, output, errors, limits.output_bytes)
-                if scope.cancelled_caught:
-                    limit = f"was ended after {limits.seconds:g} seconds (`seconds`)"
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await _end(process)
-        except LimitReached as error:
-            limit = str(error)
+            with anyio.move_on_after(limits.seconds) as scope:
+                await process.wait()
         finally:
             with anyio.CancelScope(shield=True):
+                await _end(process)
                 await process.aclose()
-        report = _read_report(reading)
-    finally:
-        os.close(reading)
-    code = report.code if report.code is not None else process.returncode
-    how = limit or report.limit or (code if code is not None else "did not end")
-    output_text = b"".join(output).decode("utf-8", "replace")
-    errors_text = b"".join(errors).decode("utf-8", "replace")
-    return ProcessEnd(how, output_text, errors_text, report.problem)
-
-
-async def _start(request: SupervisorRequest, folder: Path, variables: Mapping[str, str]) -> Process:
-    """Start a supervisor."""
-    with tempfile.TemporaryFile() as file:
-        file.write(json.dumps(request).encode("ascii"))
-        file.seek(0)
-        return await anyio.open_process(
-            build_command(file.fileno()),
-            cwd=folder,
-            env=variables,
-            start_new_session=True,
-            pass_fds=(file.fileno(), request.report),
+        result = SupervisorReport()
+        with suppress(ValueError):  # the supervisor was killed
+            result = SupervisorReport(*json.loads(_read(report, limits.output_bytes)))
+        limit = result.limit
+        if scope.cancelled_caught:
+            limit = f"was ended after {limits.seconds:g} seconds (`seconds`)"
+        code = process.returncode if result.code is None else result.code
+        return ProcessEnd(
+            limit or ("did not end" if code is None else code),
+            _read(output, limits.output_bytes),
+            _read(errors, limits.output_bytes),
+            result.problem,
         )
 
 
-async def _exchange(
-    process: Process, text: str, output: list[bytes], errors: list[bytes], limit: int
-) -> None:
-    """Give a command its whole input, take its output, and wait for its end.
-
-    Raises:
-        LimitReached: It wrote too much.
-    """
-    assert process.stdout is not None
-    assert process.stderr is not None
-    async with open_task_group() as group:
-        group.start_soon(_send, process, text)
-        group.start_soon(_receive, process.stdout, output, limit)
-        group.start_soon(_receive, process.stderr, errors, limit)
-        await process.wait()
-        group.cancel_scope.deadline = anyio.current_time() + SECONDS_TO_READ
+def _write(file: IO[bytes], text: str) -> None:
+    file.write(text.encode("utf-8"))
+    file.seek(0)
 
 
-async def _send(process: Process, text: str) -> None:
-    """Write to the input and close it; what the command no longer reads is lost."""
-    assert process.stdin is not None
-    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-        await process.stdin.send(text.encode("utf-8"))
-    await process.stdin.aclose()
-
-
-def _read_report(pipe: int) -> SupervisorReport:
-    """Return the report of a supervisor that has ended; an empty one if it was killed."""
-    os.set_blocking(pipe, False)
-    try:
-        return SupervisorReport(**json.loads(os.read(pipe, select.PIPE_BUF)))
-    except (OSError, ValueError, TypeError):
-        return SupervisorReport()
+def _read(file: IO[bytes], limit: int) -> str:
+    file.seek(0)
+    return file.read(limit).decode("utf-8", "replace")
 
 
 async def _end(process: Process) -> None:

@@ -55,8 +55,8 @@ class SupervisorRequest(NamedTuple):
     on Linux.
 
     ``parent`` is the process with which it ends. It writes its report to the open file ``report``.
-    ``memory`` is of all processes together and ``file_size`` of each file, in bytes; ``processes``
-    is their number. The command is isolated by a function of the file ``sandbox``, if it is given.
+    ``memory`` is of all processes together, ``file_size`` of each file and ``output_size`` of each
+    output, in bytes; ``processes`` is their number. The command is isolated by a function of the file ``sandbox``, if it is given.
     With ``folder``, it can write nothing outside this folder.
     """
 
@@ -65,6 +65,7 @@ class SupervisorRequest(NamedTuple):
     report: int
     memory: int
     file_size: int
+    output_size: int
     processes: int
     folder: str | None
     sandbox: str | None
@@ -133,7 +134,7 @@ def main(request: SupervisorRequest) -> None:
     except subprocess.SubprocessError:
         report = SupervisorReport(problem=f"{request.command[0]} cannot be confined by this system")
     _end_all(process, is_scoped=is_scoped)
-    os.write(request.report, json.dumps(report._asdict()).encode())
+    os.write(request.report, json.dumps(report).encode())
 
 
 def _scope_signals(outside: int, isolate: Callable[[str | None], bool]) -> bool:
@@ -165,7 +166,11 @@ def _watch(
         if stops or os.getppid() != request.parent:
             break
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return SupervisorReport(code=process.wait(INTERVAL))
+            code = process.wait(INTERVAL)
+            return SupervisorReport(code, _find_flood(request))
+        flood = _find_flood(request)
+        if flood is not None:
+            return SupervisorReport(limit=flood)
         is_many = _count_processes() - before > request.processes
         found = _find_descendants() if IS_LINUX and (is_many or look % LOOKS == 0) else {}
         memory, threads = (
@@ -188,6 +193,13 @@ def _watch(
                 "(`memory_mib`)"
             )
     return SupervisorReport(limit="was ended by reflact, or with it")
+
+
+def _find_flood(request: SupervisorRequest) -> str | None:
+    """Return in words that an output is too large; None if both are not."""
+    if max(os.fstat(1).st_size, os.fstat(2).st_size) <= request.output_size:
+        return None
+    return f"was ended after {request.output_size:,} bytes of output (`output_bytes`)"
 
 
 def _count_processes() -> int:
