@@ -16,6 +16,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from pydantic import JsonValue, TypeAdapter
@@ -40,7 +41,7 @@ from pydantic_ai.messages import (
     ToolReturnPart,
     UserPromptPart,
 )
-from pydantic_ai.models import Model, ModelRequestContext, ModelRequestParameters, infer_model
+from pydantic_ai.models import Model, ModelRequestContext, infer_model
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import RunContext, ToolDefinition
@@ -72,6 +73,7 @@ UNSTABLE_FIELDS = frozenset(
         "provider_details",
         "provider_response_id",
         "metadata",
+        "instructions",
     }
 )
 
@@ -151,7 +153,10 @@ class PydanticAITarget(Generic[D, Out]):
                 "settings": _dump_settings({**self._own_settings, **self._settings}),
                 "system_prompts": list(getattr(agent, "_system_prompts", ())),
                 "output": agent.output_json_schema(),
-                "toolsets": [_identify_toolset(toolset) for toolset in _list_toolsets(agent)],
+                "toolsets": [
+                    [type(one).__name__, one.id, *map(_dump_tool, _list_tools(one))]
+                    for one in _list_toolsets(agent)
+                ],
                 "limits": None if self._limits is None else _dump(asdict(self._limits)),
                 **({"train_tools": True} if self._train_tools else {}),
             }
@@ -178,9 +183,17 @@ class PydanticAITarget(Generic[D, Out]):
         """The agent's tools and their parameters, for the optimizer, and how the document may
         describe them.
         """
-        tools = [tool for toolset in _list_toolsets(self._agent) for tool in _list_tools(toolset)]
-        listed = ["The agent has these tools:", *map(_describe_tool, tools)] if tools else []
-        return "\n".join([*listed, TOOLS_ARE_TRAINED] if self._train_tools else listed)
+        lines = []
+        for toolset in _list_toolsets(self._agent):
+            for tool in _list_tools(toolset):
+                names = ", ".join(tool.parameters_json_schema.get("properties", {}))
+                text = " ".join((tool.description or "no description").split())
+                lines.append(f"- {tool.name}({names}): {text}")
+        if lines:
+            lines.insert(0, "The agent has these tools:")
+        if self._train_tools:
+            lines.append(TOOLS_ARE_TRAINED)
+        return "\n".join(lines)
 
     def describe_model(self, config: ModelConfig) -> ModelConfig:
         """Return the settings of ``models.target`` with the agent's model and endpoint.
@@ -194,11 +207,8 @@ class PydanticAITarget(Generic[D, Out]):
                 "model: remove the key, and set the model in the agent"
             )
         host = re.match(r"https?://[^/?#@\s]+", self._model.base_url or "")
-        url = (
-            host[0]
-            if host
-            else f"https://{re.sub('[^a-z0-9-]', '-', self._model.system.lower())}.invalid"
-        )
+        system = re.sub("[^a-z0-9-]", "-", self._model.system.lower())
+        url = f"https://{system}.invalid" if host is None else host[0]
         return config.model_copy(
             update={
                 "model": self._name,
@@ -351,21 +361,18 @@ class _RolloutCapability(AbstractCapability[D]):
         if self._sender is None:
             response = await handler(request_context)
         else:
-            answered = sum(
-                isinstance(message, ModelResponse) for message in request_context.messages
-            )
+            messages = request_context.messages
+            answered = sum(isinstance(message, ModelResponse) for message in messages)
             call_id = CallId(
                 role="target", purpose="rollout", rollout=self._rollout, number=answered
             )
-
-            async def ask() -> AgentAnswer:
-                return await _ask_model(handler, request_context)
-
-            body = {"model": self._model, **_write_request(request_context)}
-            text = await self._sender.send(body, call_id=call_id, answer=ask)
-            (read,) = ModelMessagesTypeAdapter.validate_json(text)
-            assert isinstance(read, ModelResponse)
-            response = read
+            text = await self._sender.send(
+                {"model": self._model, **_write_request(request_context)},
+                call_id=call_id,
+                answer=partial(_ask_model, handler, request_context),
+            )
+            (response,) = ModelMessagesTypeAdapter.validate_json(text)
+            assert isinstance(response, ModelResponse)
         self.messages = [*request_context.messages, response]
         return response
 
@@ -395,42 +402,33 @@ def _write_request(request_context: ModelRequestContext) -> dict[str, JsonValue]
     """Return all that an answer depends on, without what differs between equal runs."""
     parameters = request_context.model_request_parameters
     settings = _dump_settings(request_context.model_settings)
-    cap = settings.get("max_tokens") if isinstance(settings, dict) else None
-    tools = [_dump_tool(tool) for tool in (*parameters.function_tools, *parameters.output_tools)]
-    return {
-        **({} if cap is None else {"max_tokens": cap}),
+    tools = (*parameters.function_tools, *parameters.output_tools)
+    schema = parameters.output_object
+    request: dict[str, JsonValue] = {
         "settings": settings,
         "instructions": InstructionPart.join(parameters.instruction_parts or ()),
-        "messages": _drop_unstable(
-            ModelMessagesTypeAdapter.dump_python(request_context.messages, mode="json")
-        ),
-        "tools": tools,
-        "output": _describe_output(parameters),
+        "messages": _dump_messages(request_context.messages),
+        "tools": [_dump_tool(tool) for tool in tools],
+        "output": {
+            "mode": parameters.output_mode,
+            "text": parameters.allow_text_output,
+            "schema": None if schema is None else _dump(schema.json_schema),
+            "native_tools": [_dump(tool) for tool in parameters.native_tools],
+        },
     }
+    if settings.get("max_tokens") is not None:
+        request["max_tokens"] = settings["max_tokens"]
+    return request
 
 
-def _describe_output(parameters: ModelRequestParameters) -> JsonValue:
-    wanted = parameters.output_object
-    return {
-        "mode": parameters.output_mode,
-        "text": parameters.allow_text_output,
-        "schema": None if wanted is None else _dump(wanted.json_schema),
-        "native_tools": [_dump(tool) for tool in parameters.native_tools],
-    }
-
-
-def _drop_unstable(value: Any) -> JsonValue:
-    """Return messages without unstable fields; the arguments and results of tools stay whole."""
-    if not isinstance(value, list):
-        return _dump(value)
-    return [
-        {
-            name: _drop_unstable(part) if name == "parts" else part
-            for name, part in entry.items()
-            if name not in UNSTABLE_FIELDS and name != "instructions"
-        }
-        for entry in value
-    ]
+def _dump_messages(messages: list[ModelMessage]) -> JsonValue:
+    """Return messages without unstable fields; arguments and results of tools stay whole."""
+    dumped: list[dict[str, Any]] = ModelMessagesTypeAdapter.dump_python(messages, mode="json")
+    for message in dumped:
+        for entry in (message, *message["parts"]):
+            for name in UNSTABLE_FIELDS & entry.keys():
+                del entry[name]
+    return cast("JsonValue", dumped)
 
 
 def _dump_tool(tool: ToolDefinition) -> JsonValue:
@@ -442,7 +440,7 @@ def _dump_tool(tool: ToolDefinition) -> JsonValue:
     }
 
 
-def _dump_settings(settings: Mapping[str, Any] | None) -> JsonValue:
+def _dump_settings(settings: Mapping[str, Any] | None) -> dict[str, JsonValue]:
     return {
         name: _dump(value)
         for name, value in sorted((settings or {}).items())
@@ -473,13 +471,12 @@ def _split_tools(text: str) -> tuple[str, Mapping[str, str]]:
     """Return a skill without its sections on tools, and the description of each tool that a section
     describes.
     """
-    found: dict[str, str] = {}
-    for section in TOOL_SECTION.finditer(text):
-        parts = (found.get(section[1], ""), section[2].strip())
-        found[section[1]] = "\n\n".join(filter(None, parts))
-    return TOOL_SECTION.sub("", text), {
-        name: description for name, description in found.items() if description
-    }
+    described: dict[str, str] = {}
+    for name, section in TOOL_SECTION.findall(text):
+        if section.strip():
+            before = [described[name]] if name in described else []
+            described[name] = "\n\n".join([*before, section.strip()])
+    return TOOL_SECTION.sub("", text), described
 
 
 def _list_toolsets(agent: AbstractAgent[Any, Any]) -> Sequence[AbstractToolset[Any]]:
@@ -496,16 +493,6 @@ def _list_tools(toolset: AbstractToolset[Any]) -> Sequence[ToolDefinition]:
     return [tool.tool_def for tool in toolset.tools.values()]
 
 
-def _identify_toolset(toolset: AbstractToolset[Any]) -> JsonValue:
-    return [type(toolset).__name__, toolset.id, *map(_dump_tool, _list_tools(toolset))]
-
-
-def _describe_tool(tool: ToolDefinition) -> str:
-    names = ", ".join(tool.parameters_json_schema.get("properties", {}))
-    text = " ".join((tool.description or "no description").split())
-    return f"- {tool.name}({names}): {text}"
-
-
 def _list_turns(messages: Sequence[ModelMessage]) -> Iterator[Turn]:
     """Yield a run's messages as turns; a tool call is a turn of the assistant, its result one of
     the tool.
@@ -513,26 +500,19 @@ def _list_turns(messages: Sequence[ModelMessage]) -> Iterator[Turn]:
     for message in messages:
         for part in message.parts:
             match part:
-                case UserPromptPart(content=str(text)):
+                case UserPromptPart(content=content):
+                    text = content if isinstance(content, str) else _write_json(content)
                     yield Turn(role="user", content=text)
-                case UserPromptPart():
-                    yield Turn(role="user", content=_write_json(part.content))
                 case TextPart(content=text) if text:
                     yield Turn(role="assistant", content=text)
-                case ToolCallPart():
-                    yield Turn(
-                        role="assistant",
-                        content=f"calls {part.tool_name}({part.args_as_json_str()})",
-                    )
-                case ToolReturnPart():
-                    yield Turn(
-                        role="tool", content=f"{part.tool_name}: {part.model_response_str()}"
-                    )
-                case RetryPromptPart():
-                    yield Turn(
-                        role="tool",
-                        content=f"{part.tool_name or 'output'}: {part.model_response()}",
-                    )
+                case ToolCallPart(tool_name=name):
+                    text = f"calls {name}({part.args_as_json_str()})"
+                    yield Turn(role="assistant", content=text)
+                case ToolReturnPart(tool_name=name):
+                    yield Turn(role="tool", content=f"{name}: {part.model_response_str()}")
+                case RetryPromptPart(tool_name=name):
+                    text = f"{name or 'output'}: {part.model_response()}"
+                    yield Turn(role="tool", content=text)
 
 
 def _resolve_model(model: Model | str | None) -> Model:
