@@ -56,11 +56,7 @@ class CommandLimits(FrozenModel):
 
 
 class ProcessEnd(NamedTuple):
-    """How a command ended: its exit code, or the limit that it reached, with its output and its
-    error output.
-
-    ``problem`` is the reason why it could not be started.
-    """
+    """How a command ended; ``problem`` is the reason why it could not be started."""
 
     how: int | str
     output: str
@@ -70,10 +66,7 @@ class ProcessEnd(NamedTuple):
 
 @asynccontextmanager
 async def open_rollout_folder() -> AsyncIterator[Path]:
-    """Make a folder with ``work``, ``home`` and ``tmp``; it is removed when the block ends.
-
-    Folders whose process was killed before it could remove them are removed too.
-    """
+    """Make a folder that is removed when the block ends; old ones of killed processes go, too."""
     made, folder, lock = await anyio.to_thread.run_sync(_make_folder)
     try:
         yield folder
@@ -127,14 +120,6 @@ async def run_process(
     """Run a command in the folder of a rollout, and end all that it started.
 
     Input and outputs are files and not pipes, so no process that was not found keeps the rollout.
-
-    Args:
-        command: The program and its arguments.
-        text: Its standard input.
-        folder: The rollout's folder.
-        variables: All of its environment variables.
-        limits: At which it is ended.
-        confine: Whether it can write nothing outside the folder.
     """
     with ExitStack() as stack:
         stdin, output, errors, request, report = (

@@ -43,9 +43,6 @@ def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return a request of the Messages API as the body of a chat completion's request.
 
     Ids of sessions and marks of caches are left out, so that equal rollouts send equal requests.
-
-    Raises:
-        ConfigError: It has what a chat completion cannot hold.
     """
     for name in REFUSED_FIELDS:
         if body.get(name):
@@ -83,10 +80,7 @@ def count_tokens(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict
 
 
 def write_message(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """Return a chat completion as a message for the model that a request named.
-
-    A call whose arguments are no object has them as a text.
-    """
+    """Return a chat completion as a message for the model that a request named."""
     choice = completion["choices"][0]
     message = choice["message"]
     content: list[dict[str, Any]] = []

@@ -266,9 +266,7 @@ class CommandSession(GatewaySession):
 
         Raises:
             ReplyError: It failed, or reached a limit; its rollout scores 0.
-            ModelError, BudgetSpent: Its model gave no answer.
-            EnvironmentFailure: It cannot be started, its seed was not replaced, or it got a second
-                message.
+            EnvironmentFailure: It cannot work here, or got a second message.
         """
         if self._task is not None:
             raise EnvironmentFailure(

@@ -132,7 +132,6 @@ class FunctionSession(GatewaySession):
 
         Raises:
             ReplyError: It reached its limit of time; its rollout scores 0.
-            ModelError, BudgetSpent: Its model gave no answer.
             EnvironmentFailure: The function raised an error, no request of the agent had the skill,
                 or it got a second message.
         """

@@ -98,11 +98,7 @@ async def open_gateway(
 ) -> AsyncIterator[GatewayAddress]:
     """Listen on this machine until the block ends, for whoever has the token.
 
-    Args:
-        answer: Answers each request; its ``ReflactError`` becomes an error status.
-        model: The name of the only model that is listed.
-        on_refusal: Gets the reason of each request for a model that the gateway itself refuses.
-        host: The address of this machine to listen on.
+    ``on_refusal`` gets the reason of each request for a model that the gateway itself refuses.
     """
     gateway = _Gateway(answer, secrets.token_urlsafe(24), model, on_refusal)
     listener = await anyio.create_tcp_listener(local_host=host, local_port=0)
@@ -122,9 +118,7 @@ async def open_gateway(
 
 @dataclass
 class _Gateway:
-    """What the connections of a gateway share; ``n_bytes`` are those of the requests that
-    it has.
-    """
+    """What the connections of a gateway share; ``n_bytes`` are those of its requests."""
 
     answer: Answer
     token: str
@@ -176,9 +170,7 @@ class _Connection:
         return event
 
     async def _read_body(self, request: h11.Request) -> bytes | None:
-        """Return the body of a request; None if the agent is gone, or if the request is refused
-        before.
-        """
+        """Return the body of a request; None if the agent is gone, or is refused before."""
         headers = dict(request.headers)
         self._is_head = request.method == b"HEAD"
         sent = headers.get(b"x-api-key") or headers.get(b"authorization", b"")
@@ -318,11 +310,7 @@ def _parse(dialect: Dialect, content: bytes) -> tuple[Mapping[str, Any], dict[st
 
 
 def _check_messages(messages: list[Any]) -> None:
-    """Check what the run itself reads of messages; the provider checks the rest.
-
-    Raises:
-        TypeError, KeyError, AttributeError: It is of a wrong type.
-    """
+    """Raise TypeError or the like if what the run itself reads of messages is wrong."""
     for message in messages:
         if not isinstance(message.get("role", ""), str):
             raise TypeError

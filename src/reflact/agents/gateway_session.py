@@ -47,9 +47,7 @@ class GatewayTarget:
         raise NotImplementedError
 
     def describe_model(self, config: ModelConfig) -> ModelConfig:
-        """Return the settings of ``models.target``, which must name the model behind the
-        gateway.
-        """
+        """Return the settings of ``models.target``, which must name the model."""
         if not config.model:
             raise ConfigError("models.target.model is required: name the model that the agent asks")
         return config
@@ -76,11 +74,7 @@ class GatewayTarget:
         )
 
     def require_sender(self) -> RequestSender:
-        """Return the run that answers the agent's requests.
-
-        Raises:
-            ConfigError: The target is not part of a run.
-        """
+        """Return the run that answers the agent's requests; ConfigError if there is none."""
         if self._sender is None:
             raise ConfigError(
                 f"a {type(self).__name__} works only in a run, which has the model behind its "
@@ -96,10 +90,8 @@ class GatewaySession:
         sender: The run, which answers the agent's requests.
         skill: The instructions.
         rollout: The rollout's key.
-        seed: The text in the agent's requests that the skill replaces; None if the agent gets the
-            skill itself.
-        side_call: A text in the first message of requests that are no part of the task. They have
-            no seed, and are booked under a purpose of their own.
+        seed: The text in the agent's requests that the skill replaces, if any.
+        side_call: A text in the first message of requests that are no part of the task.
     """
 
     def __init__(
@@ -137,9 +129,7 @@ class GatewaySession:
     async def forward(
         self, request: Mapping[str, Any], *, purpose: str, number: int, part: str
     ) -> str:
-        """Pass on a request of this session's copy in a worker, which keeps its own
-        conversation.
-        """
+        """Pass on a request, also one of this session's copy in a worker."""
         call_id = CallId(
             role="target", purpose=purpose, rollout=self.rollout, number=number, part=part
         )

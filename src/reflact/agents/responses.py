@@ -49,9 +49,6 @@ def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return a request of the Responses API as the body of a chat completion's request.
 
     Ids of items, sessions and caches are left out, so that equal rollouts send equal requests.
-
-    Raises:
-        ConfigError: It needs stored responses, or has an item that a chat completion cannot hold.
     """
     for name in REFUSED_FIELDS:
         if body.get(name):
@@ -218,9 +215,7 @@ def _read_format(shape: Mapping[str, Any]) -> dict[str, Any]:
 def _list_tools(
     tools: Sequence[Mapping[str, Any]], namespace: str | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return the tools by their names in a chat completion, each with its namespace if it
-    has one.
-    """
+    """Return the tools by their names in a chat completion, each with its namespace."""
     listed: dict[str, dict[str, Any]] = {}
     for tool in tools:
         if tool["type"] == "namespace" and namespace is None:

@@ -33,7 +33,7 @@ async def run_skill_test(
     name: str | None,
     seconds: float,
 ) -> str | None:
-    """Run an agent without its model until a request has the skill.
+    """Run an agent on items without its model, until a request has the skill.
 
     Return a warning if the environment fails before the agent gets its task; else None.
 
@@ -100,9 +100,7 @@ class _ProbeEnded(EnvironmentFailure):
 
 
 class _ProbeSession:
-    """Lets an agent answer the first message of an environment, and ends the environment before it
-    grades.
-    """
+    """Lets an agent answer the first message, and ends the environment before it grades."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -128,9 +126,7 @@ class _ProbeSession:
 
 
 class _ProbeSender:
-    """Plays the model in a test, looks for a text in the agent's requests, and then ends the
-    agent.
-    """
+    """Plays the model until a request has the skill."""
 
     identity = "probe"
 

@@ -51,13 +51,11 @@ START_ADVICE = {
 
 
 class SupervisorRequest(NamedTuple):
-    """What a supervisor is to do, as JSON in an open file, since an argument has a limit of 128 KiB
-    on Linux.
+    """What a supervisor is to do, as JSON in an open file, since arguments are limited to 128 KiB.
 
-    ``parent`` is the process with which it ends. It writes its report to the open file ``report``.
-    ``memory`` is of all processes together, ``file_size`` of each file and ``output_size`` of each
-    output, in bytes; ``processes`` is their number. The command is isolated by a function of the file ``sandbox``, if it is given.
-    With ``folder``, it can write nothing outside this folder.
+    It ends with the process ``parent``, and writes its report to the open file ``report``. Sizes
+    are in bytes. ``sandbox`` is the file whose function isolates the command, and ``folder`` the
+    only one in which it can write; both may be None.
     """
 
     command: list[str]
@@ -72,11 +70,7 @@ class SupervisorRequest(NamedTuple):
 
 
 class SupervisorReport(NamedTuple):
-    """How a command ended, as JSON.
-
-    ``limit`` is the limit that it reached, if any; ``problem`` is the reason why it could not be
-    started.
-    """
+    """How a command ended; ``problem`` is the reason why it could not be started."""
 
     code: int | None = None
     limit: str | None = None
@@ -208,9 +202,7 @@ def _count_processes() -> int:
 
 
 def _find_descendants() -> dict[int, tuple[int, int]]:
-    """Return the ids of all processes below this one, each with its resident memory in bytes and
-    its threads.
-    """
+    """Return all processes below this one, each with its memory in bytes and its threads."""
     parents = {}
     sizes = {}
     page = os.sysconf("SC_PAGE_SIZE")

@@ -89,10 +89,7 @@ def _fold_text(text: str) -> str:
 
 
 def _split_text(text: str) -> Iterator[str]:
-    """Yield a text in parts: the time for NFKC grows with the square of the marks on one letter.
-
-    A part ends before a character that joins no other, if there is one.
-    """
+    """Yield a text in parts: the time for NFKC grows with the square of the marks on a letter."""
     start = 0
     while len(text) - start > PART_CHARS:
         match = _SEPARATE.search(text, start + PART_CHARS // 2, start + PART_CHARS)
@@ -136,10 +133,7 @@ def _strip_edges(text: str) -> str:
 
 
 def _is_mark(char: str, before: str) -> bool:
-    """Whether a sign at the end of a text is punctuation.
-
-    ``!`` after a number, a bracket or one letter is a factorial.
-    """
+    """Whether a sign at the end of a text is punctuation; ``n!`` is a factorial."""
     is_factorial = char == "!" and re.search(r"[\d)]$|(^|\W)\w$", before) is not None
     return char in _MARKS and not is_factorial
 
@@ -192,12 +186,7 @@ def to_finite(value: float) -> float | None:
 
 
 def parse_strict_json(text: str) -> Any:
-    """Return the value of a JSON text, without any tolerance.
-
-    Raises:
-        ValueError: It is not JSON, repeats a name, or holds NaN, infinity or a number out of range.
-        RecursionError: It is nested too deeply.
-    """
+    """Return the value of a JSON text, without any tolerance; ValueError if it is none."""
     return json.loads(
         text,
         object_pairs_hook=build_object,

@@ -167,9 +167,7 @@ class DatasetEnvironment:
 
 
 def _check_references(grade: CheckedGrader[Any], data: DataSet) -> None:
-    """Raise DataError if the grader cannot use an item's reference; it names the items, with their
-    rows if known.
-    """
+    """Raise DataError, with the items and their rows, if the grader cannot use references."""
     wrong: dict[str, tuple[Item, str]] = {}
     for split in Split:
         for item in data.items(split):
@@ -222,12 +220,7 @@ def _require_references(dataset: DataSet, path: Path) -> None:
 def build_environment(
     config: TrainerConfig, needed: Sequence[Split] = TRAINING_SPLITS
 ) -> DatasetEnvironment:
-    """Load and check the data set that a configuration describes, and return its environment.
-
-    Raises:
-        ConfigError: ``data.path`` is not set.
-        DataError: The data is not fit for a run, or the grader cannot use a reference.
-    """
+    """Load and check the data that a configuration describes; return its environment."""
     if config.data.path is None:
         raise ConfigError("data.path is required: a folder with train, val and test, or one file")
     dataset = load_dataset(
@@ -263,21 +256,14 @@ class _PendingCriticGrader:
 
 
 def build_grader(config: TrainerConfig) -> Grader:
-    """Return a configuration's grader with its settings.
-
-    Raises:
-        ConfigError: The tables of ``sql`` are missing, or this system cannot confine programs for
-            ``python``.
-    """
+    """Return a configuration's grader with its settings."""
     if config.environment.grader == "critic":
         return _PendingCriticGrader(config)
     return find_grader(config.environment.grader).from_config(config.environment)
 
 
 def find_grader(name: str) -> type[CheckedGrader[Any]]:
-    """Return the class of a grader that a configuration names; those with processes are imported at
-    their use.
-    """
+    """Return the class of a grader by name; those with processes are imported at their use."""
     if name == "sql":
         from reflact.environments.sql_grader import SQLGrader
 
@@ -290,9 +276,7 @@ def find_grader(name: str) -> type[CheckedGrader[Any]]:
 
 
 def score_with_others(item: Item, answer: str) -> Mapping[str, float]:
-    """Return the graders of ``PLAIN_GRADERS`` that give an answer a soft score above 0, the highest
-    first.
-    """
+    """Return the soft scores of all ``PLAIN_GRADERS`` above 0, the highest first."""
     scores = dict[str, float]()
     for name, grader in PLAIN_GRADERS.items():
         try:

@@ -368,8 +368,7 @@ class JsonFieldsGrader(ReferenceGrader[dict[str, JsonValue]]):
 def list_right_answers(grade: Grader, item: Item) -> tuple[str, ...]:
     """Return an item's right answers under a grader, equal ones as equal texts.
 
-    For your own function they are the references that are text or numbers. Patterns and tests are
-    no answers.
+    For your own function they are the references that are text or numbers.
     """
     if isinstance(grade, CheckedGrader):
         return grade.list_right_answers(item)
@@ -384,15 +383,11 @@ async def apply_grader(grade: Grader, item: Item, answer: str) -> Grade:
     """Apply a grader, plain or async, and return its result as a ``Grade``.
 
     A ``ReferenceGrader`` grades long answers on another thread. Your own function is called on the
-    event loop.
-
-    What it returns may also be a number of another library, such as numpy's, ``Decimal`` or
-    ``Fraction``.
+    event loop. It may also return a number of another library, such as numpy.
 
     Raises:
-        EnvironmentFailure: It returned NaN, or raised RuntimeError or StopIteration: the item could
-            not be graded.
-        InterfaceError: It returned anything else; names the item.
+        EnvironmentFailure: It returned NaN, or raised RuntimeError or StopIteration.
+        InterfaceError: It returned anything else.
     """
     outcome: Awaitable[GraderOutput] | GraderOutput
     if isinstance(grade, ReferenceGrader):

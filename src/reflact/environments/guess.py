@@ -26,9 +26,7 @@ CODE = re.compile(r"[+-]?0\d.*|\d+E\d+", re.IGNORECASE)
 
 
 def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
-    """Return the name of a grader that fits the references, and the reason; None if there
-    are none.
-    """
+    """Return the name of a grader that fits the references, and the reason, if there are any."""
     answers = _list_answers(references)
     if not answers:
         return None
@@ -78,9 +76,7 @@ def _choose_for_labels(texts: Sequence[str]) -> tuple[str, str]:
 def _choose_for_numbers(
     answers: Sequence[JsonValue], numbers: Sequence[float | None]
 ) -> tuple[str, str]:
-    """Return `exact` if a text is a code, or if two are the same number (3.1 and 3.10); else
-    `numeric`.
-    """
+    """Return `exact` if a text is a code, or if two are the same number (3.1 and 3.10)."""
     first: dict[float | None, str] = {}
     for answer, number in zip(answers, numbers, strict=True):
         plain = str(answer).strip().lstrip("+").replace(",", "")
@@ -100,9 +96,7 @@ def _choose_for_numbers(
 
 
 def find_joined_labels(grade: Grader, references: Sequence[JsonValue]) -> tuple[str, str] | None:
-    """Return two labels that a grader of texts takes for one, although only one of them is an
-    item's right answer.
-    """
+    """Return two labels that a grader of texts takes for one, although one is wrong."""
     texts = [text.strip() for text in _list_answers(references) if isinstance(text, str)]
     if not isinstance(grade, NormalizedGrader | TokenF1Grader) or not _is_labels(texts):
         return None
@@ -124,8 +118,6 @@ def _is_labels(texts: Sequence[str]) -> bool:
 
 
 def _is_capitals(text: str) -> bool:
-    """Whether most letters of a text are capitals, such as those of a code; a single letter is a
-    label.
-    """
+    """Whether most letters are capitals, as in codes; a single letter is a label."""
     letters = [letter for letter in text if letter.isalpha()]
     return len(letters) > 1 and 2 * sum(letter.isupper() for letter in letters) > len(letters)

@@ -43,9 +43,7 @@ THREADS_SECONDS = 0.02
 
 
 class AssertionCase(FrozenModel):
-    """A case that passes if Python code, run after the answer in its module, raises no
-    exception.
-    """
+    """A case that passes if code, run after the answer in its module, raises no exception."""
 
     tests: str
 
@@ -204,11 +202,7 @@ class PythonGrader(CheckedGrader[ProgramCase]):
 
 
 def find_fault(case: ProgramCase, result: ProgramResult, seconds: int) -> str | None:
-    """Return the fault of a program; None if it passes the case.
-
-    Raises:
-        EnvironmentFailure: The program was not run; the fault is not its own.
-    """
+    """Return the fault of a program, if any; EnvironmentFailure if it was not run."""
     reason = find_last_line(result.errors) or f"exit code {result.code}"
     if CONFINED_MARK not in result.report:
         raise EnvironmentFailure(f"the process for answers did not start as it should: {reason}")

@@ -51,9 +51,7 @@ PATIENCE = 10
 
 
 class QueryVerdict(NamedTuple):
-    """Whether an answer is right, and the reason if it did not run; ``problem`` is that of the
-    references.
-    """
+    """Whether an answer is right, or the reason why not; a ``problem`` is the references'."""
 
     right: bool = False
     reason: str = ""
@@ -141,11 +139,7 @@ class SQLGrader(CheckedGrader[str]):
 class QueryProcess:
     """A process that runs queries; it starts with the first one, and again after it was ended.
 
-    One thread at a time may use it. The process ends with this object and with the process that
-    started it.
-
-    Args:
-        tables: The database's image.
+    One thread at a time may use it. It ends with this object and with the process that started it.
     """
 
     def __init__(self, tables: bytes) -> None:
@@ -154,11 +148,7 @@ class QueryProcess:
         self._owner = 0
 
     def judge(self, references: Sequence[str], answer: str | None) -> QueryVerdict:
-        """Run references and an answer (None: only the references), and compare their rows.
-
-        Raises:
-            EnvironmentFailure: The process could not be started, or another process ended it.
-        """
+        """Run references and an answer (None: only the references), and compare their rows."""
         if answer is not None and len(answer) > MAX_QUERY_CHARS:
             return QueryVerdict(reason=f"the query has more than {MAX_QUERY_CHARS} characters")
         process = self._open_process()

@@ -55,12 +55,6 @@ class ExecutedEnvironment(EnvironmentAdapter):
     requests of its agent are sent here. Both go through a gateway with an address and a token of
     its own for each rollout, so calls, keys, limits, stored replies and records are those of any
     other run.
-
-    Args:
-        own: The environment in the trainer's process, which is asked for all but rollouts.
-        pool: Runs the jobs.
-        host: The address of this machine on which workers reach the gateway.
-        runs_target: Whether workers run the target.
     """
 
     def __init__(self, own: Environment, pool: WorkerPool, *, host: str, runs_target: bool) -> None:
@@ -76,12 +70,7 @@ class ExecutedEnvironment(EnvironmentAdapter):
         """Do nothing: each worker closes its own environment."""
 
     async def _start_run(self, item: Item, session: Session, seed: int) -> Grade:
-        """Run an item in a worker.
-
-        Raises:
-            WorkerLost: The worker ended.
-            Exception: What the session or the environment raised.
-        """
+        """Run an item in a worker; raises what the session or the environment raised."""
         failures: list[Exception] = []
 
         async def answer(body: Mapping[str, Any]) -> str:
@@ -122,10 +111,6 @@ class WorkerPool:
 
     If a worker ends, nobody knows which of its jobs was the reason. A job that lost two workers is
     run in one of its own, so that a job that ends every worker does not leave others unmeasured.
-
-    Args:
-        start_worker: Starts an actor of Ray, a process with one event loop.
-        workers: The most workers.
     """
 
     def __init__(self, start_worker: Callable[[], Any], workers: int) -> None:
@@ -136,11 +121,7 @@ class WorkerPool:
         self._alone = anyio.Semaphore(workers)
 
     async def run(self, job: WorkerJob) -> WorkerResult:
-        """Run a job to its end; a cancelled caller leaves at once.
-
-        Raises:
-            WorkerLost: The worker ended; the job may be run again.
-        """
+        """Run a job; raises WorkerLost if the worker ended, after which it may run again."""
         rollout = (job.item.id, job.seed)
         if self._losses[rollout] >= LOSSES:
             async with self._alone:
@@ -208,11 +189,7 @@ async def _end_worker(worker: Any, seconds: float) -> None:
 async def place_environment(
     environment: EnvironmentAdapter, config: TrainerConfig, target: TargetAdapter
 ) -> AsyncIterator[ExecutedEnvironment]:
-    """Yield an environment that runs in workers of Ray.
-
-    Raises:
-        ConfigError: Workers cannot get the environment, or the cluster cannot be reached.
-    """
+    """Yield an environment that runs in workers of Ray."""
     setup = describe_setup(environment, config, target)
     async with open_workers(setup, config) as pool:
         yield ExecutedEnvironment(
@@ -226,11 +203,7 @@ async def place_environment(
 def describe_setup(
     environment: EnvironmentAdapter, config: TrainerConfig, target: TargetAdapter
 ) -> WorkerSetup:
-    """Return what workers make before their first rollout.
-
-    Raises:
-        ConfigError: A critic grades, or the environment cannot be pickled.
-    """
+    """Return what workers make before their first rollout; ConfigError if they cannot."""
     if environment.scored_by is not None or config.environment.grader == "critic":
         raise ConfigError(
             "executor.name: ray cannot run a critic as the grader, because workers have no key for "
@@ -265,9 +238,6 @@ async def open_workers(setup: WorkerSetup, config: TrainerConfig) -> AsyncIterat
 
     A cluster to which this process is already connected is used as it is. Without an address, one
     is started on this machine, which ends with the block.
-
-    Raises:
-        ConfigError: The cluster cannot be reached.
     """
     import ray
 
@@ -311,9 +281,7 @@ async def open_workers(setup: WorkerSetup, config: TrainerConfig) -> AsyncIterat
 
 
 def select_variables(config: TrainerConfig) -> dict[str, str]:
-    """Return the environment variables that workers get: none with a model's key or the name of a
-    secret.
-    """
+    """Return the environment variables that workers get: none with a key or a secret."""
     key_names = {getattr(config.models, role).api_key_env for role in ModelsConfig.model_fields}
     values = [os.environ.get(name or "", "") for name in key_names]
     keys = [key for key in values if len(key) >= MIN_KEY_CHARACTERS]

@@ -31,14 +31,8 @@ OTHER_VERSIONS = (
 class WorkerSetup(FrozenModel):
     """What a worker makes before its first rollout; identities must equal the trainer's.
 
-    Attributes:
-        environment: The environment, pickled.
-        environment_identity: Its identity.
-        target: The configuration's section of an agent that runs in the worker; None: sessions
-            send each message to the trainer's target.
-        target_identity: The identity of this agent.
-        model: The name of the model behind the gateway.
-        llm: The model's identity.
+    ``environment`` is pickled. ``target`` is the configuration's section of an agent that runs in
+    the worker; without it, sessions send each message to the trainer's target.
     """
 
     environment: bytes = Field(repr=False)
@@ -52,13 +46,8 @@ class WorkerSetup(FrozenModel):
 class WorkerJob(FrozenModel):
     """A rollout for a worker.
 
-    Attributes:
-        item: The item.
-        seed: The seed of the item's trial.
-        base_url: Where its session asks the trainer.
-        token: The key for this address.
-        skill: The skill of the worker's agent.
-        rollout: The rollout's key; empty if the target stays with the trainer.
+    ``rollout`` is its key; it is empty if the target stays with the trainer. ``seed`` is that of
+    the item's trial.
     """
 
     item: Item

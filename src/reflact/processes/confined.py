@@ -24,19 +24,16 @@ class ConfinedProcess:
 
     Args:
         code: The code, in Python.
-        tests: Code that runs after it; None if there is none, and no report of their end.
+        tests: Code that runs after it, if any.
         stdin: The input: an open file, or ``subprocess.PIPE``.
         stdout: The output, likewise.
         folder: The current folder of the process.
-        seconds: Limit of processor time; None: no limit.
+        seconds: Limit of processor time.
         memory: Limit of memory, in bytes.
         output: Limit of the size of each output, in bytes.
         confine: Whether the kernel confines the process.
-        parent: The process with which it ends; None: with no other.
+        parent: The process with which it ends.
         variables: Environment variables beside ``VARIABLES``.
-
-    Raises:
-        OSError: It cannot be started.
     """
 
     def __init__(

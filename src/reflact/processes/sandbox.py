@@ -224,11 +224,10 @@ def can_confine() -> bool:
 
 
 class SandboxRequest(NamedTuple):
-    """The arguments of a process, as JSON on its command line.
+    """The arguments of a process, as JSON on its command line; sizes are in bytes.
 
-    ``program`` is an open file with the answer and its tests (null: none) in JSON, and ``report``
-    one for the marks. ``seconds`` is processor time (null: no limit); ``memory`` and ``output`` are
-    in bytes. The process ends with its ``parent`` (null: with no other process).
+    ``program`` is an open file with the answer and its tests in JSON, and ``report`` one for the
+    marks. The process ends with its ``parent``, unless that is None.
     """
 
     parent: int | None
@@ -267,13 +266,7 @@ def main(order: SandboxRequest) -> None:
 
 
 def set_limits(order: SandboxRequest, *, alone: bool, without: Collection[str] = ()) -> None:
-    """Set resource limits; ``alone`` forbids further processes for users other than root.
-
-    Args:
-        order: The limits.
-        alone: Whether the process may start no other.
-        without: Names of limits that are not set; only tests pass it.
-    """
+    """Set resource limits, ``without`` some in tests; ``alone``: the process may start no other."""
     import resource
 
     bounds = {
@@ -300,16 +293,9 @@ def set_limits(order: SandboxRequest, *, alone: bool, without: Collection[str] =
 
 
 def confine_process(parent: int | None, *, without: Collection[str] = ()) -> None:
-    """Drop all rights that an answer does not need, and end with the parent (None: with no other
-    process).
+    """Drop all rights that an answer does not need, and end with the parent, unless that is None.
 
-    Args:
-        parent: The id of the process that started this one.
-        without: Names of ``RULES`` that are left out; only tests pass it, to show what a rule
-            refuses.
-
-    Raises:
-        OSError: The kernel refused a step.
+    Tests leave out ``RULES``, to show what a rule refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     machine = PROCESSORS[platform.machine()]
@@ -349,16 +335,12 @@ def list_readable_paths() -> list[str]:
 
 
 def isolate_command(folder: str | None) -> bool:
-    """Keep this process, and all that it starts, from signalling other processes and from reading
-    their variables.
+    """Keep this process, and all that it starts, from other processes and their variables.
 
     With a folder, files outside it cannot be changed either, and all capabilities are dropped.
     Reading, the network and the attributes of files, such as their modes, stay as they are. Return
     whether signals reach no other process; before Linux 6.12 they do, and without a folder nothing
     is isolated there.
-
-    Raises:
-        OSError: The kernel refused a step, or cannot refuse to truncate files (before Linux 6.2).
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = _call_kernel(libc.syscall, CREATE_RULESET, None, 0, 1)
@@ -401,9 +383,7 @@ def _list_rights(version: int) -> int:
 
 
 def _apply_landlock(libc: Any, handled: tuple[int, int, int], allowed: Mapping[str, int]) -> None:
-    """Refuse all rights of files, ports and scopes that are handled, but for the allowed ones below
-    some paths.
-    """
+    """Refuse the handled rights of files, ports and scopes, except below allowed paths."""
     ruleset = _call_kernel(libc.syscall, CREATE_RULESET, struct.pack("=3Q", *handled), 24, 0)
     for path, rights in allowed.items():
         descriptor = os.open(path, os.O_PATH)

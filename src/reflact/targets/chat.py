@@ -54,11 +54,7 @@ class ChatSession:
         return tuple(Turn(role=message.role, content=message.content) for message in self._messages)
 
     async def reply(self, message: str) -> str:
-        """Send a message after all earlier ones and return the answer.
-
-        Raises:
-            ModelError: There is no answer; the message is not added to the conversation.
-        """
+        """Send a message after all earlier ones and return the answer."""
         messages = (*self._messages, Message(role="user", content=message))
         reply = await self._llm.ask(
             RenderedPrompt(

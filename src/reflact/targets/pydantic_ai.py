@@ -268,13 +268,10 @@ class AgentSession(Generic[D, Out]):
         return tuple(_list_turns(self._capability.messages))
 
     async def reply(self, message: str) -> str:
-        """Run the agent on a message after all earlier ones and return its output, as text or else
-        as JSON.
+        """Run the agent on a message after all earlier ones; return its output, as text or as JSON.
 
         Raises:
-            ReplyError: The agent gave no valid output, or reached one of its limits; its rollout
-                scores 0.
-            ModelError: Its model gave no answer.
+            ReplyError: It gave no valid output, or reached a limit; its rollout scores 0.
             EnvironmentFailure: A tool, an instruction function or ``deps`` raised an error.
         """
         target = self._target
@@ -305,11 +302,7 @@ class AgentSession(Generic[D, Out]):
 
 
 class _RolloutCapability(AbstractCapability[D]):
-    """Puts the skill in place of the agent's literal instructions, and its requests through the
-    run.
-
-    ``tools`` has the new descriptions of tools by their names.
-    """
+    """Puts the skill in place of literal instructions, and requests through the run."""
 
     def __init__(
         self,
@@ -338,9 +331,7 @@ class _RolloutCapability(AbstractCapability[D]):
     async def before_model_request(
         self, ctx: RunContext[D], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        """Replace the literal instructions of the agent; those of functions, toolsets and
-        capabilities stay.
-        """
+        """Replace the literal instructions; those of functions and toolsets stay."""
         self.messages = list(request_context.messages)
         parameters = request_context.model_request_parameters
         others = [part for part in parameters.instruction_parts or () if not _is_literal(part)]
@@ -380,11 +371,7 @@ class _RolloutCapability(AbstractCapability[D]):
 async def _ask_model(
     handler: WrapModelRequestHandler, request_context: ModelRequestContext
 ) -> AgentAnswer:
-    """Ask an agent's model once.
-
-    Raises:
-        ConnectionError: It cannot be reached.
-    """
+    """Ask an agent's model once."""
     try:
         response = await handler(request_context)
     except ModelHTTPError:
@@ -468,9 +455,7 @@ def _is_literal(part: InstructionPart) -> bool:
 
 
 def _split_tools(text: str) -> tuple[str, Mapping[str, str]]:
-    """Return a skill without its sections on tools, and the description of each tool that a section
-    describes.
-    """
+    """Return a skill without its sections on tools, and their texts by the tools' names."""
     described: dict[str, str] = {}
     for name, section in TOOL_SECTION.findall(text):
         if section.strip():
@@ -494,9 +479,7 @@ def _list_tools(toolset: AbstractToolset[Any]) -> Sequence[ToolDefinition]:
 
 
 def _list_turns(messages: Sequence[ModelMessage]) -> Iterator[Turn]:
-    """Yield a run's messages as turns; a tool call is a turn of the assistant, its result one of
-    the tool.
-    """
+    """Yield messages as turns; calls of tools are the assistant's, results the tool's."""
     for message in messages:
         for part in message.parts:
             match part:
@@ -516,12 +499,9 @@ def _list_turns(messages: Sequence[ModelMessage]) -> Iterator[Turn]:
 
 
 def _resolve_model(model: Model | str | None) -> Model:
-    """Return an agent's model; one that cannot be connected yet raises its error when it is asked.
+    """Return an agent's model; one that cannot be connected raises its error when it is asked.
 
     A replayed run asks no model, and so needs no key.
-
-    Raises:
-        ConfigError: The agent has no model.
     """
     if model is None:
         raise ConfigError("the pydantic-ai agent has no model: set one in the agent")
