@@ -185,11 +185,7 @@ class CommandTarget(GatewayTarget):
 
     @property
     def identity(self) -> str:
-        """The command, its files, variables, limits, version and, in a run, its model, as canonical
-        JSON.
-
-        A run reads the workspace once.
-        """
+        """The settings and files, as canonical JSON; a run reads the workspace once."""
         return self._identity or self._describe()
 
     def _describe(self) -> str:
@@ -211,20 +207,14 @@ class CommandTarget(GatewayTarget):
 
     @property
     def instructions(self) -> str:
-        """``seed``, or the file of the workspace that the skill replaces: a training begins with
-        it.
-        """
+        """The text that a training begins with: ``seed``, or the file that the skill replaces."""
         if self.seed is not None or self.workspace is None or self.skill_name is not None:
             return self.seed or ""
         file = Path(self.workspace, self.skill_file or "")
         return load_skill(file).text if file.is_file() else ""
 
     def write_skill(self, skill: Skill) -> str:
-        """Return the text of the skill's file.
-
-        Raises:
-            ConfigError: The skill's name or its description breaks the rules of skills.
-        """
+        """Return the text of the skill's file; ConfigError if its name breaks a rule of skills."""
         if self.skill_name is None:
             return skill.text
         try:
@@ -240,11 +230,7 @@ class CommandTarget(GatewayTarget):
         return connected
 
     def session(self, skill: Skill, *, rollout: str) -> CommandSession:
-        """Start a rollout; ``rollout`` is its key.
-
-        Raises:
-            ConfigError: The target is not part of a run.
-        """
+        """Start a rollout; ``rollout`` is its key."""
         return CommandSession(self, skill, rollout)
 
 

@@ -94,9 +94,7 @@ class FunctionTarget(GatewayTarget):
 
     @property
     def identity(self) -> str:
-        """The function's module and name, its version and limit and, in a run, its model, as
-        canonical JSON.
-        """
+        """The function's name, the settings and, in a run, the model, as canonical JSON."""
         function: Any = self.run_agent
         if not hasattr(function, "__qualname__"):
             function = type(function)
@@ -111,11 +109,7 @@ class FunctionTarget(GatewayTarget):
         )
 
     def session(self, skill: Skill, *, rollout: str) -> FunctionSession:
-        """Start a rollout; ``rollout`` is its key.
-
-        Raises:
-            ConfigError: The target is not part of a run.
-        """
+        """Start a rollout; ``rollout`` is its key."""
         return FunctionSession(self, skill, rollout)
 
 

@@ -133,19 +133,11 @@ class DatasetEnvironment:
         return self._data.items(split)
 
     def list_right_answers(self, item: Item) -> Sequence[str]:
-        """Return the item's right answers; empty if its references are no answers, or a critic
-        grades.
-        """
+        """Return the item's right answers, if its references are answers."""
         return () if self.scored_by is not None else list_right_answers(self._grade, item)
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Ask the item's question and grade the answer; the seed is not used.
-
-        Raises:
-            EnvironmentFailure: The grader returned no score, or the target no text.
-            InterfaceError: ``reply`` of the session is not async.
-            ModelError: The target gave no answer.
-        """
+        """Ask the item's question and grade the answer; the seed is not used."""
         replying = session.reply(self.render_message(item))
         if not isinstance(replying, Awaitable):
             raise describe_not_async(session, Session.reply, replying)

@@ -125,20 +125,13 @@ class CheckedGrader(FrozenModel, ABC, Generic[E]):
 
 
 class ReferenceGrader(CheckedGrader[E]):
-    """Base of the graders that compare an answer with the item's reference.
+    """Base of the graders that compare an answer with the item's reference."""
 
-    ``inline_limit`` is the size up to which an answer and its reference are compared on the event
-    loop.
-    """
-
+    # Up to this size, an answer and its reference are compared on the event loop.
     inline_limit: ClassVar[int] = INLINE_LIMIT
 
     def __call__(self, item: Item, answer: str) -> Grade:
-        """Grade an answer: soft is the best match among the accepted answers, hard is 0 or 1.
-
-        Raises:
-            DataError: This grader cannot use the item's reference.
-        """
+        """Grade an answer: soft is the best match among the accepted answers, hard is 0 or 1."""
         matches = [self._match(expected, answer) for expected in self._list_accepted(item)]
         soft, reason = max(matches, key=lambda match: match[0])
         feedback = None

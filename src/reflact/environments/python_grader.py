@@ -105,12 +105,7 @@ class PythonGrader(CheckedGrader[ProgramCase]):
     def from_config(
         cls, config: EnvironmentConfig, *, is_available: Callable[[], bool] = can_confine
     ) -> Self:
-        """Return the grader for this system; ``is_available`` returns whether the system can
-        confine programs.
-
-        Raises:
-            ConfigError: This system cannot confine programs, and ``allow_unconfined`` is false.
-        """
+        """Return the grader; ConfigError if this system cannot confine programs, but must."""
         confined = is_available()
         if not confined and not config.allow_unconfined:
             raise ConfigError(
@@ -127,12 +122,7 @@ class PythonGrader(CheckedGrader[ProgramCase]):
         return {**super().identity, "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
 
     async def __call__(self, item: Item, answer: str) -> Grade:
-        """Run an answer on all cases of an item.
-
-        Raises:
-            DataError: The item's reference has no valid cases.
-            EnvironmentFailure: The process could not be started or confined.
-        """
+        """Run an answer on all cases of an item."""
         cases = self._list_accepted(item)
         if len(answer) > MAX_PROGRAM_CHARS:
             feedback = f"the program has more than {MAX_PROGRAM_CHARS} characters"

@@ -80,11 +80,7 @@ class SQLGrader(CheckedGrader[str]):
 
     @classmethod
     def from_config(cls, config: EnvironmentConfig) -> Self:
-        """Return the grader on the configured tables.
-
-        Raises:
-            ConfigError: The tables are missing.
-        """
+        """Return the grader on the configured tables; ConfigError if there are none."""
         if config.tables is None:
             raise ConfigError(
                 "environment.tables is required for grader: sql; name a folder of .csv files"
@@ -98,12 +94,7 @@ class SQLGrader(CheckedGrader[str]):
         return {"grader": self.name, "version": self.version, "tables": tables}
 
     async def __call__(self, item: Item, answer: str) -> Grade:
-        """Run an answer and the item's reference, and compare their rows.
-
-        Raises:
-            DataError: The item's reference is no query that runs.
-            EnvironmentFailure: The process for queries could not be started.
-        """
+        """Run an answer and the item's reference, and compare their rows."""
         references = self._list_accepted(item)
         async with self._slots:
             process = self._idle.pop() if self._idle else QueryProcess(self.tables)

@@ -26,9 +26,7 @@ class ChatTarget:
 
     @property
     def identity(self) -> str:
-        """The model's identity, the texts around the skill and ``CHAT_TARGET_VERSION``, as
-        canonical JSON.
-        """
+        """The model's identity and the texts around the skill, as canonical JSON."""
         return identify_chat_target(
             self._llm.identity, preamble=self._preamble, postamble=self._postamble
         )

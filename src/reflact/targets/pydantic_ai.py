@@ -135,11 +135,7 @@ class PydanticAITarget(Generic[D, Out]):
 
     @property
     def identity(self) -> str:
-        """The agent's model and settings, tools, system prompts, output, limits and version, as
-        canonical JSON.
-
-        In a run, the settings are those in force under ``models.target``.
-        """
+        """The agent's model, settings in force, tools, prompts, output and limits, as JSON."""
         return self._identity or self._describe()
 
     def _describe(self) -> str:
@@ -164,25 +160,19 @@ class PydanticAITarget(Generic[D, Out]):
 
     @property
     def instructions(self) -> str:
-        """The literal instructions of the agent, with which a training begins unless ``skill``
-        names a document.
-        """
+        """The literal instructions of the agent, with which a training may begin."""
         own = getattr(getattr(self._agent, "wrapped", self._agent), "_instructions", ())
         return "\n\n".join(each.instruction for each in own if isinstance(each.instruction, str))
 
     @property
     def _own_settings(self) -> Mapping[str, Any]:
-        """The settings of the agent and its model, without those that a function of the agent
-        makes.
-        """
+        """The settings of the agent and its model that no function makes."""
         chosen = getattr(self._agent, "model_settings", None)
         return {**(self._model.settings or {}), **(chosen if isinstance(chosen, Mapping) else {})}
 
     @property
     def description(self) -> str:
-        """The agent's tools and their parameters, for the optimizer, and how the document may
-        describe them.
-        """
+        """The agent's tools, for the optimizer, and how the document may describe them."""
         lines = []
         for toolset in _list_toolsets(self._agent):
             for tool in _list_tools(toolset):
@@ -196,11 +186,7 @@ class PydanticAITarget(Generic[D, Out]):
         return "\n".join(lines)
 
     def describe_model(self, config: ModelConfig) -> ModelConfig:
-        """Return the settings of ``models.target`` with the agent's model and endpoint.
-
-        Raises:
-            ConfigError: The settings name a model.
-        """
+        """Return the settings of ``models.target`` with the agent's model and endpoint."""
         if config.model:
             raise ConfigError(
                 "models.target.model has no effect on a pydantic-ai agent, which has its own "
@@ -222,9 +208,7 @@ class PydanticAITarget(Generic[D, Out]):
         )
 
     def connect(self, sender: RequestSender, config: ModelConfig) -> PydanticAITarget[D, Out]:
-        """Return the same target with its requests going through a run, under the settings of
-        ``models.target``.
-        """
+        """Return the same target in a run, under the settings of ``models.target``."""
         connected = copy.copy(self)
         connected._sender = sender
         chosen = {name: getattr(config, name) for name in ("temperature", "max_tokens")}
@@ -235,11 +219,7 @@ class PydanticAITarget(Generic[D, Out]):
         return connected
 
     def session(self, skill: Skill, *, rollout: str) -> AgentSession[D, Out]:
-        """Start a run of an agent without dependencies; ``rollout`` is the rollout's key.
-
-        Raises:
-            ConfigError: The target has ``deps``, which need an item.
-        """
+        """Start a run of an agent without dependencies; ``rollout`` is the rollout's key."""
         if self._deps is not None:
             raise ConfigError("the agent's deps need an item: start its sessions with session_for")
         return self.session_for(Item(id=rollout, input=""), skill, rollout=rollout)
