@@ -29,7 +29,7 @@ from reflact.environments import DatasetEnvironment
 from reflact.errors import ConfigError, EnvironmentFailure, ReplyError
 from reflact.messages import CallId
 from reflact.processes.sandbox import SCOPES_VERSION, can_confine, read_landlock_version
-from reflact.records import RunSummary, SkillComparison
+from reflact.records import RunSummary
 from reflact.targets import AgentRollout, CommandTarget, FunctionTarget
 from reflact.testing import ScriptedLLM
 from reflact.training.check import SetupCheck, check_setup
@@ -141,25 +141,6 @@ async def assert_trained_and_resumed(folder: Path, target: Any) -> None:
 async def test_a_command_is_trained_and_resumed(tmp_path: Path) -> None:
     """A command that reads its skill from a file is trained; its requests are counted once, also over restarts."""
     await assert_trained_and_resumed(tmp_path, CommandTarget(AGENT, skill_file="SKILL.md"))
-
-
-async def test_a_document_for_a_command_is_compared_with_others_which_are_paid_once(tmp_path: Path) -> None:
-    """A document is paired with none, a placebo and constants; a training in the same folder pays none of them anew."""
-    endpoint, target = Endpoint(), CommandTarget(AGENT, skill_file="SKILL.md")
-    settings, environment = describe_run(tmp_path)
-    trainer = Trainer(settings, environment=environment, target=target, transport=endpoint)
-
-    async def compare() -> SkillComparison:
-        return await trainer.compare(Skill(text=RULE), ("none", "placebo", "null"))
-
-    compared = await compare()
-    assert [score.hard for score in (compared.skill, *compared.others)] == [1, 0, 0, 0, 0]
-    assert [gain.mean for gain in compared.improvements] == [1, 1, 1, 1]
-    assert len(endpoint.bodies) == 3
-    assert await compare() == compared
-    await train(tmp_path, endpoint, target)
-    asked = [json.dumps(body["messages"]) for body in endpoint.bodies if "response_format" not in body]
-    assert len(asked) == len(set(asked)) > 3
 
 
 @pytest.mark.slow
@@ -296,20 +277,17 @@ async def test_a_long_task_and_one_that_is_no_text_reach_a_command() -> None:
     assert await start(count).reply("\ud83d") == "3"
 
 
-@pytest.mark.parametrize(
-    ("task", "variables", "words"),
-    [
+async def test_a_task_that_is_no_argument_is_no_failure_of_the_agent() -> None:
+    """A task that the system takes neither as argument nor as variable leaves no score, with advice."""
+    cases: list[tuple[str, dict[str, str], str]] = [
         ("x" * 2**22, {}, "the command true cannot be started: Argument list too long; leave out {task}"),
         ("x" * 2**22, {"TASK": "{task}"}, "the command cannot be started: Argument list too long; leave out"),
         ("a\0b", {}, "the command true cannot be started: embedded null byte; leave out {task}"),
-    ],
-)
-async def test_a_task_that_is_no_argument_is_no_failure_of_the_agent(
-    task: str, variables: dict[str, str], words: str
-) -> None:
-    """A task that the system takes neither as argument nor as variable leaves no score, and the reason says what to do."""
-    with pytest.raises(EnvironmentFailure, match=words):
-        await start(CommandTarget(["true", "{task}"], skill_file="a", variables=variables)).reply(task)
+    ]
+    for task, variables, words in cases:
+        target = CommandTarget(["true", "{task}"], skill_file="a", variables=variables)
+        with pytest.raises(EnvironmentFailure, match=words):
+            await start(target).reply(task)
 
 
 def test_a_lower_limit_of_the_system_holds(tmp_path: Path) -> None:
@@ -427,49 +405,65 @@ async def test_no_key_reaches_a_command(
 async def test_a_skill_that_does_not_reach_the_agent_costs_nothing(
     arguments: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    """A training fails before its first call if no request has the skill, says where to look, and leaves its folder free."""
+    """A training fails before its first call and says where to look, unless the test is off."""
     endpoint, target = Endpoint(), CommandTarget(**{"command": AGENT, **arguments})
     summary = await train(tmp_path, endpoint, target)
     assert (summary.status, endpoint.bodies) == ("failed", [])
     assert re.search(words, str(summary.reason))
-    mended = await train(tmp_path, endpoint, CommandTarget(AGENT, skill_file="SKILL.md"))
-    assert mended.status == "completed"
+    later = CommandTarget(AGENT, skill_file="AGENTS.md", preflight=False)
+    assert (await train(tmp_path, endpoint, later)).status == "completed"
+
+
+class World:
+    """Gives an agent its tasks in JSON, or fails; notes its messages and the items that it graded."""
+
+    identity = "world"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.messages: list[str] = []
+        self.graded: list[str] = []
+        self._error = error
+
+    def items(self, split: Split) -> tuple[Item, ...]:
+        return (Item(id="bad", input="fail"), *ITEMS[:1])
+
+    async def run(self, item: Item, session: Any, *, seed: int) -> Grade:
+        if self._error is not None:
+            raise self._error
+        self.messages.append(json.dumps({"text": item.input}))
+        answer = await session.reply(self.messages[-1])
+        self.graded.append(item.id)
+        return Grade(score=Score.of(answer == item.reference), answer=answer)
 
 
 async def test_the_test_of_the_skill_sends_the_message_of_a_rollout() -> None:
-    """The test gives an agent its task as the environment words it, and another task if the agent fails on the first."""
-    messages: list[str] = []
-    graded: list[str] = []
+    """The agent gets its task as the environment words it, and another one if it fails on the first.
 
-    class Worded:
-        """Wraps the input in JSON, which the agent needs."""
-
-        identity = "worded"
-
-        def items(self, split: Split) -> tuple[Item, ...]:
-            return {"train": (Item(id="bad", input="fail"), *ITEMS[:1]), "val": ITEMS[1:]}.get(split, ())
-
-        async def run(self, item: Item, session: Any, *, seed: int) -> Grade:
-            messages.append(json.dumps({"text": item.input}))
-            answer = await session.reply(messages[-1])
-            graded.append(item.id)
-            return Grade(score=Score.of(answer == item.reference), answer=answer)
+    If the environment fails before, a warning says that the skill was not tested.
+    """
 
     async def read_task(rollout: AgentRollout) -> str:
-        body = {"messages": [{"content": rollout.skill}, {"content": json.loads(rollout.task)["text"]}]}
-        if body["messages"][1]["content"] == "fail":
+        text = json.loads(rollout.task)["text"]
+        if text == "fail":
             raise KeyError("no such task")
         async with httpx.AsyncClient() as client:
             headers = {"Authorization": f"Bearer {rollout.token}"}
+            body = {"messages": [{"content": rollout.skill}, {"content": text}]}
             url = f"{rollout.base_url}/chat/completions"
             return str((await client.post(url, json=body, headers=headers)).text)
 
-    items, config = Worded().items(Split.train), ModelConfig(model="m")
-    target = FunctionTarget(read_task)
-    assert await target.test_skill(Worded(), items, Skill(text=RULE), config) is None
-    assert (messages, graded) == ([json.dumps({"text": text}) for text in ("fail", "Say red")], [])
+    config, target, skill = ModelConfig(model="m"), FunctionTarget(read_task), Skill(text=RULE)
+    world = World()
+    items = world.items(Split.train)
+    assert await target.test_skill(world, items, skill, config) is None
+    assert (world.messages, world.graded) == (
+        [json.dumps({"text": text}) for text in ("fail", "Say red")],
+        [],
+    )
     with pytest.raises(EnvironmentFailure, match="the agent failed: KeyError: 'no such task'"):
-        await target.test_skill(Worded(), items[:1], Skill(text=RULE), config)
+        await target.test_skill(world, items[:1], skill, config)
+    warning = await target.test_skill(World(OSError("no world")), items, skill, config)
+    assert str(warning).endswith("because of the environment: OSError: no world")
 
 
 async def test_an_agent_that_fails_before_it_asks_hears_its_own_error_first() -> None:
@@ -482,23 +476,6 @@ async def test_an_agent_that_fails_before_it_asks_hears_its_own_error_first() ->
     late = CommandTarget(AGENT, skill_file="AGENTS.md", answer_file="none.txt")
     with pytest.raises(EnvironmentFailure, match=r"^the command wrote no file none\.txt; no request"):
         await late.test_skill(describe_run(Path())[1], ITEMS, Skill(text=RULE), ModelConfig(model="m"))
-
-
-async def test_an_environment_that_fails_before_it_asks_is_a_warning() -> None:
-    """If the environment fails before the agent gets a task, a warning says that the skill was not tested."""
-
-    class Broken:
-        identity = "broken"
-
-        def items(self, split: Split) -> tuple[Item, ...]:
-            return ITEMS
-
-        async def run(self, item: Item, session: Any, *, seed: int) -> Grade:
-            raise OSError("no world")
-
-    target = CommandTarget(AGENT, skill_file="SKILL.md")
-    warning = await target.test_skill(Broken(), ITEMS, Skill(text=RULE), ModelConfig(model="m"))
-    assert str(warning).endswith("because of the environment: OSError: no world")
 
 
 async def test_a_check_says_that_the_skill_reaches_the_agent(tmp_path: Path) -> None:
@@ -517,12 +494,6 @@ async def test_a_check_says_that_the_skill_reaches_the_agent(tmp_path: Path) -> 
     with pytest.raises(EnvironmentFailure, match="so the skill has no effect"):
         await check("AGENTS.md")
     assert len(endpoint.bodies) == asked == 1
-
-
-async def test_the_test_of_the_skill_can_be_switched_off(tmp_path: Path) -> None:
-    """An agent that may read the file later is trained without the test."""
-    target = CommandTarget(AGENT, skill_file="AGENTS.md", preflight=False)
-    assert (await train(tmp_path, Endpoint(), target)).status == "completed"
 
 
 def test_a_command_needs_a_place_for_its_skill() -> None:
@@ -625,22 +596,15 @@ async def test_a_side_call_is_no_turn() -> None:
     assert [call_id.purpose for call_id in sender.calls] == ["side_call", "rollout"]
 
 
-def test_a_workspace_is_read_once_in_a_run(tmp_path: Path) -> None:
-    """The identity of a connected target is that of its start; the next run sees the changed file."""
+def test_what_a_command_is_decides_its_identity(tmp_path: Path) -> None:
+    """Another command, workspace or limit makes another target; a run reads the workspace once."""
     notes = tmp_path / "notes.md"
     notes.write_text("a", encoding="utf-8")
     target = CommandTarget(AGENT, skill_file="a", workspace=str(tmp_path))
     connected = target.connect(Sender(), ModelConfig(model="m"))
-    before = connected.identity
+    identities = {target.identity, connected.identity}
     notes.write_text("b", encoding="utf-8")
-    assert connected.identity == before
-    assert target.connect(Sender(), ModelConfig(model="m")).identity != before
-
-
-def test_what_a_command_is_decides_its_identity(tmp_path: Path) -> None:
-    """Another command, workspace or limit makes another target."""
-    (tmp_path / "notes.md").write_text("a", encoding="utf-8")
-    first = CommandTarget(AGENT, skill_file="a", workspace=str(tmp_path)).identity
-    (tmp_path / "notes.md").write_text("b", encoding="utf-8")
-    second = CommandTarget(AGENT, skill_file="a", workspace=str(tmp_path)).identity
-    assert len({first, second, CommandTarget(AGENT, skill_file="a", limits={"seconds": 1}).identity}) == 3
+    assert connected.identity in identities
+    assert target.connect(Sender(), ModelConfig(model="m")).identity not in identities
+    limited = CommandTarget(AGENT, skill_file="a", workspace=str(tmp_path), limits={"seconds": 1})
+    assert len({*identities, target.identity, limited.identity}) == 4
