@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -19,9 +18,8 @@ import httpx
 import pytest
 
 from filled_schema import fill_schema
-from reflact import Trainer, read_run
+from reflact import Trainer
 from reflact.agents.agent_process import FOLDER_PREFIX, remove_stale_folders
-from reflact.agents.supervisor import SupervisorReport, SupervisorRequest, build_command
 from reflact.config.models import ModelConfig
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet
@@ -191,11 +189,7 @@ async def test_answers_come_from_a_file_and_streams_are_answered() -> None:
         ("flood", {"output_bytes": 100_000}, "the command was ended after 100,000 bytes of output"),
         ("hoard", {"memory_mib": 100}, "the command was ended with more than 100 MiB of memory"),
         ("breed", {"processes": 20}, "the command was ended with more than 20 processes"),
-        (
-            "crowd",
-            {"processes": 2},
-            r"the command was ended with \d+ threads, more than 16 for each of 2 processes",
-        ),
+        ("crowd", {"processes": 2}, r"was ended with \d+ threads, more than 16 for each of 2 processes"),
         ("write big.bin", {"file_mib": 1}, "the command ended with 1: .*File too large"),
         ("fail", {}, "the command ended with 1: no such tool"),
     ],
@@ -208,7 +202,7 @@ async def test_a_command_that_misbehaves_scores_nothing(how: str, limits: dict[s
 
 
 async def test_a_run_goes_on_if_a_command_is_ended(tmp_path: Path) -> None:
-    """A command that multiplies is ended: its items score 0, and the optimizer is told at which limit it was ended."""
+    """Its items score 0, and the optimizer reads at which limit it was ended."""
     endpoint = Endpoint()
     breed = ["sh", "-c", "for n in 1 2 3 4 5; do setsid sleep 600 & done; wait"]
     target = CommandTarget(breed, skill_file="a", limits={"processes": 3}, preflight=False)
@@ -216,8 +210,6 @@ async def test_a_run_goes_on_if_a_command_is_ended(tmp_path: Path) -> None:
     assert (summary.status, summary.best.score) == ("completed", 0)
     remark = "remark: the command was ended with more than 3 processes (`processes`)"
     assert remark in endpoint.bodies[0]["messages"][-1]["content"]
-    [item] = (await read_run(tmp_path, items=True)).items
-    assert [rollout.score for rollout in item.best.rollouts] == [Score.of(0)]
 
 
 async def test_all_children_end_with_the_command() -> None:
@@ -227,15 +219,6 @@ async def test_all_children_end_with_the_command() -> None:
         children = (await start(target).reply("Say red")).split()
     alive = [child for child in children if is_alive(child)]
     assert (len(children), alive) == (2, [])
-
-
-async def test_a_child_that_is_not_found_does_not_keep_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a command escapes its limits on a system that cannot isolate it, an open output does not keep the rollout."""
-    monkeypatch.setattr("reflact.agents.agent_process.sandbox.can_confine", lambda: False)
-    escape = "setsid sleep 600 & echo $! >&2; kill -9 $PPID; sleep 600"
-    with anyio.fail_after(60), pytest.raises(ReplyError, match="the command ended with -9") as caught:
-        await start(CommandTarget(["sh", "-c", escape], skill_file="a")).reply("Say red")
-    os.kill(int(str(caught.value).rpartition(" ")[2]), signal.SIGKILL)
 
 
 @pytest.mark.skipif(not can_confine(), reason="needs Landlock")
@@ -288,21 +271,6 @@ async def test_a_task_that_is_no_argument_is_no_failure_of_the_agent() -> None:
         target = CommandTarget(["true", "{task}"], skill_file="a", variables=variables)
         with pytest.raises(EnvironmentFailure, match=words):
             await start(target).reply(task)
-
-
-def test_a_lower_limit_of_the_system_holds(tmp_path: Path) -> None:
-    """A command starts under a hard limit of the size of files that is below that of reflact."""
-    most = 2**20
-    program = f"import resource; assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == {most}"
-    limit = ["sh", "-c", 'ulimit -f "$1"; shift; exec "$@"', "sh", str(most // 512)]
-    with (tmp_path / "request.json").open("w+b") as file, (tmp_path / "report.json").open("w+b") as report:
-        command = [sys.executable, "-c", program]
-        order = SupervisorRequest(command, os.getpid(), report.fileno(), 2**40, 2**30, 2**30, 512, None, None)
-        file.write(json.dumps(order).encode())
-        file.seek(0)
-        files = (file.fileno(), report.fileno())
-        subprocess.run([*limit, *build_command(file.fileno())], pass_fds=files, check=True)
-        assert json.loads((tmp_path / "report.json").read_bytes()) == [*SupervisorReport(code=0)]
 
 
 def test_folders_of_killed_rollouts_are_removed(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def _join_name(namespace: str | None, name: str) -> str:
 
 def _write_tool(name: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool as a function of a chat completion."""
-    function = {"name": name}
+    function: dict[str, Any] = {"name": name}
     function |= {field: tool[field] for field in FUNCTION_FIELDS if tool.get(field) is not None}
     if tool["type"] == "custom":
         description = tool.get("description", "")

@@ -11,7 +11,7 @@ import anyio
 from reflact.adapters import CatchExits, adapt_target
 from reflact.errors import EnvironmentFailure, ReplyError
 from reflact.messages import AgentAnswer, CallId
-from reflact.protocols import Environment, RequestSender, Session, Target
+from reflact.protocols import Environment, RequestSender, Session
 from reflact.types import Item, Skill, Turn
 
 # The line that a test adds to a skill, and looks for in the agent's requests.
@@ -24,7 +24,7 @@ MAX_PROBED_ITEMS = 3
 
 
 async def run_skill_test(
-    connect: Callable[[RequestSender], Target],
+    connect: Callable[[RequestSender], Any],
     environment: Environment,
     items: Sequence[Item],
     skill: Skill,

@@ -211,8 +211,9 @@ def describe_setup(
         )
     from ray import cloudpickle
 
+    dump: Callable[[object], bytes] = cloudpickle.dumps
     try:
-        pickled = cloudpickle.dumps(environment.own)
+        pickled = dump(environment.own)
     except Exception as error:
         raise ConfigError(
             f"executor.name: ray cannot send the environment, of type "

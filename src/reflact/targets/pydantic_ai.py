@@ -342,8 +342,9 @@ class _RolloutCapability(AbstractCapability[D]):
                 call_id=call_id,
                 answer=partial(_ask_model, handler, request_context),
             )
-            (response,) = ModelMessagesTypeAdapter.validate_json(text)
-            assert isinstance(response, ModelResponse)
+            (message,) = ModelMessagesTypeAdapter.validate_json(text)
+            assert isinstance(message, ModelResponse)
+            response = message
         self.messages = [*request_context.messages, response]
         return response
 
