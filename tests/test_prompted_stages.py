@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from doubles import open_context
 from reflact import Trainer, read_run
 from reflact.config.training import EnvironmentConfig, PromptsConfig, UpdateConfig
-from reflact.environments.dataset import find_grader
+from reflact.environments.dataset import GRADERS
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.records import StepRecord
@@ -156,7 +156,7 @@ async def test_analysts_see_the_task_the_tools_and_the_whole_trajectory() -> Non
 def test_every_grader_is_described_to_the_optimizer() -> None:
     """A grader that a configuration can name has words for what it measures; a critic has its purpose instead."""
     named = get_args(EnvironmentConfig.model_fields["grader"].annotation)
-    assert all(find_grader(name).meaning for name in {*named} - {"critic"})
+    assert all(GRADERS[name].meaning for name in {*named} - {"critic"})
 
 
 @pytest.mark.parametrize(

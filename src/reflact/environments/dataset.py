@@ -1,12 +1,11 @@
-"""The environment of a data set: one question to the target for each item, and one graded
-answer.
-"""
+"""The environment of a data set: one question for each item, and one graded answer."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,8 @@ from reflact.environments.graders import (
     list_right_answers,
 )
 from reflact.environments.guess import find_joined_labels
+from reflact.environments.python_grader import PythonGrader
+from reflact.environments.sql_grader import SQLGrader
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.protocols import Session
 from reflact.records import CriticDescription
@@ -45,17 +46,17 @@ from reflact.types import Grade, Item, Split, canonical_json
 
 INPUT_VARIABLE = "{input}"
 
-# The graders that need nothing but a reference.
-PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
+GRADERS: Mapping[str, type[CheckedGrader[Any]]] = {
     grader.name: grader
     for grader in (
-        ExactGrader,
-        NormalizedGrader,
-        TokenF1Grader,
-        NumericGrader,
-        RegexGrader,
-        JsonFieldsGrader,
+        *(ExactGrader, NormalizedGrader, TokenF1Grader, NumericGrader, RegexGrader),
+        *(JsonFieldsGrader, SQLGrader, PythonGrader),
     )
+}
+
+# The graders that need nothing but a reference.
+PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
+    name: grader for name, grader in GRADERS.items() if issubclass(grader, ReferenceGrader)
 }
 
 
@@ -160,16 +161,17 @@ class DatasetEnvironment:
 
 def _check_references(grade: CheckedGrader[Any], data: DataSet) -> None:
     """Raise DataError, with the items and their rows, if the grader cannot use references."""
-    wrong: dict[str, tuple[Item, str]] = {}
-    for split in Split:
-        for item in data.items(split):
-            try:
-                grade.check(item)
-            except DataError as error:
-                wrong[item.id] = item, str(error)
+    items = {item.id: item for split in Split for item in data.items(split)}
+    wrong = {}
+    for item in items.values():
+        try:
+            grade.check(item)
+        except DataError as error:
+            wrong[item.id] = str(error)
     if wrong:
         ids = [item_id for item_id in data.rows if item_id in wrong] or [*wrong]
-        item, reason = wrong[ids[0]]
+        item = items[ids[0]]
+        reason = wrong[item.id]
         if item.id in data.rows:
             if has_made_id(item):
                 reason = reason.replace(f"item {item.id!r}", "the item", 1)
@@ -181,8 +183,7 @@ def _check_references(grade: CheckedGrader[Any], data: DataSet) -> None:
             more = f"; {len(others)} more cannot be graded: {list_first(others, MAX_SHOWN_ROWS)}"
         raise DataError(f"{reason}; the item's input begins with {begin!r}{more}")
 
-    references = [item.reference for split in Split for item in data.items(split)]
-    joined = find_joined_labels(grade, references)
+    joined = find_joined_labels(grade, [item.reference for item in items.values()])
     if joined is not None:
         raise DataError(
             f"{grade.name} takes the references {joined[0]!r} and {joined[1]!r} for one: set "
@@ -251,32 +252,14 @@ def build_grader(config: TrainerConfig) -> Grader:
     """Return a configuration's grader with its settings."""
     if config.environment.grader == "critic":
         return _PendingCriticGrader(config)
-    return find_grader(config.environment.grader).from_config(config.environment)
-
-
-def find_grader(name: str) -> type[CheckedGrader[Any]]:
-    """Return the class of a grader by name; those with processes are imported at their use."""
-    if name == "sql":
-        from reflact.environments.sql_grader import SQLGrader
-
-        return SQLGrader
-    if name == "python":
-        from reflact.environments.python_grader import PythonGrader
-
-        return PythonGrader
-    return PLAIN_GRADERS[name]
+    return GRADERS[config.environment.grader].from_config(config.environment)
 
 
 def score_with_others(item: Item, answer: str) -> Mapping[str, float]:
     """Return the soft scores of all ``PLAIN_GRADERS`` above 0, the highest first."""
     scores = dict[str, float]()
     for name, grader in PLAIN_GRADERS.items():
-        try:
+        with suppress(DataError, EnvironmentFailure):
             scores[name] = grader()(item, answer).score.soft
-        except (DataError, EnvironmentFailure):
-            continue
-    return {
-        name: score
-        for name, score in sorted(scores.items(), key=lambda pair: -pair[1])
-        if score > 0
-    }
+    ranked = sorted(scores.items(), key=lambda pair: -pair[1])
+    return {name: score for name, score in ranked if score > 0}
