@@ -126,25 +126,6 @@ async def test_a_failure_of_the_model_ends_the_agent() -> None:
         await start(insist, sender=Down()).reply("Say red")
 
 
-async def test_an_agent_sees_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function gets an address on this machine and a token that is valid during its rollout."""
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-1234567890")
-    seen: list[AgentRollout] = []
-
-    async def run_agent(rollout: AgentRollout) -> str:
-        seen.append(rollout)
-        return await ask(rollout)
-
-    model = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "mode": "json_schema"}
-    await train(tmp_path, Endpoint(), FunctionTarget(run_agent), models={"target": model})
-    assert len({rollout.token for rollout in seen}) == len(seen) > 1
-    for rollout in seen:
-        assert rollout.base_url.startswith("http://127.0.0.1:")
-        assert "canary" not in rollout.model_dump_json()
-    with pytest.raises(httpx.ConnectError):
-        await ask(seen[0])
-
-
 def test_a_target_is_its_function_and_its_settings() -> None:
     """Stored rollouts are not reused if one changes; outside of a run, there is no gateway."""
     targets = [
@@ -161,26 +142,15 @@ def test_a_target_is_its_function_and_its_settings() -> None:
         FunctionTarget(ask).describe_model(ModelConfig())
 
 
-@pytest.mark.parametrize(("fails", "status"), [(False, "completed"), (True, "failed")])
-async def test_half_a_surrogate_pair_of_an_agent_does_not_break_a_run(
-    fails: bool, status: str, tmp_path: Path
-) -> None:
-    """An answer, or an error, with half of a surrogate pair is stored with U+FFFD in its place."""
+async def test_half_a_surrogate_pair_of_an_agent_does_not_break_a_run(tmp_path: Path) -> None:
+    """It is stored with U+FFFD in its place."""
 
     async def halve(rollout: AgentRollout) -> str:
-        said = f"{await ask(rollout)} \ud83d"
-        if fails:
-            raise ValueError(said)
-        return said
+        return f"{await ask(rollout)} \ud83d"
 
-    summary = await train(tmp_path, Endpoint(), FunctionTarget(halve, preflight=False))
-    assert summary.status == status
-    if fails:
-        stored = str(summary.reason)
-    else:
-        [item] = (await read_run(tmp_path, items=True)).items
-        stored = item.best.rollouts[0].answer
-    assert stored.endswith(" \ufffd")
+    await train(tmp_path, Endpoint(), FunctionTarget(halve, preflight=False))
+    [item] = (await read_run(tmp_path, items=True)).items
+    assert item.best.rollouts[0].answer.endswith(" \ufffd")
 
 
 async def test_an_agent_that_hangs_in_the_test_of_the_skill_costs_its_limit_once(

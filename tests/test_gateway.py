@@ -338,24 +338,8 @@ DEEP: Any = "x"
 for _ in range(150):
     DEEP = [DEEP]
 
-ODD = (
-    None,
-    True,
-    0,
-    -1,
-    10**30,
-    1e308,
-    "",
-    "x",
-    "\ud83d",
-    [],
-    {},
-    [[]],
-    [None],
-    {"a": {}},
-    {"role": ["x"]},
-    DEEP,
-)
+SIMPLE = (None, True, 0, -1, 10**30, 1e308, "", "x", "\ud83d", [], {})
+ODD = (*SIMPLE, [[]], [None], {"a": {}}, {"role": ["x"]}, DEEP)
 """Values in place of others."""
 
 Change = tuple[str, int, Any, bool]

@@ -13,8 +13,7 @@ from reflact.concurrency import fan_out
 from reflact.environments import CallBatcher, SimulatorEnvironment
 from reflact.errors import ConfigError, EnvironmentFailure
 from reflact.protocols import Session
-from reflact.stages.rollout import RolloutRunner
-from reflact.testing import InMemoryRunStore, ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.testing import ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.types import Grade, Item, Score, Skill, Split
 from toy_runs import build_trainer, settings
 
@@ -219,28 +218,3 @@ async def test_a_run_over_batches_is_the_same_run(tmp_path: Path) -> None:
     assert max(world.sizes) == 4
     broken = BatchedWorld(broken="val-002")
     assert (await train(tmp_path / "broken", broken))[1] == 1
-
-
-async def test_each_rollout_of_a_batch_is_stored_by_itself() -> None:
-    """Rollouts that are stored take part in no batch again; a failed one of a batch is the only one to be repeated."""
-    store, world = InMemoryRunStore(), BatchedWorld(broken="train-001")
-    items = world.items(Split.train)
-
-    async def roll_out(count: int) -> list[bool]:
-        runner = RolloutRunner(
-            target=ToyTarget(),
-            environment=world,
-            store=store,
-            decision_log=store.decision_log("r"),
-            step=1,
-            feedback=False,
-            limit=4,
-        )
-        rollouts = await runner.roll_out(items[:count], Skill(text=""), coverage=None)
-        return [rollout.score is not None for rollout in rollouts]
-
-    assert await roll_out(4) == [True, False, True, True]
-    assert world.sizes == [4]
-    world.broken = ""
-    assert await roll_out(6) == [True] * 6
-    assert sum(world.sizes[1:]) == 3
