@@ -6,15 +6,12 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
+import regex
 from pydantic import JsonValue
 
 from reflact.jsonutil import build_object
-
-# Longer texts are normalized in parts of about this length, in characters.
-PART_CHARS = 2_000
 
 # Apostrophes, single quotes and hyphens as in ASCII; soft hyphens and variation selectors go.
 _PLAIN = str.maketrans("\u2019\u02bc\u2018\u2010\u2011", "'''--", "\u00ad\ufe0f")
@@ -34,10 +31,10 @@ _QUOTES = dict(
 _OPENERS = _INVISIBLE + "([{\u00bf\u00a1_" + "".join(_QUOTES)
 _CLOSERS = _INVISIBLE + ")]}_" + _MARKS + "".join(_QUOTES.values())
 _NO_WORDS = frozenset({"", "a", "an", "the", "-", "\u2013", "\u2014"})
-_WORD = re.compile("[^ ]+")
 
-# ASCII and Chinese characters; none of them joins the character before it.
-_SEPARATE = re.compile("[\x00-\x7f\u3400-\u4dbf\u4e00-\u9fff]")
+# Marks on one letter; after 30, a joiner goes between them, as in Unicode's stream-safe format,
+# because the time for NFKC grows with the square of their number.
+_LONG_MARKS = regex.compile(r"([\p{M}--\u034f]{30})(?=[\p{M}--\u034f])", regex.V1)
 
 
 def normalize(text: str) -> str:
@@ -63,10 +60,10 @@ def tokenize(text: str) -> tuple[str, ...]:
     """
     words = []
     skipped = []
-    for match in _WORD.finditer(_fold_text(text)):
-        word = match[0].lstrip(_OPENERS).rstrip(_CLOSERS)
+    for whole in _fold_text(text).split():
+        word = whole.lstrip(_OPENERS).rstrip(_CLOSERS)
         if word in _NO_WORDS:
-            skipped.append(word or match[0])
+            skipped.append(word or whole)
         else:
             words.append(word)
     has_text = any(char.isalnum() for word in words for char in word)
@@ -75,28 +72,9 @@ def tokenize(text: str) -> tuple[str, ...]:
 
 def _fold_text(text: str) -> str:
     """Return a text composed and case-folded, each run of white space as one space."""
-    pieces: list[str] = []
-    is_gap = False
-    for part in _split_text(text):
-        plain = _compose(part.translate(_PLAIN)).casefold().translate(_PLAIN)
-        folded = _compose(plain)
-        words = folded.split()
-        if words and pieces and (is_gap or folded[0].isspace()):
-            pieces.append(" ")
-        pieces.append(" ".join(words))
-        is_gap = folded[-1:].isspace() or (is_gap and not words)
-    return "".join(pieces).strip(BLANK)
-
-
-def _split_text(text: str) -> Iterator[str]:
-    """Yield a text in parts: the time for NFKC grows with the square of the marks on a letter."""
-    start = 0
-    while len(text) - start > PART_CHARS:
-        match = _SEPARATE.search(text, start + PART_CHARS // 2, start + PART_CHARS)
-        end = start + PART_CHARS if match is None else match.start()
-        yield text[start:end]
-        start = end
-    yield text[start:]
+    plain = _compose(_LONG_MARKS.sub("\\1\u034f", text).translate(_PLAIN))
+    folded = _compose(plain.casefold().translate(_PLAIN))
+    return " ".join(folded.split()).strip(BLANK)
 
 
 def _compose(text: str) -> str:

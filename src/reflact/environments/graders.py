@@ -17,9 +17,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeAlias, TypeVar
+from typing import ClassVar, Generic, Self, TypeAlias, TypeVar
 
+import regex
 from pydantic import Field, JsonValue
+from regex import Pattern
 
 from reflact.adapters import read_text
 from reflact.concurrency import INLINE_LIMIT, run_in_thread
@@ -37,9 +39,6 @@ from reflact.environments.comparison import (
 from reflact.environments.function_identity import INSTALLED, identify_function
 from reflact.errors import DataError, EnvironmentFailure, InterfaceError
 from reflact.types import FrozenModel, Grade, Item, Score
-
-if TYPE_CHECKING:
-    from regex import Pattern
 
 # The results that a grader may return; a number is a share of success in 0..1.
 GraderOutput: TypeAlias = Grade | Score | float | bool
@@ -274,7 +273,7 @@ class NumericGrader(ReferenceGrader[float]):
         return float(off <= allowed), f"it is off by {off:g} and {allowed:g} is allowed"
 
 
-class RegexGrader(ReferenceGrader["Pattern[str]"]):
+class RegexGrader(ReferenceGrader[Pattern[str]]):
     """The whole answer, except for white space at both ends, matches a regular expression.
 
     References are patterns of the ``regex`` package, a superset of Python's own; inline flags such
@@ -291,8 +290,6 @@ class RegexGrader(ReferenceGrader["Pattern[str]"]):
     inline_limit = 0
 
     def _read(self, reference: JsonValue) -> Pattern[str]:
-        import regex
-
         pattern = (
             reference if isinstance(reference, str) else regex.escape(_read_as_text(reference))
         )
