@@ -121,6 +121,8 @@ async def run_process(
 
     Input and outputs are files and not pipes, so no process that was not found keeps the rollout.
     """
+    writable = str(folder) if confine else None
+    isolation = sandbox.__file__ if confine or sandbox.can_confine() else None
     with ExitStack() as stack:
         stdin, output, errors, request, report = (
             stack.enter_context(tempfile.TemporaryFile()) for _ in range(5)
@@ -133,8 +135,8 @@ async def run_process(
             file_size=limits.file_mib * 2**20,
             output_size=limits.output_bytes,
             processes=limits.processes,
-            folder=str(folder) if confine else None,
-            sandbox=sandbox.__file__ if confine or sandbox.can_confine() else None,
+            folder=writable,
+            sandbox=isolation,
         )
         _write(stdin, text)
         _write(request, json.dumps(order))

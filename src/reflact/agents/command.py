@@ -336,10 +336,12 @@ class CommandSession(GatewaySession):
         variables = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
         variables |= {"HOME": str(own / "home"), "TMPDIR": str(own / "tmp")}
         variables |= {name: _fill(value, values) for name, value in target.variables.items()}
-        is_task_an_argument = any("{task}" in part for part in target.command)
+        text = values["task"]
+        if any("{task}" in part for part in target.command):
+            text = ""
         return await run_process(
             [_fill(part, values) for part in target.command],
-            "" if is_task_an_argument else values["task"],
+            text,
             folder=own,
             variables=variables,
             limits=target.limits,

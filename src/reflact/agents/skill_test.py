@@ -83,7 +83,9 @@ async def run_skill_test(
             "let it call its model at the address and with the token that it gets, or switch "
             "`preflight` off if it works on other tasks"
         )
-    raise EnvironmentFailure(f"{error}; {problem}" if isinstance(error, ReplyError) else problem)
+    if isinstance(error, ReplyError):
+        problem = f"{error}; {problem}"
+    raise EnvironmentFailure(problem)
 
 
 def count_text(value: object, text: str) -> int:

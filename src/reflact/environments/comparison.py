@@ -67,7 +67,7 @@ def tokenize(text: str) -> tuple[str, ...]:
         else:
             words.append(word)
     has_text = any(char.isalnum() for word in words for char in word)
-    return tuple(words if has_text else words + skipped)
+    return tuple(words) if has_text else (*words, *skipped)
 
 
 def _fold_text(text: str) -> str:

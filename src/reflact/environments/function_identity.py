@@ -53,7 +53,9 @@ def identify_function(function: Callable[..., Any]) -> str:
     inner: Any = function
     while isinstance(inner, partial):
         inner = inner.func
-    name = _name(inner if hasattr(inner, "__qualname__") else type(inner))
+    if not hasattr(inner, "__qualname__"):
+        inner = type(inner)
+    name = _name(inner)
     described = _describe(function, {})
     if not isinstance(described, str):
         return f"{name}#{digest_json(described)[:16]}"
@@ -79,8 +81,9 @@ def _describe(value: Any, described: Described) -> JsonValue:
     parts = _list_parts(value)
     if parts is not None:
         return [type(value).__name__, *(_describe(part, described) for part in parts)]
-    is_named = hasattr(value, "__qualname__") or isinstance(value, ModuleType)
-    return _name(value if is_named else type(value))
+    if hasattr(value, "__qualname__") or isinstance(value, ModuleType):
+        return _name(value)
+    return _name(type(value))
 
 
 def _list_parts(value: Any) -> Sequence[Any] | None:  # noqa: PLR0911 - one for each kind of value

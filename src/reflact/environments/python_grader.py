@@ -182,8 +182,9 @@ class PythonGrader(CheckedGrader[ProgramCase]):
                 with suppress(OSError):  # it has ended, or this is not Linux
                     links = os.stat(f"/proc/{process.popen.pid}/task").st_nlink  # noqa: PTH116 - a count, no file
                     is_crowded = links - 2 > MAX_THREADS
+            code = None if is_crowded else process.popen.poll()
             return ProgramResult(
-                None if is_crowded else process.popen.poll(),
+                code,
                 process.read_report(),
                 read_all(output).decode(errors="replace"),
                 process.read_errors(),
@@ -191,18 +192,17 @@ class PythonGrader(CheckedGrader[ProgramCase]):
             )
 
 
-def find_fault(case: ProgramCase, result: ProgramResult, seconds: int) -> str | None:
+def find_fault(  # noqa: PLR0911 - one for each fault
+    case: ProgramCase, result: ProgramResult, seconds: int
+) -> str | None:
     """Return the fault of a program, if any; EnvironmentFailure if it was not run."""
     reason = find_last_line(result.errors) or f"exit code {result.code}"
     if CONFINED_MARK not in result.report:
         raise EnvironmentFailure(f"the process for answers did not start as it should: {reason}")
+    if result.is_crowded:
+        return f"it had more than {MAX_THREADS} threads"
     if result.code is None:
-        crowded = f"it had more than {MAX_THREADS} threads"
-        return (
-            crowded
-            if result.is_crowded
-            else f"it waited too long: it has {seconds} seconds of processor time"
-        )
+        return f"it waited too long: it has {seconds} seconds of processor time"
     if -result.code in {signal.SIGXCPU, signal.SIGKILL}:
         return f"it took more than {seconds} seconds of processor time"
     if result.code != 0:

@@ -161,8 +161,9 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     """Answer requests until the input ends."""
 
     def reply(value: bool | str | None) -> None:
-        text = json.dumps(value[:MAX_REASON_CHARS] if isinstance(value, str) else value)
-        sink.write(text.encode() + b"\n")
+        if isinstance(value, str):
+            value = value[:MAX_REASON_CHARS]
+        sink.write(json.dumps(value).encode() + b"\n")
         sink.flush()
 
     database = QueryDatabase(source.read(int(source.readline())))

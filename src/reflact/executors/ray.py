@@ -248,15 +248,14 @@ async def open_workers(setup: WorkerSetup, config: TrainerConfig) -> AsyncIterat
     if not was_connected:
         start = partial(
             ray.init,
-            address=settings.address,
-            num_cpus=None if settings.address else workers,
-            include_dashboard=False if settings.address is None else None,
             configure_logging=False,
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
+        if settings.address is None:
+            start = partial(start, num_cpus=workers, include_dashboard=False)
         try:
-            await anyio.to_thread.run_sync(start)
+            await anyio.to_thread.run_sync(partial(start, address=settings.address))
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"executor.address: Ray cannot be reached or started: {error}"

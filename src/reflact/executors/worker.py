@@ -81,13 +81,13 @@ class CodeError(Exception):
 
 def describe_error(error: BaseException) -> WorkerError:
     """Return an exception as a value."""
-    is_own = isinstance(error, ReflactError)
-    return WorkerError(
-        kind=type(error).__name__,
-        message=str(error),
-        traceback="" if is_own else "".join(traceback.format_exception(error)),
-        cause=None if error.__cause__ is None else describe_error(error.__cause__),
-    )
+    described = WorkerError(kind=type(error).__name__, message=str(error))
+    if not isinstance(error, ReflactError):
+        text = "".join(traceback.format_exception(error))
+        described = described.model_copy(update={"traceback": text})
+    if error.__cause__ is not None:
+        described = described.model_copy(update={"cause": describe_error(error.__cause__)})
+    return described
 
 
 def rebuild_error(error: WorkerError) -> Exception:

@@ -258,8 +258,10 @@ class AgentSession(Generic[D, Out]):
         capability = self._capability
         try:
             if not self._deps:
-                made: Any = None if target._deps is None else target._deps(self._item)
-                self._deps.append(await made if inspect.isawaitable(made) else made)
+                deps: Any = None if target._deps is None else target._deps(self._item)
+                if inspect.isawaitable(deps):
+                    deps = await deps
+                self._deps.append(deps)
             result = await target._agent.run(
                 message,
                 deps=self._deps[0],
