@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import anyio
 import httpx
 import pytest
 
+import doubles
+from doubles import completion
 from filled_schema import fill_schema
 from reflact import Trainer
 from reflact.agents.agent_process import FOLDER_PREFIX, remove_stale_folders
@@ -41,37 +44,17 @@ MODEL = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "api_key_env": None,
 ITEMS = tuple(Item(id=word, input=f"Say {word}", reference=word.upper()) for word in WORDS)
 
 
-def complete(content: str) -> str:
-    """Return a chat completion."""
-    message = {"role": "assistant", "content": content}
-    usage = {"prompt_tokens": 20, "completion_tokens": 2, "total_tokens": 22}
-    return json.dumps(
-        {"model": "m", "choices": [{"finish_reason": "stop", "message": message}], "usage": usage}
-    )
-
-
-def answer(body: dict[str, Any]) -> str:
+def answer(body: dict[str, Any]) -> httpx.Response:
     """Play both models: the target obeys the rule if its instructions hold it, the optimizer proposes it."""
     if "response_format" in body:
-        return json.dumps(fill_schema(body["response_format"]["json_schema"]["schema"], RULE))
+        schema = body["response_format"]["json_schema"]["schema"]
+        return completion(json.dumps(fill_schema(schema, RULE)))
     system, *_, user = (message["content"] for message in body["messages"])
     word = str(user).rpartition(" ")[2]
-    return word.upper() if RULE in system else word
+    return completion(word.upper() if RULE in system else word)
 
 
-class Endpoint(httpx.AsyncBaseTransport):
-    """A provider in this process; notes the bodies and the keys of its requests."""
-
-    def __init__(self) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self.keys: set[str | None] = set()
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer a chat completion."""
-        body = json.loads(await request.aread())
-        self.bodies.append(body)
-        self.keys.add(request.headers.get("authorization"))
-        return httpx.Response(200, text=complete(answer(body)), headers={"content-type": "application/json"})
+Endpoint = partial(doubles.Endpoint, answer)
 
 
 class Sender:
@@ -85,7 +68,7 @@ class Sender:
     async def forward(self, body: Any, *, call_id: CallId) -> str:
         """Answer a chat completion."""
         self.calls.append(call_id)
-        return complete(answer(body))
+        return answer(body).text
 
     async def send(self, body: Any, *, call_id: CallId, answer: Any) -> str:
         """Refuse; a command only forwards."""
@@ -345,7 +328,7 @@ async def test_no_key_reaches_a_command(
             train={"num_epochs": 1},
             replay={"cassette": str(tmp_path / "run" / "cassette.jsonl"), "mode": "record"},
         )
-    assert endpoint.keys == {f"Bearer {canary}"}
+    assert {request.headers["authorization"] for request in endpoint.requests} == {f"Bearer {canary}"}
     seen = json.loads(await start(target).reply("Say red"))
     assert seen["environment"]["OPENAI_BASE_URL"].startswith("http://127.0.0.1:")
     assert seen["environment"]["HOME"].endswith("/home")
