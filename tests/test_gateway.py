@@ -400,12 +400,13 @@ def test_no_message_of_an_agent_ends_a_run(changes: Sequence[Change]) -> None:
     anyio.run(play)
 
 
-async def test_a_model_that_answers_without_a_choice_is_a_failure_of_the_rollout() -> None:
-    """An answer of the provider that no agent can read is an error for the agent, and a reason for the rollout."""
+@pytest.mark.parametrize("choices", [[], ["odd"], None])
+async def test_a_model_that_answers_without_a_choice_is_a_failure_of_the_rollout(choices: Any) -> None:
+    """An answer that no agent can read is an error for the agent, and a reason for the rollout."""
     run = Run()
 
     async def answer(body: dict[str, Any]) -> str:
-        return json.dumps({"id": "1", "model": "m", "choices": []})
+        return json.dumps({"id": "1", "model": "m", "choices": choices})
 
     run.answer = answer  # type: ignore[method-assign]
     async with run.open() as client:

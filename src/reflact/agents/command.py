@@ -30,7 +30,7 @@ from reflact.agents.gateway_session import GatewaySession, GatewayTarget
 from reflact.agents.profiles import PROFILES, AgentProfile
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReplyError, SkillError
-from reflact.jsonutil import describe_problems, replace_surrogates
+from reflact.jsonutil import describe_problems
 from reflact.processes.sandbox import TRUNCATION_VERSION, read_landlock_version
 from reflact.protocols import RequestSender
 from reflact.skills.package import MAIN_FILE, build_package, load_skill
@@ -254,11 +254,7 @@ class CommandSession(GatewaySession):
             ReplyError: It failed, or reached a limit; its rollout scores 0.
             EnvironmentFailure: It cannot work here, or got a second message.
         """
-        if self._task is not None:
-            raise EnvironmentFailure(
-                "a command answers one message; use an environment with one turn"
-            )
-        self._task = replace_surrogates(message)
+        self._take_task(message)
         async with open_rollout_folder() as own:
             folder = own / "work"
             self._folder = json.dumps(str(own), ensure_ascii=False)[1:-1]

@@ -129,11 +129,7 @@ class FunctionSession(GatewaySession):
             EnvironmentFailure: The function raised an error, no request of the agent had the skill,
                 or it got a second message.
         """
-        if self._task is not None:
-            raise EnvironmentFailure(
-                "a FunctionTarget answers one message; use an environment with one turn"
-            )
-        self._task = message
+        self._take_task(message)
         model = self._target._model
         answer: object = None
         with anyio.move_on_after(self._target.seconds) as scope:

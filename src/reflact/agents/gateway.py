@@ -244,7 +244,7 @@ class _Connection:
             return
         try:
             kind, data = _write(dialect, completion, body)
-        except (KeyError, IndexError, TypeError) as error:
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             await self._refuse(
                 500, f"the model's answer is none to {dialect.name}: it has no {error}"
             )

@@ -13,6 +13,7 @@ from reflact.agents.skill_test import count_text, run_skill_test
 from reflact.concurrency import run_in_thread
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError
+from reflact.jsonutil import replace_surrogates
 from reflact.messages import CallId
 from reflact.protocols import Environment, RequestSender
 from reflact.types import Item, Skill, Turn, digest_json
@@ -138,6 +139,14 @@ class GatewaySession:
     def adopt(self, turns: tuple[Turn, ...]) -> None:
         """Take the turns of the copy as those of this session."""
         self._adopted = turns
+
+    def _take_task(self, message: str) -> None:
+        """Take the only message of the environment."""
+        if self._task is not None:
+            raise EnvironmentFailure(
+                "an agent behind a gateway answers one message; use an environment with one turn"
+            )
+        self._task = replace_surrogates(message)
 
     def _refuse(self, reason: str) -> None:
         """End the agent, which asks for something that the gateway does not have."""
