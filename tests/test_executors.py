@@ -225,8 +225,9 @@ async def test_an_object_is_sent_if_it_can_be(tmp_path: Path, farm: None) -> Non
 def test_a_critic_does_not_grade_in_workers() -> None:
     """Workers have no key for its model."""
     config = load_config({"environment": {"grader": "critic"}, "executor": RAY})
+    environment = EnvironmentAdapter(ToyEnvironment())
     with pytest.raises(ConfigError, match="no key"):
-        describe_setup(EnvironmentAdapter(ToyEnvironment()), config, TargetAdapter(ToyTarget()))
+        describe_setup(environment, config, TargetAdapter(ToyTarget()), named=True)
 
 
 def test_no_key_reaches_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from reflact.agents.gateway import open_gateway
 from reflact.agents.gateway_session import GatewaySession
 from reflact.concurrency import fan_out
 from reflact.config.models import ModelsConfig, is_secret_name
-from reflact.config.training import TrainerConfig
+from reflact.config.training import EnvironmentConfig, TrainerConfig
 from reflact.errors import ConfigError, RunFailed, WorkerLost
 from reflact.executors.worker import (
     Worker,
@@ -187,10 +187,10 @@ async def _end_worker(worker: Any, seconds: float) -> None:
 
 @asynccontextmanager
 async def place_environment(
-    environment: EnvironmentAdapter, config: TrainerConfig, target: TargetAdapter
+    environment: EnvironmentAdapter, config: TrainerConfig, target: TargetAdapter, *, named: bool
 ) -> AsyncIterator[ExecutedEnvironment]:
-    """Yield an environment that runs in workers of Ray."""
-    setup = describe_setup(environment, config, target)
+    """Yield an environment that runs in workers; ``named``: the configuration describes it."""
+    setup = describe_setup(environment, config, target, named=named)
     async with open_workers(setup, config) as pool:
         yield ExecutedEnvironment(
             environment.own,
@@ -201,7 +201,7 @@ async def place_environment(
 
 
 def describe_setup(
-    environment: EnvironmentAdapter, config: TrainerConfig, target: TargetAdapter
+    environment: EnvironmentAdapter, config: TrainerConfig, target: TargetAdapter, *, named: bool
 ) -> WorkerSetup:
     """Return what workers make before their first rollout; ConfigError if they cannot."""
     if environment.scored_by is not None or config.environment.grader == "critic":
@@ -212,15 +212,17 @@ def describe_setup(
     from ray import cloudpickle
 
     dump: Callable[[object], bytes] = cloudpickle.dumps
+    source: bytes | EnvironmentConfig = config.environment
     try:
-        pickled = dump(environment.own)
+        if not named or config.environment.name == "dataset":
+            source = dump(environment.own)
     except Exception as error:
         raise ConfigError(
             f"executor.name: ray cannot send the environment, of type "
             f"{type(environment.own).__name__}, to workers: {type(error).__name__}: {error}. Make "
             "what cannot be pickled in its `set_up`, or set executor.name to local"
         ) from error
-    setup = WorkerSetup(environment=pickled, environment_identity=environment.identity)
+    setup = WorkerSetup(environment=source, environment_identity=environment.identity)
     if config.target.kind == "chat" or not target.is_connectable:
         return setup
     model = config.models.target

@@ -8,18 +8,25 @@ from __future__ import annotations
 import pickle
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from typing import cast
 
 import anyio
 import httpx
 from pydantic import Field, JsonValue
 
 from reflact import errors
-from reflact.adapters import CatchExits, EnvironmentAdapter, TargetAdapter, load_named_target
+from reflact.adapters import (
+    CatchExits,
+    EnvironmentAdapter,
+    TargetAdapter,
+    load_named_environment,
+    load_named_target,
+)
 from reflact.config.models import ModelConfig
-from reflact.config.training import TargetConfig, TrainerConfig
+from reflact.config.training import EnvironmentConfig, TargetConfig, TrainerConfig
 from reflact.errors import ConfigError, ProviderDown, ReflactError, RunFailed
 from reflact.messages import AgentAnswer, CallId
-from reflact.protocols import Session
+from reflact.protocols import Environment, Session
 from reflact.types import FrozenModel, Grade, Item, Skill, Turn
 
 OTHER_VERSIONS = (
@@ -31,11 +38,12 @@ OTHER_VERSIONS = (
 class WorkerSetup(FrozenModel):
     """What a worker makes before its first rollout; identities must equal the trainer's.
 
-    ``environment`` is pickled. ``target`` is the configuration's section of an agent that runs in
-    the worker; without it, sessions send each message to the trainer's target.
+    ``environment`` is pickled, unless its section names an object to import. ``target`` is the
+    section of an agent that runs in the worker; without it, sessions send each message to the
+    trainer's target.
     """
 
-    environment: bytes = Field(repr=False)
+    environment: bytes | EnvironmentConfig = Field(repr=False)
     environment_identity: str
     target: TargetConfig | None = None
     target_identity: str = ""
@@ -148,7 +156,7 @@ class Worker:
         """Make and set up the environment and the agent, or note why that failed."""
         try:
             with CatchExits():
-                environment = EnvironmentAdapter(pickle.loads(self._setup.environment))  # noqa: S301 - it comes from the trainer
+                environment = EnvironmentAdapter(_load_environment(self._setup.environment))
                 if environment.identity != self._setup.environment_identity:
                     raise ConfigError(f"the environment {OTHER_VERSIONS}")
                 self._target = self._connect_target()
@@ -171,6 +179,14 @@ class Worker:
         if target.identity != setup.target_identity:
             raise ConfigError(f"the target {OTHER_VERSIONS}")
         return target
+
+
+def _load_environment(source: bytes | EnvironmentConfig) -> Environment:
+    if isinstance(source, bytes):
+        environment = pickle.loads(source)  # noqa: S301 - it comes from the trainer
+    else:
+        environment = load_named_environment(TrainerConfig(environment=source))
+    return cast("Environment", environment)
 
 
 class TrainerSession:

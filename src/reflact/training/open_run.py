@@ -166,7 +166,9 @@ async def connect_run(
         if config.executor.name != "local":
             from reflact.executors.ray import place_environment
 
-            placing = place_environment(environment, config, target)
+            placing = place_environment(
+                environment, config, target, named=overrides.environment is None
+            )
             environment = await stack.enter_async_context(placing)
         surround = partial(_surround_rollout, stop=stop, account=account, tracing=tracing)
 
