@@ -21,6 +21,7 @@ RANKS = (
     {"errors", "text", "types", "jsonutil", "lazy", "records", "messages"},
     {"config", "events", "columns", "data", "prompts", "skills", "gate", "concurrency", "processes"},
     {"protocols", "adapters"},
+    {"agents"},
     {"stages", "llm", "store", "environments", "targets"},
     {"search", "memory", "proposers"},
     {"calibration"},
@@ -30,14 +31,14 @@ RANKS = (
     {"cli", "testing"},
 )
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
-ADAPTERS = RANKS[3]
+ADAPTERS = RANKS[4]
 
 # The folders or files that may load a library.
 THIRD_PARTY = {
-    "openai": ("llm/", "targets/"),
+    "openai": ("llm/",),
     "instructor": ("llm/",),
     "pydantic_ai": ("targets/", "integrations/pydantic_ai.py", "llm/pydantic_ai.py"),
-    "h11": ("targets/gateway.py",),
+    "h11": ("agents/gateway.py",),
     "httpx": ("llm/", "testing/", "executors/worker.py"),
     "httpx2": ("llm/",),
     "htpy": ("reporting/html/",),

@@ -578,18 +578,6 @@ def load_named_proposer(config: TrainerConfig) -> Proposer | None:
     return proposer
 
 
-def load_named_executor(config: TrainerConfig) -> AbstractAsyncContextManager[Any]:
-    """Return the executor that ``executor.name`` names, to be opened."""
-    name = config.executor.name
-    value = _load("executor.name", name, "executors", known=("local", "ray"))
-    opening = _call("executor", name, value, config.executor.options)
-    if not isinstance(opening, AbstractAsyncContextManager):
-        raise ConfigError(
-            f"executor.name: {name} must return an async context manager, which yields an executor"
-        )
-    return opening
-
-
 def _load(key: str, name: str, group: str, *, known: Sequence[str] = ()) -> Any:
     """Return the object behind ``module:name``, or the entry point of a group of reflact's."""
     module, colon, attribute = name.partition(":")

@@ -15,7 +15,7 @@ from reflact.calibration.metrics import CriticMetrics, compute_metrics
 from reflact.calibration.trace import Trace
 from reflact.calibration.trace_sources import REPLY_ACTION, last_messages, list_transitions
 from reflact.concurrency import fan_out
-from reflact.environments.graders import identify_function
+from reflact.environments.function_identity import identify_function
 from reflact.errors import CallError, ConfigError, EnvironmentFailure
 from reflact.memory.models import Action, StateScore, Transition
 from reflact.records import CriticAccuracy, CriticDescription

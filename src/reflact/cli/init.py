@@ -256,7 +256,8 @@ def describe_data(
             input.
     """
     from reflact.config.fields import DEFAULT_COLUMNS, FieldsConfig
-    from reflact.environments.dataset import PLAIN_GRADERS, DatasetEnvironment, guess_grader
+    from reflact.environments.dataset import PLAIN_GRADERS, DatasetEnvironment
+    from reflact.environments.guess import guess_grader
     from reflact.training.gating import FEW_ITEMS, describe_few_items
     from reflact.types import Split
 

@@ -334,13 +334,8 @@ class TelemetryConfig(ConfigSection):
 class ExecutorConfig(ConfigSection):
     """Where the environment of a rollout runs; no result depends on it."""
 
-    name: str = changeable_field("local", pattern=OBJECT_NAME)
-    """`local`: in the event loop; `ray`: in workers of Ray, on this machine or a cluster.
-    `module:name` imports a function that opens an executor. Any other name is an entry point of the
-    group `reflact.executors`."""
-
-    options: dict[str, JsonValue] = changeable_field({})
-    """Arguments of that function."""
+    name: Literal["local", "ray"] = changeable_field("local")
+    """`local`: in the event loop; `ray`: in workers of Ray, on this machine or a cluster."""
 
     workers: int | None = changeable_field(None, ge=1)
     """Maximum of workers (`ray`); null: one for each processor of this machine."""
@@ -356,11 +351,6 @@ class ExecutorConfig(ConfigSection):
     variables: tuple[str, ...] = changeable_field(())
     """Environment variables that workers get although their names look like those of secrets; never
     a model's key."""
-
-    @field_validator("options")
-    @classmethod
-    def _check_options(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        return refuse_secrets(value)
 
 
 def _select_inherited(

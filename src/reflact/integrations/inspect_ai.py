@@ -23,13 +23,13 @@ from typing import Any
 import anyio
 from pydantic import JsonValue
 
+from reflact.agents.gateway_session import GatewaySession
 from reflact.concurrency import fan_out
 from reflact.config.models import ModelConfig
 from reflact.data import shuffle
 from reflact.errors import ConfigError, EnvironmentFailure
 from reflact.protocols import RequestSender, Session
 from reflact.stages.null_answers import ConstantSession
-from reflact.targets.gateway_session import GatewaySession
 from reflact.types import Grade, Item, Score, Skill, Split, canonical_json
 
 # Version of the request format, part of every rollout's key; raise it if the format changes.
@@ -80,7 +80,7 @@ class InspectTarget:
         """
         if self._sender is None:
             raise ConfigError("an InspectTarget works in a run, which has its model")
-        return InspectSession(self._sender, skill, rollout, seed=None)
+        return InspectSession(self._sender, skill, rollout)
 
 
 class InspectSession(GatewaySession):

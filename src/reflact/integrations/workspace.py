@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from reflact.agents.command import CommandSession, CommandTarget, is_inside
 from reflact.data import shuffle
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.protocols import Session
-from reflact.targets.command import CommandSession, CommandTarget, _is_inside
 from reflact.types import FrozenModel, Grade, Item, Score, Skill, Split, canonical_json
 
 # The metadata of an item: names and contents (base64) of files that an agent gets, and names of
@@ -40,18 +40,14 @@ class WorkspaceTarget(CommandTarget):
         Raises:
             ConfigError: The target is not part of a run.
         """
-        if self._sender is None:
-            raise ConfigError(
-                "a WorkspaceTarget works in a run, which has the model behind its gateway"
-            )
-        return WorkspaceSession(self, self._sender, self._model, skill, rollout, item=item)
+        return WorkspaceSession(self, skill, rollout, item=item)
 
 
 class WorkspaceSession(CommandSession):
     """One run of the command on the files of an item."""
 
-    def __init__(self, *arguments: object, item: Item) -> None:
-        super().__init__(*arguments)  # type: ignore[arg-type]
+    def __init__(self, target: WorkspaceTarget, skill: Skill, rollout: str, *, item: Item) -> None:
+        super().__init__(target, skill, rollout)
         self._item = item
 
     def _write_folder(self, folder: Path) -> None:
@@ -59,7 +55,7 @@ class WorkspaceSession(CommandSession):
         files = self._item.metadata.get(FILES_IN)
         for name, content in files.items() if isinstance(files, dict) else ():
             path = folder / name
-            if not _is_inside(path, folder):
+            if not is_inside(path, folder):
                 raise EnvironmentFailure(
                     f"the file {name} of item {self._item.id} leaves the folder: rename it"
                 )
@@ -71,7 +67,7 @@ class WorkspaceSession(CommandSession):
         files = {}
         for name in map(str, names if isinstance(names, list) else ()):
             path = folder / name
-            if path.is_file() and _is_inside(path, folder):
+            if path.is_file() and is_inside(path, folder):
                 with path.open("rb") as file:
                     files[name] = file.read(self._target.limits.output_bytes).decode(
                         "utf-8", "replace"

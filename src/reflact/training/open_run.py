@@ -146,7 +146,7 @@ async def connect_run(
 
         environment = plan.environment
         if config.executor.name != "local":
-            from reflact.executors.environment import place_environment
+            from reflact.executors.ray import place_environment
 
             is_named = overrides.environment is None
             placing = place_environment(environment, config, target, named=is_named)

@@ -11,17 +11,13 @@ from reflact.types import FrozenModel
 
 
 class AgentProfile(FrozenModel):
-    """How a command-line agent is run once, without a change to it; it reads the task from standard
-    input.
+    """How a command-line agent is run as it is; it reads the task from standard input.
 
     Attributes:
-        command: The program and its arguments, with placeholders.
-        variables: Environment variables, with placeholders.
         skill_file: Where it reads instructions that are always in force.
         skills_folder: Where it looks for skills, each in a folder of its own.
         answer_file: The file with its answer; None for standard output.
-        side_call: A text in the first message of requests that are no part of the task, such as
-            that for a title.
+        side_call: A text in the first message of requests that are no part of the task.
         tried: The version that this profile was tried with.
     """
 

@@ -1,4 +1,4 @@
-"""Calls of rollouts that are computed together: shared, bounded, and cancelled with their last caller."""
+"""Simulators: worlds are made from seeds, and calls of many rollouts are computed together."""
 
 from __future__ import annotations
 
@@ -10,12 +10,40 @@ import anyio
 import pytest
 
 from reflact.concurrency import fan_out
-from reflact.environments import CallBatcher
+from reflact.environments import CallBatcher, SimulatorEnvironment
 from reflact.errors import ConfigError
 from reflact.protocols import Session
-from reflact.testing import ToyEnvironment
-from reflact.types import Grade, Item
+from reflact.testing import ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.types import Grade, Item, Score, Skill, Split
 from toy_runs import build_trainer, settings
+
+SQUARE = "- square: answer with the number times itself."
+
+
+async def play(seed: int, session: Session) -> Grade:
+    """Ask the toy target for a rule that the seed draws, and grade its answer."""
+    name, number = ("double", "square")[seed % 2], 10 + seed
+    answer = await session.reply(f"{name} {number}")
+    right = answer == str(number * 2 if name == "double" else number * number)
+    feedback = None if right else f"missing rule: {name}"
+    return Grade(score=Score.of(right), answer=answer, feedback=feedback)
+
+
+async def test_a_run_deals_the_seeds_of_a_simulator(tmp_path: Path) -> None:
+    """Each seed is in one split, and plays its own world, whatever the trial's seed is."""
+    world = SimulatorEnvironment(play, name="toy-worlds", train=8, val=4, test=4)
+    assert [item.input for split in Split for item in world.items(split)] == list(range(16))
+    item = world.items(Split.train)[3]
+    for seed in range(2):
+        session = ToyTarget().session(Skill(text=SQUARE), rollout=str(seed))
+        graded = await world.run(item, session, seed=seed)
+        assert (graded.answer, graded.score) == ("169", Score.of(1))
+    config = settings(tmp_path, train={"batch_size": 4, "num_epochs": 1}, test={"enabled": True})
+    summary = await build_trainer(config, environment=world, script=toy_optimizer(edits=2)).train()
+    assert summary.score("best", Split.test).hard == 1
+    with pytest.raises(ConfigError, match="val split needs at least one world"):
+        SimulatorEnvironment(play, name="toy-worlds", train=8, val=0, test=4)
+
 
 LONG = 60.0
 """Longer than any test: such a batch starts when it is full."""
