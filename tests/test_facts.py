@@ -7,15 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from reflact.gate.intervals import CLAIM_LEVEL, compute_chance, improvement_interval, mean_interval
 from reflact.records import (
-    ActionCount,
     Claim,
     EpochRecord,
     FaultCount,
@@ -31,15 +27,12 @@ from reflact.records import (
 from reflact.reporting.facts import (
     ResultFact,
     SpendFact,
-    describe_score,
-    format_change,
     list_edit_facts,
     list_epoch_details,
     list_step_details,
 )
 from reflact.reporting.history import StepDetails
-from reflact.reporting.terminal import build_score_table, build_table, print_step, print_summary, wrap_line
-from reflact.testing import ToyEnvironment
+from reflact.reporting.terminal import build_score_table, build_table, print_step, print_summary
 from reflact.types import (
     AggregateResult,
     AnalystReport,
@@ -47,14 +40,12 @@ from reflact.types import (
     EditResult,
     Measurement,
     Patch,
-    Score,
     SelectResult,
     Skill,
     Split,
     StepSize,
     Verdict,
 )
-from toy_runs import build_trainer
 
 Snapshot = Callable[[str, str], None]
 V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.2)
@@ -108,20 +99,14 @@ SETTINGS = {"models": {"optimizer": {"model": "tiny"}}, "environment": {"descrip
 BETTER = build_summary(solve(10, 80), solve(45, 80), seconds=35.0)
 RESULTS = {
     "better": BETTER,
-    "fewer baseline items": BETTER.model_copy(
-        update={"scores": (build_score("baseline", solve(10, 79)), BETTER.scores[1])}
-    ),
     "mostly wrong": build_summary(solve(0, 80), solve(30, 80)),
     "not confirmed": build_summary(solve(10, 20), solve(12, 20)),
     "too few differ": build_summary(solve(0, 4), solve(4, 4)),
     "not better": build_summary(solve(10, 20), solve(10, 20), steps=20),
     "worse": build_summary(solve(30, 40), solve(10, 40)),
     "means": build_summary([0.25, 0.5, 0.75] * 10, [0.5, 0.75, 0.8] * 10),
-    "small means": build_summary([0.5, 0.5, 0.5] * 2, [0.502, 0.503, 0.504] * 2),
     "validation": build_summary(solve(5, 20), solve(15, 20), split=Split.val),
-    "trials": build_summary([0.25, 0.5] * 10, [0.75, 1.0] * 10, split=Split.val, trials=4),
     "initial is best": end(best=V0, scores=(build_score("baseline", solve(10, 80), text=""),)),
-    "no scores": end(best=V0, config=SETTINGS, steps=6, actions=(ActionCount(action="no_patches", count=2),)),
     "not measured": end(best=V2, missing=("best on test: the endpoint is down",)),
     "budget": end(status="budget", reason="budget.max_calls is 9", steps=3, best=V2),
     "failed": end(status="failed", reason="no key.", best=None),
@@ -136,30 +121,6 @@ def test_results_are_sentences(snapshot: Snapshot) -> None:
     for name, summary in RESULTS.items():
         blocks.append("\n".join((f"# {name}", *ResultFact(summary=summary).list_lines(FOLDER), "")))
     snapshot("results", "\n".join(blocks))
-
-
-def test_the_verdict_names_the_next_step_of_an_incomplete_run() -> None:
-    """Of a complete run it is the result alone; a good and a bad result have a tone."""
-    for name, summary in RESULTS.items():
-        fact = ResultFact(summary=summary)
-        assert fact.verdict.startswith(fact.result)
-        assert (" Next: " in fact.verdict) is (summary.status != "completed"), name
-    tones = {name: ResultFact(summary=summary).tone for name, summary in RESULTS.items()}
-    assert [name for name, tone in tones.items() if tone == "worse"] == ["worse", "failed", "no reports"]
-    assert tones["better"] == "better"
-    assert tones["not confirmed"] is None
-
-
-def test_the_verdict_is_stored(tmp_path: Path) -> None:
-    """The summary of a run, and its file, have the sentence."""
-    trainer = build_trainer(
-        {"out_dir": tmp_path, "search": {"sources": ["edits"]}, "train": {"num_epochs": 1}},
-        environment=ToyEnvironment(train=4, val=4, test=4),
-    )
-    summary = anyio.run(trainer.train)
-    assert summary.verdict == ResultFact(summary=summary).verdict != ""
-    stored = (tmp_path / "summary.json").read_text(encoding="utf-8")
-    assert RunSummary.model_validate_json(stored).verdict == summary.verdict
 
 
 def print_to_text(printer: Callable[[Console], None], width: int = 100) -> str:
@@ -206,32 +167,6 @@ def test_an_unknown_price_is_named(spend: tuple[Usage, ...], words: str) -> None
     """A price is a sum of known prices, and calls without one are named."""
     entries = [Spend(role=f"role{n}", purpose="p", usage=usage) for n, usage in enumerate(spend)]
     assert SpendFact.of(entries).words == words
-
-
-def test_unfinished_calls_have_a_worst_case() -> None:
-    """Calls that were cut off are counted beside the known cost, at most."""
-    usage = Usage(calls=1, usd=0.5)
-    entry = Spend(role="target", purpose="p", usage=usage, unsettled=1, worst_case=Usage(usd=0.25))
-    fact = SpendFact.of([entry])
-    assert fact.words == "$0.50, 1 call, at most $0.25 more for unfinished calls"
-    assert fact.details.endswith("at most 0 tokens, $0.25 more for 1 interrupted call")
-    assert [SpendFact(usage=each).price for each in (Usage(), Usage(calls=3), usage)] == [
-        "-",
-        "unknown",
-        "$0.50",
-    ]
-
-
-@given(st.none() | st.floats(0, 1), st.none() | st.floats(0, 1))
-def test_a_change_never_invents_a_score(before: float | None, after: float | None) -> None:
-    """A score that is None is a dash or is left out, never a number."""
-    text = format_change(before, after)
-    assert text.count("0.") + text.count("1.") == (before is not None) + (after is not None)
-
-
-def test_a_metric_named_soft_hides_no_soft_score() -> None:
-    """A score is shown with its soft part, whatever its metrics are called."""
-    assert describe_score(Score(hard=1, soft=0.5, metrics={"soft": 9})) == "1 (soft 0.5, soft 9)"
 
 
 def build_step(text: str = "") -> StepRecord:
@@ -314,11 +249,3 @@ def test_tables_keep_names_and_numbers_whole() -> None:
         assert "…" not in shown
     table = build_table({"run": ["a"], "mean [/b]<b>": ["1"]}, 80)
     assert "mean [/b]<b>" in print_to_text(lambda console: console.print(table))
-
-
-def test_long_lines_wrap_at_words() -> None:
-    """The rest of a line that does not fit is indented."""
-    wrapped = wrap_line("warning   these are more words than the line has room for", Console(width=40)).plain
-    first, rest = wrapped.split("\n")
-    assert first.rstrip() == "warning   these are more words than the"
-    assert rest == " " * 10 + "line has room for"

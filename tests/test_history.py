@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import anyio
 import pytest
 
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer, compare_runs, read_run
-from reflact.errors import UsageError
 from reflact.events import StepCommitted
-from reflact.integrations.opentelemetry import Tracing
-from reflact.llm.budget import CurrentStage
 from reflact.protocols import Target
 from reflact.records import Usage, sum_step_costs
-from reflact.training.run import StageTimer, ignore_event
 from toy_runs import Actor, build_trainer, hang_at_document
-from virtual_time import run as run_on_virtual_time
 
 
 def trainer(
@@ -88,44 +82,6 @@ async def test_tokens_calls_and_time_are_known_by_step_and_stage(tmp_path: Path)
     kept = {(cost.step, cost.stage): cost for cost in under_way}
     assert all(stages[key].seconds >= cost.seconds for key, cost in kept.items())
     assert stages[0, "baseline"].spend == kept[0, "baseline"].spend
-
-
-def test_time_is_measured_while_a_stage_runs() -> None:
-    """A reading holds the time of the stage so far, so that a kill loses at most the time since the last one."""
-
-    async def main() -> None:
-        current = CurrentStage()
-        timer = StageTimer("r", ignore_event, Tracing("r", None), current)
-        async with timer.stage("rollout", "reflect", step=3):
-            await anyio.sleep(2)
-            assert timer.read_and_reset() == (2, {(3, "rollout and reflect"): 2})
-            assert (current.step, current.stage) == (3, "rollout and reflect")
-            await anyio.sleep(1)
-        await anyio.sleep(4)
-        async with timer.stage("evaluate", step=3):
-            await anyio.sleep(1)
-        assert timer.read_and_reset() == (6, {(3, "rollout and reflect"): 1, (3, "evaluate"): 1})
-
-    run_on_virtual_time(main)
-
-
-async def test_a_run_of_several_is_named(tmp_path: Path) -> None:
-    """Of runs in one file the newest is taken where none is named; an unknown name is told the others."""
-    store = tmp_path / "all.db"
-    runs = [trainer(tmp_path / str(seed), seed=seed, store=store) for seed in range(2)]
-    for run in runs:
-        await run.train()
-    assert (await read_run(store)).run_id == runs[1].run_id
-    assert (await read_run(store, runs[0].run_id)).run_id == runs[0].run_id
-    with pytest.raises(UsageError, match=f"holds no run x; it holds {runs[0].run_id}"):
-        await read_run(store, "x")
-
-
-async def test_where_nothing_is_nothing_is_made(tmp_path: Path) -> None:
-    """A folder without a run is an error, and stays empty."""
-    with pytest.raises(UsageError, match="there is no run at"):
-        await read_run(tmp_path)
-    assert not (tmp_path / "run.db").exists()
 
 
 async def test_a_summary_is_short_in_print(tmp_path: Path) -> None:

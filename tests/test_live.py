@@ -7,7 +7,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -21,21 +20,16 @@ from emulator import Terminal
 from reflact import events
 from reflact.config.training import TrainerConfig
 from reflact.events import EVENT_ADAPTER, Event
-from reflact.messages import CallId
 from reflact.records import SkillVersion, SlowUpdate, Usage
 from reflact.reporting.live import (
     EventLines,
     JsonView,
     LineView,
-    LiveDisplay,
-    LiveState,
     LiveView,
-    describe_progress,
-    render_draft,
-    restore_state,
+    render_display,
     show_run,
-    update_state,
 )
+from reflact.reporting.progress import RunProgress
 from reflact.types import AnalystReport, Edit, EditResult, Fallback, GateAction, Verdict
 
 Snapshot = Callable[[str, str], None]
@@ -156,49 +150,20 @@ def test_events_have_lines(snapshot: Snapshot) -> None:
     snapshot("event_lines", "\n".join(line.rstrip() for line in list_lines(*happened)) + "\n")
 
 
-@pytest.mark.parametrize(
-    ("purpose", "part", "words"),
-    [
-        ("analyst_failure", "0", "analyst of minibatch 1 of the failures"),
-        ("lapse_success", "2/1", "triage of minibatch 2 of the successes in batch 3"),
-        ("draft_merge", "failure/2/0", "merge of failures, level 2, group 1"),
-        ("write_document", "1", "rewrite 2"),
-        ("score", "0123456789012345", "score"),
-    ],
-)
-def test_a_call_is_named_in_words(purpose: str, part: str, words: str) -> None:
-    """A fallback names the call that failed with numbers from 1, and no id."""
-    fallback = Fallback(label=f"{purpose}/{part}", reason="It failed.", replacement="nothing")
-    (line,) = list_lines(events.FallbackUsed(run_id=RUN, step=1, fallback=fallback))
-    assert line == f"fallback  nothing (instead of: {words}): It failed."
-    assert CallId(role="optimizer", purpose=purpose, part=part, step=3).title == f"{words} in step 3"
+# ------------------------------------------------------------------------------------ the progress
 
 
-def test_repeated_pauses_have_one_line_in_each_step() -> None:
-    """An endpoint has one line for each status in a step, and a new one in the next step."""
-    gone = PAUSE.model_copy(update={"status": None, "rate": None})
-    lines = list_lines(PAUSE, PAUSE, gone, gone, start_step(2), PAUSE)
-    assert lines == [
-        "limit     https://api.test/v1 answered 429; waiting 12 s, then 3.25 calls/s",
-        "retry     https://api.test/v1 cannot be reached; trying again",
-        lines[0],
-    ]
-
-
-# ------------------------------------------------------------------------------------------ the state
-
-
-def state_at(*moments: tuple[float, Event], name: str = "demo") -> LiveState:
-    """Return the state after events, each with its second."""
-    state = LiveState(name=name, epochs=2, opened_at=10.0)
+def progress_at(*moments: tuple[float, Event], name: str = "demo") -> RunProgress:
+    """Return the progress after events, each with its second."""
+    run = RunProgress(name=name, epochs=2, opened_at=10.0)
     for at, event in moments:
-        state = update_state(state, event, at)
-    return state
+        run.update(event, at)
+    return run
 
 
-def state_after(*happened: Event, name: str = "demo") -> LiveState:
-    """Return the state after events that all came at second 100."""
-    return state_at(*((100.0, event) for event in happened), name=name)
+def progress_after(*happened: Event, name: str = "demo") -> RunProgress:
+    """Return the progress after events that all came at second 100."""
+    return progress_at(*((100.0, event) for event in happened), name=name)
 
 
 FIRST = ((0, PLAN), (0, start_step(1)), (10, commit_step(1)))
@@ -207,13 +172,10 @@ FIRST = ((0, PLAN), (0, start_step(1)), (10, commit_step(1)))
 @pytest.mark.parametrize(
     ("moments", "now", "left"),
     [
-        ([], 9.0, None),
-        ([(0, PLAN), (1, start_step(1))], 9.0, None),
         ([(0, start_step(1)), (5, commit_step(1))], 9.0, None),
         ([(0, PLAN), (3, commit_step(4))], 9.0, None),
         ([(0, PLAN), (0, start_step(28)), (5, commit_step(28))], 5.0, None),
         ([*FIRST, (10, start_step(2))], 14.0, 27 * 10.0 - 4),
-        ([*FIRST, (10, start_step(2))], 99.0, 26 * 10.0),
         ([*FIRST, (10, start_step(2)), (30, commit_step(2))], 30.0, 26 * 15.0),
     ],
 )
@@ -221,49 +183,25 @@ def test_the_steps_that_are_left_count_as_the_mean_of_timed_steps(
     moments: list[tuple[float, Event]], now: float, left: float | None
 ) -> None:
     """Without a plan or a step that was seen from start to commit, and after the last step, nothing is estimated."""
-    assert state_at(*moments).estimate_seconds_left(now) == pytest.approx(left)
-
-
-def test_an_earlier_start_is_restored_without_its_times() -> None:
-    """Its steps, scores and plan are known again, and none of the moments."""
-    earlier = (PLAN, start_step(1), commit_step(1, "accept_new_best"), start_step(2))
-    state = restore_state(LiveState(epochs=2, opened_at=100.0), earlier)
-    assert (state.total_steps, state.last_step, state.best) == (28, 1, V1)
-    assert (state.step_seconds, state.step_started_at) == ((), None)
-
-
-def test_a_commit_clears_what_only_its_step_was_about() -> None:
-    """Stages and the draft are gone, and a step that is reported twice is counted once."""
-    before = state_after(*EVERYTHING)
-    assert (len(before.stages), before.draft is None) == (2, False)
-    after = update_state(before, commit_step(5), 1.0)
-    assert (after.stages, after.draft, after.last_step) == ((), None, 5)
+    assert progress_at(*moments).estimate_seconds_left(now) == pytest.approx(left)
 
 
 def test_progress_in_one_line_has_counts_cost_and_rest() -> None:
-    """Measurements of a stage count together; rollouts from the store say nothing about the pace."""
+    """Rollouts from the store say nothing about the pace; an earlier start is restored without its times."""
     begin = events.StageStarted(run_id=RUN, step=5, stage="evaluate")
     begun = [(100.0, event) for event in (*BEGINNING, start_step(5), begin)]
-    assert describe_progress(state_at(), 130.0) == "progress  starting"
-    half = state_at(*begun, (130.0, progress("evaluate", 26, 50, stored=25)), (130.0, BUDGET))
-    assert describe_progress(half, 130.0) == (
-        "progress  step 5 of 28, evaluate 26 of 50 rollouts (25 from the store, about 12 min left); $0.25, 128 calls"
+    half = progress_at(*begun, (130.0, progress("evaluate", 26, 50, stored=25)), (130.0, BUDGET))
+    assert half.describe(130.0) == (
+        "progress  step 5 of 28; evaluate 26 of 50 (25 from the store, about 12 min left); "
+        "128 calls, 45.2k tokens in, 3,100 out, $0.25, 25% of max_usd"
     )
-    all_stored = state_at(*begun, (100.0, progress("evaluate", 25, 50, stored=25)))
-    assert describe_progress(all_stored, 130.0).endswith("evaluate 25 of 50 rollouts (25 from the store)")
-    call = {"run_id": RUN, "role": "optimizer", "purpose": "merge", "call_id": "a", "outcome": "failed"}
-    end = events.ModelCallFinished(**call, attempts=1, usage=Usage(), seconds=1.0)  # type: ignore[arg-type]
-    merging = events.StageStarted(run_id=RUN, step=5, stage="aggregate")
-    merged = state_at((100.0, start_step(5)), (100.0, merging), (110.0, end))
-    assert (
-        describe_progress(merged, 130.0)
-        == "progress  step 5, aggregate for 30 s (1 call done); 1 call failed"
-    )
-    timed = state_at((100.0, start_step(1)), (160.0, commit_step(1)), (160.0, PLAN), (161.0, start_step(2)))
-    assert describe_progress(timed, 165.0) == "progress  step 2 of 28; about 27 min to the last step"
+    earlier = RunProgress(epochs=2, opened_at=100.0)
+    earlier.restore((PLAN, start_step(1), commit_step(1, "accept_new_best"), start_step(2)))
+    assert (earlier.total_steps, earlier.last_step, earlier.best) == (28, 1, V1)
+    assert (earlier.step_seconds, earlier.step_started_at) == ([], None)
 
 
-# ---------------------------------------------------------------------------------------- the display
+# ------------------------------------------------------------------------------------- the display
 
 
 def build_console(width: int = 80, height: int = 24, encoding: str = "utf-8") -> Console:
@@ -272,9 +210,9 @@ def build_console(width: int = 80, height: int = 24, encoding: str = "utf-8") ->
     return Console(file=file, width=width, height=height, color_system=None, _environ={})
 
 
-def render(state: LiveState, console: Console | None = None, *, now: float = 105.0) -> list[str]:
+def render(run: RunProgress, console: Console | None = None) -> list[str]:
     """Return the rows of the display as text."""
-    lines = (console or build_console()).render_lines(LiveDisplay(state, now), pad=False)
+    lines = render_display(run, console or build_console(), 105.0)
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
@@ -284,15 +222,15 @@ def test_the_display_shows_the_run(snapshot: Snapshot) -> None:
         run_id=RUN, role="optimizer", purpose="merge", call_id="a", attempt=1, reason=f"no {EVIL}\nanchor"
     )
     screens = {
-        "tiny": render(state_after(*EVERYTHING), build_console(60, 8)),
-        "usual": render(state_after(*EVERYTHING)),
-        "large": render(state_after(*EVERYTHING), build_console(160, 40)),
+        "tiny": render(progress_after(*EVERYTHING), build_console(60, 8)),
+        "usual": render(progress_after(*EVERYTHING)),
+        "large": render(progress_after(*EVERYTHING), build_console(160, 40)),
         "ascii": render(
-            state_after(*EVERYTHING, draft("Größe"), name="Grüße"), build_console(encoding="ascii")
+            progress_after(*EVERYTHING, draft("Größe"), name="Grüße"), build_console(encoding="ascii")
         ),
-        "beginning": render(state_after()),
-        "baseline": render(state_after(PLAN, progress("evaluate", 1, 2, step=0))),
-        "refused": render(state_after(*BEGINNING, start_step(5), DRAFT, refused)),
+        "beginning": render(progress_after()),
+        "baseline": render(progress_after(PLAN, progress("evaluate", 1, 2, step=0))),
+        "refused": render(progress_after(*BEGINNING, start_step(5), DRAFT, refused)),
     }
     text = "\n".join("\n".join((f"# {name}", *rows, "")) for name, rows in screens.items())
     snapshot("live_display", text)
@@ -315,20 +253,12 @@ def test_the_display_fits_every_screen(
     happened: list[Event], value: JsonValue, width: int, height: int, encoding: str
 ) -> None:
     """At any size and in any encoding the display leaves a line free, and no row is too wide or steers."""
-    rows = render(state_after(*happened, draft(value)), build_console(width, height, encoding))
+    rows = render(progress_after(*happened, draft(value)), build_console(width, height, encoding))
     assert len(rows) <= max(1, height - 1)
     for row in rows:
         assert cell_len(row) <= width
         assert not any(ord(c) < 32 or ord(c) == 127 for c in row)
         row.encode(encoding)
-
-
-@pytest.mark.parametrize("value", [{"edits": [{"op": "append", "content": EVIL}]}, {"document": EVIL}, EVIL])
-def test_a_draft_cannot_steer_the_terminal(value: JsonValue) -> None:
-    """Control sequences, marks of direction and markup are shown as text."""
-    console = build_console(100)
-    (line,) = render_draft(value, console, console.options, height=6)
-    assert line.plain.rstrip().endswith(ESCAPED)
 
 
 # ------------------------------------------------------------------------------------------ the views
@@ -361,8 +291,9 @@ class Screen(io.StringIO):
 def build_view(screen: Screen, *, frames_per_second: float = 1e-6, **environment: str) -> LiveView:
     """Return a live view. By default, only the test draws."""
     console = Console(file=screen, force_terminal=True, width=80, height=24, _environ=environment)
-    state = LiveState(name="demo", epochs=1)
-    return LiveView(console, state, clock=lambda: 5.0, frames_per_second=frames_per_second)
+    return LiveView(
+        console, RunProgress(name="demo", epochs=1), clock=lambda: 5.0, frames_per_second=frames_per_second
+    )
 
 
 @contextmanager
@@ -371,7 +302,7 @@ def show_view(screen: Screen, *happened: Event, **environment: str) -> Iterator[
     with build_view(screen, **environment) as view:
         for event in happened:
             view.show_event(event)
-        view.refresh()
+        view.draw()
         yield view
 
 
@@ -381,7 +312,7 @@ def test_lines_stay_above_the_display() -> None:
     with show_view(screen, PLAN) as view:
         for step in range(1, 31):
             view.show_event(commit_step(step))
-            view.refresh()
+            view.draw()
         steps = [line.split()[1] for line in screen.lines if line.startswith("step ")]
         assert steps == [str(step) for step in range(1, 31)]
         assert sum(line.startswith("demo r1 ") for line in screen.lines) == 1
@@ -401,22 +332,14 @@ def test_each_frame_is_one_write() -> None:
     screen = Screen()
     with show_view(screen, PLAN) as view:
         screen.writes.clear()
-        view.refresh()
+        view.draw()
         assert screen.writes == []
         view.show_event(commit_step(1))
-        view.refresh()
+        view.draw()
         assert len(screen.writes) == 1
         screen.terminal.write(view.build_cleanup())
         assert [line.split()[0] for line in screen.lines] == ["run", "step"]
         assert screen.terminal.cursor_shown
-
-
-def test_no_color_removes_colours() -> None:
-    """With NO_COLOR the same rows have no colours."""
-    screen = Screen()
-    with show_view(screen, PLAN, commit_step(1), NO_COLOR="1"):
-        assert any(line.startswith("demo r1") for line in screen.lines)
-    assert not any(f"\x1b[{code}m" in text for text in screen.writes for code in (31, 32, 33, 36))
 
 
 def test_a_thread_draws_and_ends_with_the_block() -> None:
@@ -451,47 +374,19 @@ def test_a_slow_or_lost_terminal_does_not_delay_the_run() -> None:
         release.set()
 
 
-def test_lines_tell_the_progress_of_a_long_stage() -> None:
-    """A stage has its first such line after 10 silent seconds and others after 30; events are no silence."""
+def test_a_file_gets_lines_and_the_progress_after_a_silence() -> None:
+    """Lines are as long as they are, without control sequences; after 30 silent seconds one is on the progress."""
     text = io.StringIO()
     now = 0.0
-    view = LineView(Console(file=text, width=30), clock=lambda: now, with_timer=False)
-    happened: dict[int, Event] = {
-        0: PLAN,
-        5: events.StageStarted(run_id=RUN, step=1, stage="rollout"),
-        91: events.WarningIssued(run_id=RUN, message="x"),
-        94: events.StageFinished(run_id=RUN, step=1, stage="rollout", seconds=90.0),
-        95: events.StageStarted(run_id=RUN, step=1, stage="aggregate"),
-    }
-    printed: list[tuple[float, str]] = []
-    for at in range(140):
-        now = float(at)
-        n_before = len(text.getvalue().splitlines())
-        if at in happened:
-            view.show_event(happened[at])
-        view.refresh()
-        printed += [(at, line.partition(" for")[0]) for line in text.getvalue().splitlines()[n_before:]]
-    rollout = "progress  step 1, rollout"
-    aggregate = "progress  step 1, aggregate"
-    lines = [(0, PLAN_LINE), (10, rollout), (40, rollout), (70, rollout), (91, "warning   x")]
-    assert printed == [*lines, (101, aggregate), (131, aggregate)]
-
-
-def print_events(*happened: Event, **options: Any) -> str:
-    """Return what is printed to a file."""
-    text = io.StringIO()
-    with LineView(Console(file=text, width=30), **options) as view:
-        for event in happened:
-            view.show_event(event)
-    return text.getvalue()
-
-
-def test_a_file_gets_one_line_for_each_event() -> None:
-    """Lines are as long as they are, without control sequences, and can begin with the local time."""
-    warning = events.WarningIssued(run_id=RUN, message="[b]x[/b]\x1b[2J")
-    printed = print_events(PLAN, progress("rollout", 1, 2), warning)
-    assert printed.splitlines() == [PLAN_LINE, "warning   [b]x[/b]\\x1b[2J"]
-    assert print_events(PLAN, times=True) == f"{PLAN.at.astimezone():%Y-%m-%d %H:%M:%S} {PLAN_LINE}\n"
+    view = LineView(Console(file=text, width=30), clock=lambda: now, times=True)
+    view.show_event(PLAN)
+    for now in (5.0, 29.0, 31.0, 40.0):  # noqa: B007 - the clock reads it
+        view.show_event(progress("rollout", 1, 2))
+    view.show_event(events.WarningIssued(run_id=RUN, message="[b]x[/b]\x1b[2J"))
+    first, silent, warning = text.getvalue().splitlines()
+    assert first == f"{PLAN.at.astimezone():%Y-%m-%d %H:%M:%S} {PLAN_LINE}"
+    assert silent.endswith("progress  step 5; rollout 1 of 2 (about 26 s left)")
+    assert warning.endswith("warning   [b]x[/b]\\x1b[2J")
 
 
 def test_json_is_one_event_a_line_in_ascii() -> None:

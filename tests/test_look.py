@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 from anyio import to_thread
 
-import pure_server
-from pure_world import PureNetwork, write_world
-from pure_world import settings as pure_settings
 from reflact import Trainer, compare_runs, read_run
-from reflact.errors import UsageError
 from reflact.events import StepCommitted
 from reflact.protocols import Target
 from reflact.reporting.facts import (
     list_comparison_columns,
-    list_gain_lines,
-    list_setting_rows,
 )
-from reflact.reporting.history import RunComparison, RunListing, SettingDifference, StepDetails, choose_run
+from reflact.reporting.history import RunListing, StepDetails
 from reflact.reporting.html.run import read_report, render_run_page
-from reflact.reporting.html.serve import render_comparison
-from reflact.reporting.terminal import hide_positions
-from reflact.skills.document import diff_texts
-from reflact.store.runs import RunRow
-from reflact.testing import ToyEnvironment, toy_optimizer
+from reflact.testing import toy_optimizer
 from reflact.types import Split
 from served import assert_refused, reflact
-from test_text import STEERING
 from toy_runs import LINES, Actor, build_trainer, hang_at_document
 from toy_runs import settings as build_settings
 
@@ -82,35 +69,6 @@ def test_a_step_of_a_run_is_shown(folder: Path) -> None:
     assert last.epoch_end == history.epochs[-1]
 
 
-def test_a_run_is_shown_as_json(folder: Path) -> None:
-    """`show --json` is one object with summary, steps, epochs and versions; `--costs` has a line for each step."""
-    history = anyio.run(read_run, folder)
-    shown = reflact("show", folder, "--json").stdout
-    found = json.loads(shown)
-    assert shown.isascii()
-    assert found["summary"] == json.loads(history.summary.model_dump_json())  # type: ignore[union-attr]
-    for name in ("steps", "epochs", "versions"):
-        assert len(found[name]) == len(getattr(history, name))
-    lines = reflact("show", folder, "--costs", "--json").stdout.splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [0, *(record.step for record in history.steps)]
-
-
-def test_each_version_is_printed_exactly(folder: Path) -> None:
-    """`show --skill` prints the version that is named, with exactly its bytes in a pipe."""
-    assert reflact("show", folder, "--skill", "best").stdout_bytes == (folder / "best_skill.md").read_bytes()
-    for path in sorted((folder / "skills").glob("v*.md")):
-        number = int(path.stem[1:])
-        for name in (number, f"v{number}"):
-            assert reflact("show", folder, "--skill", name).stdout_bytes == path.read_bytes()
-    first = reflact("show", folder, "--skill", "baseline")
-    assert (first.stdout_bytes, first.stderr) == (b"", "note: v0 is an empty document\n")
-    found = json.loads(reflact("show", folder, "--skill", "1", "--json").stdout)
-    assert found["version"]["number"] == 1
-    assert found["skill"]["text"] == (folder / "skills" / "v0001.md").read_text(encoding="utf-8")
-    refused = reflact("show", folder, "--skill", "v99")
-    assert_refused(refused, "has no version v99; it has v0 to v")
-
-
 def test_the_difference_of_versions_is_printed(folder: Path) -> None:
     """`diff` goes from the initial to the best document, or between two versions that are named."""
     shown = reflact("diff", folder).stdout.splitlines()
@@ -126,20 +84,20 @@ def test_the_difference_of_versions_is_printed(folder: Path) -> None:
     assert reflact("diff", folder, "1", "1").stdout == "v1 and v1 have the same text\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (("1", "--costs"), "a step and --costs exclude each other"),
-        (("1", "--wrong"), "a step and --items exclude each other"),
-        (("1", "--split", "val"), "a step and --items exclude each other"),
-        (("--costs", "--changed"), "--items and --costs exclude each other"),
-        (("--item", "a", "--wrong"), "--items and --item exclude each other"),
-        (("--skill", "best", "--costs"), "--costs and --skill exclude each other"),
-    ],
-)
-def test_show_ignores_no_option(words: tuple[str, ...], reason: str, folder: Path) -> None:
-    """Arguments of `show` that exclude each other are refused in one sentence, which says which to leave out."""
-    assert_refused(reflact("show", folder, *words), reason)
+def test_versions_are_printed_exactly_and_runs_as_json(folder: Path) -> None:
+    """`show --skill` prints exactly the bytes of a version; `show --json` is one object with all records."""
+    assert reflact("show", folder, "--skill", "best").stdout_bytes == (folder / "best_skill.md").read_bytes()
+    first = reflact("show", folder, "--skill", "baseline")
+    assert (first.stdout_bytes, first.stderr) == (b"", "note: v0 is an empty document\n")
+    assert_refused(reflact("show", folder, "--skill", "v99"), "has no version v99; it has v0 to v")
+    assert_refused(reflact("show", folder, "1", "--costs"), "a step and --costs exclude each other")
+    found = json.loads(reflact("show", folder, "--json").stdout)
+    history = anyio.run(read_run, folder)
+    assert history.summary is not None
+    assert found["summary"] == json.loads(history.summary.model_dump_json())
+    assert [len(found[name]) for name in ("steps", "versions")] == [len(history.steps), len(history.versions)]
+    lines = reflact("show", folder, "--costs", "--json").stdout.splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, *(record.step for record in history.steps)]
 
 
 def test_runs_have_scores_cost_and_date(folder: Path) -> None:
@@ -184,22 +142,6 @@ def test_runs_of_a_shared_store_are_found(tmp_path: Path) -> None:
         assert reflact("show", tmp_path / name, 1).exit_code == 0
 
 
-def test_a_run_is_named_by_the_beginning_of_its_id(tmp_path: Path) -> None:
-    """A unique prefix is enough; an ambiguous one names the candidates, and an unknown one all runs."""
-    now = anyio.run(lambda: _read_created(tmp_path))
-    rows = [
-        now.model_copy(update={"run_id": run_id})
-        for run_id in ("rab111111111", "rab222222222", "rcd333333333")
-    ]
-    assert choose_run(rows, "rc", tmp_path).run_id == "rcd333333333"
-    assert choose_run(rows, "rab2", tmp_path).run_id == "rab222222222"
-    assert choose_run(rows, None, tmp_path).run_id == "rcd333333333"
-    with pytest.raises(UsageError, match=r"ids begin with rab; name one of rab111111111, rab222222222$"):
-        choose_run(rows, "rab", tmp_path)
-    with pytest.raises(UsageError, match="no run rx; it holds rab111111111, rab222222222, rcd333333333"):
-        choose_run(rows, "rx", tmp_path)
-
-
 def test_a_folder_with_several_runs_says_which_one_is_taken(tmp_path: Path) -> None:
     """Every command that looks at one run tells which of several it took, unless one is named by a prefix."""
     out = tmp_path / "run"
@@ -238,33 +180,6 @@ def test_a_folder_with_several_runs_says_which_one_is_taken(tmp_path: Path) -> N
     assert "needs at least two runs" in reflact("compare", out / first.run_id).stderr
 
 
-def test_commands_print_nothing_that_steers(tmp_path: Path) -> None:
-    """A run whose proposals hold terminal codes is shown without them."""
-
-    def answer(body: dict[str, Any], call_id: str) -> str:
-        reply = pure_server.answer(body, call_id)
-        is_report = reply.startswith('{"reasoning": "As seen.", "patterns"')
-        return reply.replace(".", f".{json.dumps(STEERING)[1:-1]}") if is_report else reply
-
-    world = write_world(tmp_path / "world", train=4, val=3, test=2)
-    off = {part: {"enabled": False} for part in ("slow_update", "meta_skill", "appendix", "test")}
-    config = pure_settings(world, tmp_path / "run", train={"num_epochs": 1, "batch_size": 4}, **off)
-    assert anyio.run(Trainer(config, transport=PureNetwork(answer)).train).status == "completed"
-    for command in (["show", tmp_path / "run"], ["diff", tmp_path / "run"], ["show", tmp_path / "run", 1]):
-        result = reflact(*command)
-        assert result.exit_code == 0, result.output
-        assert not {"\x1b", "\x07", "\r", "\u202e", "\u200b"} & set(result.output)
-    assert r"\x1b[2J" in result.output
-
-
-async def _read_created(folder: Path) -> RunRow:
-    from reflact.store.runs import open_store
-
-    await build_learning_trainer(folder).train()
-    async with open_store(folder / "run.db") as store:
-        return (await store.runs())[0]
-
-
 def test_runs_are_compared_on_common_items(folder: Path, tmp_path: Path) -> None:
     """A comparison has the settings that differ, paired gains on common items, and the diff of the best skills."""
     short = tmp_path / "short"
@@ -282,23 +197,6 @@ def test_runs_are_compared_on_common_items(folder: Path, tmp_path: Path) -> None
     texts = [(path / "best_skill.md").read_text(encoding="utf-8") for path in (folder, short)]
     removed = {line[1:] for line in found.diffs[0].splitlines() if line.startswith("-- ")}
     assert removed == {line for line in texts[0].splitlines() if line and line not in texts[1]}
-
-
-def test_settings_are_compared_in_words() -> None:
-    """Hashes are short, lists have commas, and a run without a setting has a dash."""
-    values = {
-        "data": ("0123456789abcdef" * 4, "f" * 64),
-        "prompts.merge": ("v2 0123456789abcdef", "v3 fedcba9876543210"),
-        "update.operations": (["append", "replace"], None),
-        "x": ([1, "a"], {"b": True}),
-    }
-    settings = tuple(SettingDifference(key=key, values=each) for key, each in values.items())
-    assert list_setting_rows(RunComparison.model_construct(settings=settings)) == [
-        ("data", ("01234567", "ffffffff")),
-        ("prompts.merge", ("v2 01234567", "v3 fedcba98")),
-        ("update.operations", ("append, replace", "-")),
-        ("x", ('[1, "a"]', '{"b": true}')),
-    ]
 
 
 def test_settings_without_an_effect_are_no_difference(folder: Path, tmp_path: Path) -> None:
@@ -358,17 +256,6 @@ async def test_a_resumed_run_is_shown_as_running(tmp_path: Path) -> None:
     assert "The run is under way: 1 step so far." in page
 
 
-def test_a_difference_is_read_without_positions() -> None:
-    """At a terminal, dots stand between the parts of a difference; lines of the text stay."""
-    old = "".join(f"{n}\n" for n in range(20))
-    diff = diff_texts(old, old.replace("3\n", "@@ x\n", 1).replace("18\n", "", 1))
-    shown = hide_positions(diff).splitlines()
-    assert shown[:3] == ["--- before", "+++ after", " 0"]
-    assert [line for line in shown if line[0] not in " -+"] == ["..."]
-    assert "+@@ x" in shown
-    assert hide_positions("") == ""
-
-
 def test_the_command_compares_runs(folder: Path, tmp_path: Path) -> None:
     """`compare` prints runs, gains, settings and the diff; a store with several runs stands for all of them."""
     store = tmp_path / "all.db"
@@ -388,63 +275,3 @@ def test_the_command_compares_runs(folder: Path, tmp_path: Path) -> None:
     assert whole["settings"] == both["settings"]
     alone = reflact("compare", folder)
     assert_refused(alone, "needs at least two runs")
-
-
-def test_a_folder_of_run_folders_stands_for_them(folder: Path, tmp_path: Path) -> None:
-    """`compare` takes all runs in it; a command on one run names their folders, since it cannot choose."""
-    paths = [tmp_path / "all" / name for name in ("a", "b")]
-    for path in paths:
-        shutil.copytree(folder, path)
-    whole, named = (
-        json.loads(reflact("compare", *chosen, "--json").stdout) for chosen in ([tmp_path / "all"], paths)
-    )
-    assert [run["name"] for run in whole["runs"]] == [str(path) for path in paths]
-    assert whole == named
-    words = f"there is no run at {tmp_path / 'all'}; the runs in it are {paths[0]}, {paths[1]}"
-    assert_refused(reflact("show", tmp_path / "all"), words)
-
-
-def test_other_items_are_not_paired(folder: Path, tmp_path: Path) -> None:
-    """Items with the same id and another input are not compared."""
-    other = build_trainer(
-        {"out_dir": tmp_path, "search": {"sources": ["edits"]}, "train": {"num_epochs": 1}},
-        environment=ToyEnvironment(train=6, val=4, test=4),
-    )
-    anyio.run(other.train)
-    found = anyio.run(compare_runs, [folder, tmp_path])
-    assert found.gains == ()
-    again = tmp_path / "again"
-    anyio.run(build_learning_trainer(again, seed=1).train)
-    lines = reflact("compare", folder, tmp_path, again).stdout.splitlines()
-    (told,) = (line for line in lines if "no measured items in common" in line)
-    assert told.startswith(f"{tmp_path} and {folder} have no measured items in common")
-    assert "(data.ratio) or other ids (data.fields.id)" in told
-
-
-class LenientEnvironment(ToyEnvironment):
-    """The toy world with the identity of an environment that has another grader."""
-
-    @property
-    def identity(self) -> str:
-        """The name of the grader alone."""
-        return '{"environment":"toy","grader":"lenient"}'
-
-
-def test_other_graders_are_told_beside_the_gain(folder: Path, tmp_path: Path) -> None:
-    """A comparison says which runs were graded otherwise, and says nothing of graders that are the same."""
-    environment = LenientEnvironment(train=8, val=4, test=4)
-    trainer = build_trainer(
-        {"out_dir": tmp_path / "a", "search": {"sources": ["edits"]}, "train": {"num_epochs": 1}},
-        environment=environment,
-    )
-    anyio.run(trainer.train)
-    anyio.run(build_learning_trainer(tmp_path / "b", seed=1).train)
-    comparison = anyio.run(compare_runs, [folder, tmp_path / "a", tmp_path / "b"])
-    assert {gain.name for gain in comparison.gains} == {str(tmp_path / "a"), str(tmp_path / "b")}
-    assert [line for line in list_gain_lines(comparison) if "have different" in line] == [
-        f"{tmp_path / 'a'} and {folder} have different graders, so their difference may come from the graders"
-    ]
-    settings = (SettingDifference(key="environment", values=("one", "two", "one")),)
-    own = comparison.model_copy(update={"settings": settings})
-    assert any("different environments" in line for line in list_gain_lines(own))
-    assert "have different graders" in render_comparison(comparison)

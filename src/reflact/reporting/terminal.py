@@ -57,31 +57,11 @@ MAX_SETTING_CHARS = 80
 # The most steps in the table of a run; a table of 10,000 takes ten seconds.
 MAX_SHOWN_STEPS = 500
 
-LEFT_COLUMNS = {
-    "step",
-    "epoch",
-    "decision",
-    "document",
-    "split",
-    "sha-256",
-    "folder",
-    "run",
-    "status",
-}
-LEFT_COLUMNS |= {
-    "role",
-    "calls for",
-    "setting",
-    "item",
-    "input",
-    "expected",
-    "baseline answer",
-    "best answer",
-}
-"""Columns of words, and those that lead a row."""
+# Columns of words, and those that lead a row.
+LEFT_COLUMNS = {"step", "epoch", "decision", "document", "split", "sha-256", "folder", "run"}
+LEFT_COLUMNS |= {"status", "role", "calls for", "setting"}
 
 RUN_FILES = (
-    ("best_skill.md", "the best skill"),
     ("skills", "every version"),
     ("summary.json", "this summary"),
     ("report.html", "a page on the run"),
@@ -120,9 +100,9 @@ def build_table(
             shown.remove(name)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
     for name in shown:
-        justify: Literal["left", "right"] = (
-            "left" if name in LEFT_COLUMNS or name in wrapped else "right"
-        )
+        justify: Literal["left", "right"] = "right"
+        if name in LEFT_COLUMNS or name in wrapped:
+            justify = "left"
         table.add_column(Text(name), justify=justify, no_wrap=name not in wrapped, overflow="fold")
     for row in zip(*(columns[name] for name in shown), strict=True):
         table.add_row(*map(Text, row))
@@ -139,9 +119,7 @@ def print_line(console: Console, line: str) -> None:
 
 
 def wrap_line(line: str, console: Console) -> Text:
-    """Return a line that is wrapped at words if it is wider than the console, with the rest
-    indented.
-    """
+    """Return a line that is wrapped at words if it is too wide, with the rest indented."""
     width = console.width
     if cell_len(line) <= width or width < 3 * INDENT:
         return Text(line)
@@ -166,18 +144,16 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         print_line(console, line)
     if summary.scores:
         console.print(build_score_table(summary.scores, console.width))
-    for line in (*fact.list_notes(), *facts.format_spend(summary.spend)):
+    warnings = [f"warning: {warning}" for warning in summary.warnings]
+    for line in (*warnings, *fact.list_notes(), *facts.format_spend(summary.spend)):
         print_line(console, line)
     for name, what in RUN_FILES:
-        is_initial = name == "best_skill.md" and not facts.has_better_skill(summary)
-        if (folder / name).exists() and (fact.is_complete or name != "best_skill.md"):
-            print_line(console, f"{folder / name}  {'the initial skill' if is_initial else what}")
+        if (folder / name).exists():
+            print_line(console, f"{folder / name}  {what}")
 
 
 def print_run(console: Console, history: RunHistory, folder: Path) -> None:
-    """Print a run: its steps, its epochs, measurements outside of its training, and how
-    it ended.
-    """
+    """Print a run: its steps, its epochs, measurements outside its training, and how it ended."""
     print_line(console, f"run {history.run_id}, started {history.created:%Y-%m-%d %H:%M}")
     hidden = len(history.steps[:-MAX_SHOWN_STEPS])
     if hidden:
@@ -233,9 +209,7 @@ def print_step(console: Console, details: StepDetails) -> None:
 
 
 def print_diff(console: Console, diff: str) -> None:
-    """Print a unified diff; a terminal gets colours, and dots in place of the positions
-    of lines.
-    """
+    """Print a unified diff; a terminal gets colours, and dots in place of positions of lines."""
     if console.is_terminal:
         text = escape_controls(hide_positions(diff))
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
@@ -244,9 +218,7 @@ def print_diff(console: Console, diff: str) -> None:
 
 
 def hide_positions(diff: str) -> str:
-    """Return a unified diff with three dots between its parts, instead of the positions of their
-    lines.
-    """
+    """Return a unified diff with three dots between its parts, instead of positions of lines."""
     first, *others = POSITIONS.split(diff)
     return first + "...\n".join(others)
 
@@ -280,73 +252,53 @@ def build_run_table(runs: Sequence[RunListing], root: Path, width: int) -> Table
 
 
 def build_cost_table(costs: Sequence[StageCost], width: int) -> Table:
-    """Return the calls, tokens, price and time of each step, one line each; step 0 is the
-    baseline.
-    """
+    """Return the calls, tokens, price and time of each step; step 0 is the baseline."""
     steps = sum_step_costs(costs)
     columns = {
         "step": [str(cost.step) if cost.step else "baseline" for cost in steps],
         "calls": [format_count(cost.usage.calls) for cost in steps],
         "tokens in": [format_count(cost.usage.input_tokens) for cost in steps],
         "tokens out": [format_count(cost.usage.output_tokens) for cost in steps],
-        "interrupted": [format_count(cost.unsettled) for cost in steps],
         "cost": [facts.SpendFact(usage=cost.usage).price for cost in steps],
         "time": [format_duration(cost.seconds) for cost in steps],
     }
-    if not any(cost.unsettled for cost in steps):
-        del columns["interrupted"]
     return build_table(columns, width)
 
 
 def build_estimate_table(estimate: CostEstimate, width: int) -> Table:
     """Return a table of the likely calls, tokens and price."""
-    rows = [
-        (
-            row.role,
-            row.purpose.replace("_", " "),
-            row.calls,
-            row.input_tokens + row.output_tokens,
-            row.usd,
-        )
-        for row in estimate.rows
-    ]
-    calls = math.fsum(row[2] for row in rows)
-    tokens = math.fsum(row[3] for row in rows)
-    rows.append(("all", "", calls, tokens, estimate.usd))
+    rows = estimate.rows
+    calls = [row.calls for row in rows]
+    tokens = [row.input_tokens + row.output_tokens for row in rows]
+    costs = [row.usd for row in rows] + [estimate.usd]
     columns = {
-        "role": [row[0] for row in rows],
-        "calls for": [row[1] for row in rows],
-        "calls": [format_count(round(row[2])) for row in rows],
-        "tokens": [format_count(round(row[3])) for row in rows],
-        "cost": ["unknown" if row[4] is None else format_usd(row[4]) for row in rows],
+        "role": [*(row.role for row in rows), "all"],
+        "calls for": [*(row.purpose.replace("_", " ") for row in rows), ""],
+        "calls": [format_count(round(count)) for count in (*calls, math.fsum(calls))],
+        "tokens": [format_count(round(count)) for count in (*tokens, math.fsum(tokens))],
+        "cost": ["unknown" if usd is None else format_usd(usd) for usd in costs],
     }
     return build_table(columns, width)
 
 
 def print_comparison(console: Console, comparison: RunComparison) -> None:
     """Print the runs of a comparison, their gains, the settings that differ, and their skills."""
-    scores = [score for run in comparison.runs for score in (run.val, run.test)]
-    is_partial = any(score is not None and score.unmeasured for score in scores)
-    table = build_table(
-        facts.list_comparison_columns(comparison),
-        console.width,
-        optional=("characters", "calls", "steps"),
-        wrapped=("run",),
-    )
-    console.print(table)
-    if is_partial:
+    columns = facts.list_comparison_columns(comparison)
+    optional = ("characters", "calls", "steps")
+    console.print(build_table(columns, console.width, optional=optional, wrapped=("run",)))
+    if any(cell.endswith("*") for cell in (*columns["val"], *columns["test"])):
         print_line(console, facts.UNMEASURED_NOTE)
     for line in facts.list_gain_lines(comparison):
         print_line(console, line)
     rows = facts.list_setting_rows(comparison)
     if rows:
         names = [escape_line(run.name) for run in comparison.runs]
-        columns = {"setting": [escape_line(key) for key, _ in rows]}
+        settings = {"setting": [escape_line(key) for key, _ in rows]}
         for number, name in enumerate(names):
             values = [shorten(escape_line(row[number]), MAX_SETTING_CHARS) for _, row in rows]
-            columns[name] = values
+            settings[name] = values
         console.print()
-        console.print(build_table(columns, console.width, wrapped=names))
+        console.print(build_table(settings, console.width, wrapped=names))
     first, *others = comparison.runs
     for run, diff in zip(others, comparison.diffs, strict=True):
         if diff:
@@ -375,13 +327,10 @@ def print_items(
     for item in chosen:
         fact = facts.ItemFact(item=item)
         console.print(Text(f"{fact.title}, {fact.cost}", style="bold"), soft_wrap=True)
-        texts = fact.texts
-        if fact.metrics:
-            texts["metrics"] = fact.metrics.replace("\n", ", ")
         grid = Table.grid(padding=(0, GAP, 0, 0))
         grid.add_column(no_wrap=True, width=label_cells - GAP)
         grid.add_column(overflow="fold")
-        for name, text in texts.items():
+        for name, text in fact.texts.items():
             shown = shorten(escape_line(text), longest)
             if console.is_terminal:
                 grid.add_row(Text(name), Text(shown))
