@@ -154,22 +154,6 @@ async def test_an_interactive_environment_is_driven_by_the_constant(tmp_path: Pa
     assert done.summary.warnings[0].startswith("always answering nothing scores 1.000 on 4 train items")
 
 
-async def test_a_conversation_that_a_constant_does_not_end_is_ended(tmp_path: Path) -> None:
-    """It has the score 0, as if a model's context were full."""
-
-    async def play(seed: int, session: Session) -> Grade:
-        while (answer := await session.reply("go on")) not in {"unknown", REFUSAL}:
-            pass
-        return Grade(score=Score.of(1), answer=answer)
-
-    done = await run(
-        tmp_path, environment=SimulatorEnvironment(play, name="talk", train=4, val=4, test=4), **ON
-    )
-    nulls = {score.name: score.hard for score in done.summary.scores if score.answer is not None}
-    assert nulls == {"null_empty": 0.0, "null_refusal": 1.0}
-    assert done.summary.missing == ()
-
-
 async def test_constants_are_not_graded_again_by_a_resumed_run(tmp_path: Path) -> None:
     """What was graded is stored: a second start grades nothing, and ends with the same summary and events."""
     graded: list[str] = []

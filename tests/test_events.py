@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
-from contextlib import closing, suppress
-from datetime import UTC, datetime, timedelta
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
 
@@ -48,17 +47,6 @@ def test_identities_and_bytes_are_those_of_older_logs() -> None:
     assert STARTED.id == "e7f0950a226e6499"
 
 
-def test_every_event_has_a_time_in_utc() -> None:
-    """It is made with the event, and a line of JSON brings it along."""
-    before = datetime.now(UTC)
-    event = events.WarningIssued(run_id="r", message="m")
-    assert before <= event.at <= datetime.now(UTC)
-    assert event.at.tzinfo is UTC
-    again = events.EVENT_ADAPTER.validate_json(event.model_dump_json())
-    assert again == event
-    assert again.at == event.at
-
-
 def test_the_union_is_closed() -> None:
     """It holds every event that there is, each with a kind of its own."""
     public = {
@@ -68,13 +56,6 @@ def test_the_union_is_closed() -> None:
     assert len({kind.model_fields["kind"].default for kind in KINDS}) == len(KINDS)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_only_live_events_get_old(kind: type[events._Event]) -> None:
-    """A durable event stays true; what a live one is about are fields of it."""
-    assert set(kind.subject_fields) <= kind.model_fields.keys()
-    assert not (kind.durable and kind.subject_fields)
-
-
 def test_a_newer_live_event_about_the_same_makes_one_old() -> None:
     """Progress of one stage is about one thing, that of another about another."""
     first = events.StageProgressed(run_id="r", stage="rollout", done=1, total=3)
@@ -82,20 +63,6 @@ def test_a_newer_live_event_about_the_same_makes_one_old() -> None:
     assert parts[0].subject == parts[1].subject
     assert len({part.subject for part in parts}) == 2
     assert STARTED.subject is None
-
-
-async def test_the_store_keeps_the_time_beside_the_event(tmp_path: Path) -> None:
-    """The row's time is the event's, and what is read back has it; the stored text has none."""
-    at = datetime(2026, 5, 4, 3, 2, 1, 987654, tzinfo=UTC)
-    async with open_store(tmp_path / "run.db") as store:
-        await store.open_run("r", {}, {})
-        await store.append_event(STARTED.model_copy(update={"at": at}))
-        (event,) = await store.events("r")
-    assert (event, event.at) == (STARTED, at)
-    with closing(sqlite3.connect(tmp_path / "run.db")) as database:
-        ((text, stored),) = database.execute("SELECT event, at FROM events").fetchall()
-    assert text == STARTED.canonical_content
-    assert datetime.fromisoformat(stored) == at
 
 
 async def called(endpoint: Endpoint, store: InMemoryRunStore, **chosen: Any) -> events.ModelCallFinished:
@@ -219,18 +186,6 @@ def test_every_model_call_is_told(told: list[events.Event], network: Limited) ->
     assert used.output_tokens == sum(entry.usage.output_tokens for entry in summary.spend) > 0
 
 
-def test_calls_of_the_target_name_the_step_under_way(told: list[events.Event]) -> None:
-    """A rollout belongs to no step, yet its calls are told in the one that asks for them."""
-    step, steps = 0, set()
-    for event in told:
-        if isinstance(event, events.StageStarted):
-            step = event.step
-        if isinstance(event, events.ModelCallFinished | events.BudgetUpdated | events.RateLimited):
-            assert event.step == step
-            steps.add((getattr(event, "role", ""), step))
-    assert {("target", 0), ("target", 1), ("optimizer", 1), ("", 1)} <= steps
-
-
 def test_the_budget_is_told_as_it_moves(told: list[events.Event]) -> None:
     """What was taken grows call by call up to what the summary says, beside the limits."""
     moves, summary = of(told, events.BudgetUpdated), of(told, events.RunFinished)[0].summary
@@ -250,32 +205,6 @@ def test_stages_begin_and_end(told: list[events.Event]) -> None:
     stages = {event.stage for event in of(told, events.StageStarted)}
     assert stages == set(get_args(events.Stage))
     assert all(event.seconds >= 0 for event in of(told, events.StageFinished))
-
-
-async def test_every_version_of_the_skill_is_told(told: list[events.Event], folder: Path) -> None:
-    """The initial document is version 0; each version is told before what its commit closes with."""
-    made = of(told, events.SkillVersionCreated)
-    async with open_store(folder / "run" / "run.db") as store:
-        versions = await store.versions(made[0].run_id)
-    assert [event.version.number for event in made] == [version.number for version in versions]
-    assert [event.version.skill_hash for event in made] == [version.skill_hash for version in versions]
-    order = [event.kind for event in told if event.durable]
-    assert order[2:6] == ["null_answers_graded", "baseline_measured", "skill_version_created", "step_started"]
-    assert {
-        order[place + 1] for place, kind in enumerate(order) if kind == "skill_version_created" and place > 4
-    } <= {
-        "skill_version_created",
-        "step_committed",
-        "epoch_committed",
-    }
-
-
-def test_a_back_off_is_told_once(told: list[events.Event]) -> None:
-    """Both roles ask one endpoint, which backs off once."""
-    (event,) = of(told, events.RateLimited)
-    assert (event.endpoint, event.status) == ("http://pure.test:80/v1", 429)
-    assert event.seconds > 0
-    assert event.step > 0
 
 
 async def test_the_log_reads_as_it_was_told(told: list[events.Event], folder: Path) -> None:

@@ -13,38 +13,22 @@ from rich.console import Console
 from reflact.gate.intervals import CLAIM_LEVEL, compute_chance, improvement_interval, mean_interval
 from reflact.records import (
     Claim,
-    EpochRecord,
     FaultCount,
     Improvement,
     RunSummary,
     SkillScore,
     SkillVersion,
-    SlowUpdate,
     Spend,
-    StepRecord,
     Usage,
 )
 from reflact.reporting.facts import (
     ResultFact,
     SpendFact,
-    list_edit_facts,
-    list_epoch_details,
-    list_step_details,
 )
-from reflact.reporting.history import StepDetails
-from reflact.reporting.terminal import build_score_table, build_table, print_step, print_summary
+from reflact.reporting.terminal import build_score_table, build_table, print_summary
 from reflact.types import (
-    AggregateResult,
-    AnalystReport,
-    Edit,
-    EditResult,
-    Measurement,
-    Patch,
-    SelectResult,
     Skill,
     Split,
-    StepSize,
-    Verdict,
 )
 
 Snapshot = Callable[[str, str], None]
@@ -167,74 +151,6 @@ def test_an_unknown_price_is_named(spend: tuple[Usage, ...], words: str) -> None
     """A price is a sum of known prices, and calls without one are named."""
     entries = [Spend(role=f"role{n}", purpose="p", usage=usage) for n, usage in enumerate(spend)]
     assert SpendFact.of(entries).words == words
-
-
-def build_step(text: str = "") -> StepRecord:
-    """Return a step with all parts of a choice; the text stands in each of them."""
-    kept = Edit(op="append", content=f"one{text}", source_type="failure", support_count=3, merge_level=1)
-    dropped = Edit(op="append", content=f"two{text}", evidence=f"case 2{text}")
-    report = AnalystReport(
-        source_type="failure", index=0, item_ids=("a",), patch=Patch(edits=(kept, dropped))
-    )
-    size = StepSize(count=1, reasoning=f"Small steps.{text}", confidence=0.75, risks=f"None.{text}")
-    return StepRecord(
-        step=2,
-        epoch=1,
-        skill_before="a" * 64,
-        item_ids=("a",),
-        rollout=Measurement(skill_hash="a" * 64, split=Split.train, n=4, hard=0.5),
-        n_failures=2,
-        reports=(report,),
-        merged=AggregateResult(patch=Patch(reasoning=f"Both fit.{text}", edits=(kept, dropped))),
-        chosen=SelectResult(
-            patch=Patch(reasoning=f"The first helps more.{text}", edits=(kept,)),
-            pool_size=2,
-            budget=1,
-            ranked=True,
-            decision=size,
-        ),
-        edits=(EditResult(edit=kept, status="applied"),),
-        rewrite_summary=f"Joined.{text}",
-        candidate_hash="b" * 64,
-        verdict=Verdict(action="accept", reason=f"It is better.{text}"),
-        current=V1,
-        best=V1,
-    )
-
-
-def build_details(text: str = "") -> StepDetails:
-    """Return a step with memory and the end of its epoch."""
-    slow = SlowUpdate(
-        action="accepted", helped="helped", reasoning=f"It grew.{text}", guidance=f"Go on.{text}"
-    )
-    epoch_end = EpochRecord(
-        epoch=1,
-        step=2,
-        last_hash="b" * 64,
-        slow_update=slow,
-        meta_skill=f"Add lines.{text}",
-        meta_skill_reasoning=f"Lines helped.{text}",
-        current=V1,
-        best=V1,
-    )
-    return StepDetails(
-        record=build_step(text), epoch_end=epoch_end, memory=f"Be brief.{text}", diff="--- a\n+++ b\n"
-    )
-
-
-def test_a_step_shows_how_its_edits_were_chosen(snapshot: Snapshot) -> None:
-    """A step has the pool with support, the merge, the step size, the ranking, the guidance and the memory."""
-    snapshot("step", print_to_text(lambda console: print_step(console, build_details())))
-    facts = list_edit_facts(build_step())
-    assert [fact.outcome for fact in facts] == ["applied", "not chosen"]
-
-
-def test_steps_steer_no_terminal() -> None:
-    """Texts of models in a step are lines of text whose control characters are escaped."""
-    shown = print_to_text(lambda console: print_step(console, build_details("\x1b[2J\x1b]0;title\x07\u202e")))
-    texts = [*list_step_details(build_step("\x1b")), *list_epoch_details(build_details("\x1b").epoch_end)]  # type: ignore[arg-type]
-    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
-    assert shown.count("\\x1b[2J") >= sum("\x1b" in text for _, text in texts) > 8
 
 
 def test_tables_keep_names_and_numbers_whole() -> None:

@@ -11,7 +11,7 @@ from reflact import Trainer, compare_runs, read_run
 from reflact.events import StepCommitted
 from reflact.protocols import Target
 from reflact.records import Usage, sum_step_costs
-from toy_runs import Actor, build_trainer, hang_at_document
+from toy_runs import build_trainer
 
 
 def trainer(
@@ -42,17 +42,6 @@ async def test_a_run_is_read_back_as_it_was_told(tmp_path: Path) -> None:
     assert [event for event in told if event.durable and event.kind != "run_finished"] == [
         event for event in found.events if event.kind != "run_finished"
     ]
-
-
-async def test_a_run_under_way_is_read_as_far_as_it_is(tmp_path: Path) -> None:
-    """What is committed can be read beside the run; it has no summary yet."""
-    async with trainer(tmp_path, target=Actor(hang_at_document(3))).stream() as happenings:
-        async for event in happenings:
-            if isinstance(event, StepCommitted):
-                found = await read_run(tmp_path)
-                break
-    assert found.steps[0].step == 1
-    assert (found.status, found.is_open, found.summary) == ("running", True, None)
 
 
 @pytest.mark.slow

@@ -45,44 +45,6 @@ return [...document.querySelectorAll('svg')].filter(one => one.checkVisibility()
 
 SCROLLED = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
-FAINT = """
-const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-const rgba = colour => {
-  canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-  return [...canvas.getImageData(0, 0, 1, 1).data];
-};
-const light = colour => rgba(colour).slice(0, 3).map(v => v / 255)
-  .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-  .reduce((sum, v, n) => sum + v * [0.2126, 0.7152, 0.0722][n], 0);
-const paper = one => {
-  for (let at = one; at; at = at.parentElement) {
-    const colour = getComputedStyle(at).backgroundColor;
-    if (rgba(colour)[3] === 255) return colour;
-  }
-  return 'white';
-};
-const contrast = (one, colour) => {
-  const [a, b] = [light(colour), light(paper(one))].sort((x, y) => y - x);
-  return (a + 0.05) / (b + 0.05);
-};
-const found = [];
-for (const one of document.querySelectorAll('body *')) {
-  const written = [...one.childNodes].some(node => node.nodeType === 3 && node.textContent.trim());
-  const style = getComputedStyle(one);
-  if (one.closest('svg title, svg desc')) continue;
-  if (written) {
-    const ratio = contrast(one, one.closest('svg') ? style.fill : style.color);
-    if (ratio < 4.5) found.push(ratio.toFixed(2) + ' ' + one.outerHTML.slice(0, 120));
-  }
-  if (one.matches('svg .before, svg .after, svg .plain, svg .axis, svg .guide')) {
-    const ratio = contrast(one, style.stroke);
-    if (ratio < 3) found.push(ratio.toFixed(2) + ' ' + one.outerHTML.slice(0, 120));
-  }
-}
-return [getComputedStyle(document.body).backgroundColor, found];
-"""
-"""Texts with a contrast below 4.5 and marks with one below 3, as WCAG 2.2 defines it for AA."""
-
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
@@ -158,14 +120,11 @@ def test_a_large_page_opens_at_once(
 def test_everything_can_be_read(
     browser: Chrome, tmp_path: Path, pages: Mapping[str, str], *, name: str, width: int, dark: bool
 ) -> None:
-    """axe-core finds no violation, texts and marks have the contrast of WCAG's level AA, and keys reach all."""
+    """The tab key reaches every control, and axe-core finds no violation: wide and narrow, light and dark."""
     show(browser, tmp_path, pages[name], width=width, dark=dark)
     assert unreached(browser) == []
     browser.execute_script(OPEN_ALL)
     assert violations(browser) == []
-    paper, faint = browser.execute_script(FAINT)
-    assert faint == []
-    assert (int(paper.removeprefix("rgb(").split(",")[0]) < 64) is dark
 
 
 def test_items_are_filtered_and_sorted(browser: Chrome, tmp_path: Path, report: RunReport) -> None:

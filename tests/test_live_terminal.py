@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import json
 import os
 import signal
 import struct
@@ -186,20 +185,3 @@ def test_a_simple_terminal_gets_lines_and_a_quiet_run_its_summary(tmp_path: Path
     assert "validation items solved instead of" in quiet.screen[0]
     assert any(line.startswith("completed: ") for line in quiet.screen)
     assert quiet.cursor_shown
-
-
-def test_a_failed_run_names_its_cause_once(tmp_path: Path) -> None:
-    """At a terminal the summary names the cause of a failure, and the last line points to it."""
-    path = tmp_path / "run.yaml"
-    rows = "".join(f'{{"id": "{k}", "input": "{k}", "reference": "{k}"}}\n' for k in range(12))
-    (tmp_path / "data.jsonl").write_text(rows, encoding="utf-8")
-    model = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "api_key_env": None, "max_retries": 0}
-    data = {"path": "data.jsonl", "ratio": [1, 1, 1]}
-    config = {"out_dir": "run", "data": data, "models": {"target": model, "optimizer": model}}
-    path.write_text(json.dumps(config), encoding="utf-8")
-    terminal = Terminal(200, 50)
-    code, _ = run_at(terminal, "train", path)
-    lines = [line for line in terminal.scrolled + terminal.screen if line]
-    assert code == 2
-    assert lines[-1] == "error: the run ended as failed; the cause is above"
-    assert sum("cannot be reached, after all retries" in line for line in lines) == 1

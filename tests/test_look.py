@@ -21,6 +21,7 @@ from reflact.reporting.html.run import read_report, render_run_page
 from reflact.testing import toy_optimizer
 from reflact.types import Split
 from served import assert_refused, reflact
+from test_hostile_words import build_hostile_trainer
 from toy_runs import LINES, Actor, build_trainer, hang_at_document
 from toy_runs import settings as build_settings
 
@@ -143,41 +144,36 @@ def test_runs_of_a_shared_store_are_found(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_several_runs_says_which_one_is_taken(tmp_path: Path) -> None:
-    """Every command that looks at one run tells which of several it took, unless one is named by a prefix."""
+    """Commands on one run tell which of several they took, unless a prefix of its id names one."""
     out = tmp_path / "run"
-    first = build_learning_trainer(out, epochs=1)
-    anyio.run(first.train)
-    second = build_trainer(
-        {
-            "out_dir": out,
-            "fork": True,
-            "seed": 1,
-            "search": {"sources": ["edits"]},
-            "train": {"num_epochs": 1, "batch_size": 4},
-        }
-    )
-    anyio.run(second.train)
+    plain = {**build_settings(out), "fork": True}
+    first, second = (build_trainer({**plain, "seed": seed}) for seed in range(2))
+    for trainer in (first, second):
+        anyio.run(trainer.train)
     note = f"{out} has 2 runs; this is the newest, {second.run_id} ({out / first.run_id} names another)"
-    commands = ("show", "diff", "export")
-    for command in commands:
-        options = ("--out", tmp_path / "newest", "--description", "Toys.") if command == "export" else ()
-        assert reflact(command, out, *options).stderr == f"note: {note}\n", command
+    assert reflact("diff", out).stderr == f"note: {note}\n"
     assert note in reflact("compare", out, out / first.run_id[:6]).stderr
-    before = (out / "report.html").read_text(encoding="utf-8")
     for run in (first, second):
-        prefix = run.run_id[:6]
-        for command in commands:
-            options = ("--out", tmp_path / prefix, "--description", "Toys.") if command == "export" else ()
-            named = reflact(command, out / prefix, *options)
-            assert (named.exit_code, named.stderr) == (0, ""), command
-    assert (out / "report.html").read_text(encoding="utf-8") == before
-    assert f"run {first.run_id}, " in reflact("show", out / first.run_id[:6]).stdout
-    whole = reflact("compare", out, "--json")
-    assert whole.stderr == ""
-    named = reflact("compare", out / first.run_id, out / second.run_id, "--json")
-    ids = [run["run_id"] for run in json.loads(named.stdout)["runs"]]
-    assert ids == [run["run_id"] for run in json.loads(whole.stdout)["runs"]] == [first.run_id, second.run_id]
-    assert "needs at least two runs" in reflact("compare", out / first.run_id).stderr
+        named = reflact("show", out / run.run_id[:6])
+        assert (named.exit_code, named.stderr) == (0, "")
+        assert f"run {run.run_id}, " in named.stdout
+    assert_refused(reflact("show", out / "rx"), f"no run rx; it holds {first.run_id}, {second.run_id}")
+    assert_refused(reflact("show", out / "r"), "several runs whose ids begin with r")
+    whole = reflact("compare", out)
+    assert (whole.exit_code, whole.stderr) == (0, "")
+    assert " common items" in whole.stdout
+    assert re.search(r"^seed +0 +1 *$", whole.stdout, re.M)
+    assert_refused(reflact("compare", out / first.run_id), "needs at least two runs")
+
+
+def test_commands_print_nothing_that_steers(tmp_path: Path) -> None:
+    """A run whose data, answers and proposals hold terminal codes is shown without them."""
+    anyio.run(build_hostile_trainer(tmp_path / "run", epochs=1).train)
+    for command in (["show", tmp_path / "run"], ["diff", tmp_path / "run"], ["show", tmp_path / "run", 1]):
+        result = reflact(*command)
+        assert result.exit_code == 0, result.output
+        assert not {"\x1b", "\x07", "\r", "\u202e", "\u200b"} & set(result.output)
+    assert r"\x1b[2J" in result.output
 
 
 def test_runs_are_compared_on_common_items(folder: Path, tmp_path: Path) -> None:
@@ -254,24 +250,3 @@ async def test_a_resumed_run_is_shown_as_running(tmp_path: Path) -> None:
     assert "Stopped" not in shown.stdout
     assert " running " in listed.stdout
     assert "The run is under way: 1 step so far." in page
-
-
-def test_the_command_compares_runs(folder: Path, tmp_path: Path) -> None:
-    """`compare` prints runs, gains, settings and the diff; a store with several runs stands for all of them."""
-    store = tmp_path / "all.db"
-    for epochs, name in ((2, "a"), (1, "b")):
-        anyio.run(build_learning_trainer(tmp_path / name, store=store, seed=epochs, epochs=epochs).train)
-    shown = reflact("compare", tmp_path / "a", tmp_path / "b")
-    assert shown.exit_code == 0, shown.output
-    assert "over" in shown.stdout
-    assert "4 common items" in shown.stdout
-    assert re.search(r"^train.num_epochs +2 +1 *$", shown.stdout, re.M)
-    assert "\n--- before\n" in shown.stdout
-    both, whole = (
-        json.loads(reflact("compare", *paths, "--json").stdout)
-        for paths in ((tmp_path / "a", tmp_path / "b"), (store,))
-    )
-    assert [run["run_id"] for run in whole["runs"]] == [run["run_id"] for run in both["runs"]]
-    assert whole["settings"] == both["settings"]
-    alone = reflact("compare", folder)
-    assert_refused(alone, "needs at least two runs")
