@@ -18,15 +18,13 @@ from reflact.adapters import CatchExits
 from reflact.config.loading import load_config
 from reflact.events import Event, ModelCallFinished, RunFinished, WarningIssued
 from reflact.messages import CUT_OFF, CallReservation
-from reflact.protocols import Proposer, Session, StepBudget, StepEvidence
+from reflact.protocols import Session, StepBudget, StepEvidence
 from reflact.records import FaultKind, RunSummary, Usage
 from reflact.testing import ScriptedLLM, ToyTarget
-from reflact.training.trouble import (
-    RunWatch,
-)
+from reflact.training.trouble import RunWatch
 from reflact.types import Item, Rewrite, Skill, Turn
 from served import completion, reflact
-from toy_runs import LEARNING, build_trainer
+from toy_runs import LEARNING, build_trainer, settings
 
 KEY = "sk-1234567890abcdefgh"
 
@@ -38,26 +36,23 @@ def solve(item: Item, answer: str) -> bool:
     return answer == item.reference
 
 
-def build_list_trainer(folder: Path, *, proposer: Proposer | None = None, **settings: Any) -> Trainer:
+def build_list_trainer(folder: Path, **options: Any) -> Trainer:
     """Return a short run on lists of items, whose grader fails on two validation items."""
     lists = {name: [(f"{name[0]}{n}", "x") for n in range(20)] for name in ("train", "val")}
-    if proposer is not None:
-        lists["val"] = [(f"w{n}", "x") for n in range(20)]
-    trainer = Trainer.from_items(
-        **lists,  # type: ignore[arg-type]
-        grade=solve,
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(LEARNING),
-        out_dir=folder,
-        train__num_epochs=1,
-        train__batch_size=20,
-        **settings,
-    )
-    if proposer is None:
-        return trainer
-    return build_trainer(
-        trainer.config, environment=trainer._overrides.environment, script=LEARNING, proposer=proposer
-    )
+    plain: dict[str, Any] = {"grade": solve, "target": ToyTarget(), "optimizer": ScriptedLLM(LEARNING)}
+    return Trainer.from_items(**{**lists, **plain, "out_dir": folder, "train__num_epochs": 1, **options})
+
+
+def build_model_trainer(folder: Path, finish_reason: str = "stop", **options: Any) -> Trainer:
+    """Return such a run with models at an endpoint that answers everything with 4."""
+    (choice,) = completion("4")["choices"]
+    body = completion("4") | {"choices": [{**choice, "finish_reason": finish_reason}]}
+    models = {"target": "small", "optimizer": "large", "grade": lambda item, answer: False}
+    keys = {"models__target__api_key_env": None, "models__optimizer__reasks": 0}
+    trainer = build_list_trainer(folder, search__sources=["edits"], **models, **keys, **options)
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=body))
+    environment = trainer._overrides.environment
+    return Trainer(trainer.config, environment=environment, transport=transport, label="customer\x1b-7")
 
 
 async def list_events(trainer: Trainer) -> list[Event]:
@@ -112,12 +107,7 @@ class Leave(BaseException):
 
 
 class Exiting:
-    """Raises an exception in place of each answer or grade of two items, and counts.
-
-    Args:
-        error: The exception.
-        where: ``grader``, ``session`` (of the target), ``reply``, or ``thread``: a reply in a worker thread.
-    """
+    """Raises an exception in place of a grade, a reply, or a reply in a worker thread, for two items."""
 
     identity = "exiting"
 
@@ -131,7 +121,6 @@ class Exiting:
 
     def session(self, skill: Skill, *, rollout: str) -> Session:
         """Begin a session."""
-        self._leave("session", "v3")
         return Exiting(self._error, self._where)
 
     async def reply(self, message: str) -> str:
@@ -146,17 +135,21 @@ class Exiting:
 
 
 @pytest.mark.parametrize(
-    "error", [SystemExit(3), SystemExit(), Leave("now"), BaseExceptionGroup("", [SystemExit(4)])], ids=repr
+    ("where", "error"),
+    [
+        ("grader", SystemExit(3)),
+        ("reply", Leave("now")),
+        ("thread", SystemExit()),
+        ("thread", BaseExceptionGroup("", [SystemExit(4)])),
+    ],
+    ids=repr,
 )
-@pytest.mark.parametrize("where", ["grader", "reply", "thread"])
 def test_an_exit_in_a_rollout_leaves_its_item_unmeasured(
     tmp_path: Path, where: str, error: BaseException
 ) -> None:
     """If code calls ``sys.exit()``, its item is unmeasured, the traceback is kept, and the run goes on."""
-    lists: Any = {name: [(f"{name[0]}{n}", "x") for n in range(20)] for name in ("train", "val")}
     exiting = Exiting(error, where)
-    models: Any = {"grade": exiting.grade, "target": exiting, "optimizer": ScriptedLLM(LEARNING)}
-    trainer = Trainer.from_items(**lists, **models, out_dir=tmp_path, train__num_epochs=1)
+    trainer = build_list_trainer(tmp_path, grade=exiting.grade, target=exiting)
     heard = anyio.run(list_events, trainer)
     assert isinstance(heard[-1], RunFinished)
     assert heard[-1].summary.status == "completed"
@@ -187,25 +180,7 @@ def test_trouble_of_calls_is_told_once_while_it_happens(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An optimizer without a valid reply is a warning in the stream and the log, once, with what to do."""
-    trainer = Trainer.from_items(
-        train=[(f"t{n}", "4") for n in range(6)],
-        val=[(f"item {n}", "4") for n in range(20)],
-        grade=lambda item, answer: answer == "5",
-        target="small",
-        optimizer="large",
-        out_dir=tmp_path,
-        search__sources=["edits"],
-        train__num_epochs=3,
-        train__batch_size=2,
-        models__optimizer__reasks=0,
-        models__target__api_key_env=None,
-    )
-    trainer = Trainer(
-        trainer.config,
-        environment=trainer._overrides.environment,
-        transport=httpx.MockTransport(lambda request: httpx.Response(200, json=completion("4"))),
-        label="customer\x1b-7",
-    )
+    trainer = build_model_trainer(tmp_path, train__batch_size=5)
     with caplog.at_level(logging.WARNING, "reflact"):
         heard = anyio.run(list_events, trainer)
     (mute,) = [event.message for event in heard if isinstance(event, WarningIssued)]
@@ -222,29 +197,8 @@ def test_trouble_of_calls_is_told_once_while_it_happens(
 def test_a_summary_tells_what_is_wrong_with_answers(tmp_path: Path) -> None:
     """It counts those of all starts, so that a start that finds all in the store says the same."""
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        (choice,) = completion("4")["choices"]
-        return httpx.Response(
-            200, json=completion("4") | {"choices": [{**choice, "finish_reason": "length"}]}
-        )
-
     def start() -> RunSummary:
-        trainer = Trainer.from_items(
-            train=[(f"t{n}", "4") for n in range(6)],
-            val=[(f"item {n}", "4") for n in range(20)],
-            grade=lambda item, answer: False,
-            target="small",
-            optimizer="large",
-            out_dir=tmp_path,
-            train__num_epochs=1,
-            models__optimizer__reasks=0,
-            models__target__api_key_env=None,
-            models__target__max_tokens=9,
-        )
-        overrides = trainer._overrides
-        transport = httpx.MockTransport(answer)
-        again = Trainer(trainer.config, environment=overrides.environment, transport=transport)
-        return anyio.run(again.train)
+        return anyio.run(build_model_trainer(tmp_path, "length", models__target__max_tokens=9).train)
 
     first = start()
     counts = {fault.kind: fault.count for fault in first.faults}
@@ -273,11 +227,11 @@ def test_an_exception_of_a_proposer_ends_the_run_with_its_traceback(
     tmp_path: Path, error: BaseException
 ) -> None:
     """The run fails with a reason that names the step and the exception, and keeps the traceback."""
-    summary = anyio.run(build_list_trainer(tmp_path, proposer=FailingProposer(error)).train)
+    summary = anyio.run(build_trainer(settings(tmp_path), proposer=FailingProposer(error)).train)
     assert summary.status == "failed"
-    assert str(summary.reason).startswith("the proposer failed in step 1: ")
     (failure,) = anyio.run(read_run, tmp_path).failures
-    assert (failure.step, failure.item_id) == (1, None)
+    assert str(summary.reason).startswith(f"the proposer failed in step {failure.step}: ")
+    assert failure.item_id is None
     assert "raise self._error" in failure.traceback
     assert failure.traceback.rstrip() in reflact("show", tmp_path).stdout.replace("\n    ", "\n")
 
