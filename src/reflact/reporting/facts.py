@@ -511,16 +511,16 @@ class ResultFact(FrozenModel):
         if final is not None:
             yield f"final: {describe_version(final)}"
 
+    def list_controls(self) -> Iterator[str]:
+        """Yield what the names of the controls in a table of scores mean, in a line if any."""
+        scores = {s.name: s for s in self.summary.scores if s.name in {"placebo", *SCORE_NAMES}}
+        words = [f"{SCORE_NAMES.get(n, n)} is {describe_document(s)}" for n, s in scores.items()]
+        if words:
+            yield f"controls: {'; '.join(words)}"
+
     def list_notes(self) -> Iterator[str]:
         """Yield what a reader of the scores must know, other than warnings."""
         summary = self.summary
-        controls = {s.name: s for s in summary.scores if s.name in {"placebo", *SCORE_NAMES}}
-        words = [f"{SCORE_NAMES.get(n, n)} is {describe_document(s)}" for n, s in controls.items()]
-        if words:
-            yield f"controls: {'; '.join(words)}"
-        is_initial = summary.best is not None and summary.best.number == 0
-        if is_initial and summary.scores and _read_setting(summary, "test.placebo"):
-            yield "placebo: not measured, since there is no better document to compare it with"
         if summary.critic is not None:
             yield f"scores come from {_describe_critic(summary.critic)}"
         if summary.annotated_by is not None:

@@ -144,8 +144,9 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         print_line(console, line)
     if summary.scores:
         console.print(build_score_table(summary.scores, console.width))
-    warnings = [f"warning: {warning}" for warning in summary.warnings]
-    for line in (*warnings, *fact.list_notes(), *facts.format_spend(summary.spend)):
+    lines = [f"warning: {warning}" for warning in summary.warnings]
+    lines += [*fact.list_controls(), *fact.list_notes(), *facts.format_spend(summary.spend)]
+    for line in lines:
         print_line(console, line)
     for name, what in RUN_FILES:
         if (folder / name).exists():

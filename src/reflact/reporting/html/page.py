@@ -1,8 +1,8 @@
 """The frame, sections, tables and charts of an HTML page.
 
 Texts become HTML only as children and attributes of ``htpy`` elements, which escape them. Charts
-are inline SVG in the page's colours: named and described in words, told apart by shape too. Most
-are about 340 units wide, so that on a narrow page their letters are as large as the page's own.
+are inline SVG in the page's colours: named and described in words, told apart by shape too. They
+are 340 units wide, so that on a narrow page their letters are as large as the page's own.
 """
 
 from __future__ import annotations
@@ -220,11 +220,8 @@ MarkStyle = Literal["before", "after"]
 
 CHART_WIDTH = 340
 
-# A narrow page shrinks a wide chart.
-WIDE_WIDTH = 640
-
-# The most numbers below a chart, by its width in units.
-UNITS_PER_LABEL = 40
+# The most numbers below a chart.
+MAX_LABELS = 9
 
 # A description in words names at most this many points that were not accepted.
 MAX_DESCRIBED = 60
@@ -336,7 +333,6 @@ def draw_series(
     unit: str,
     bounds: tuple[float, float] | None = None,
     reference: tuple[float, str] | None = None,
-    width: int = CHART_WIDTH,
 ) -> h.Element:
     """Return values by step or round with their intervals, and a line through some of them.
 
@@ -348,7 +344,7 @@ def draw_series(
     if bounds is not None:
         low, high = bounds
     last = max([1.0, *(point.at for point in points), *(at for at, _ in line)])
-    right = width - 12
+    right = CHART_WIDTH - 12
     across = AxisScale(0, last, 56, right - 10)
     up = AxisScale(low, high, 202, 28)
     gap = (right - 66) / last
@@ -361,9 +357,9 @@ def draw_series(
             draw_line(46, up(at), right, up(at), "grid"),
             draw_text(40, up(at) + 4, format_number(at, 2), "end"),
         ]
-    for n in range(0, int(last) + 1, ceil(last * UNITS_PER_LABEL / width)):
+    for n in range(0, int(last) + 1, ceil(last / MAX_LABELS)):
         parts.append(draw_text(across(n), 220, str(n), anchor="middle"))
-    parts.append(draw_text(width / 2, 238, unit, anchor="middle"))
+    parts.append(draw_text(CHART_WIDTH / 2, 238, unit, anchor="middle"))
     if reference is not None:
         value, label = reference
         described.append(f"{label}: {format_number(value)}")
@@ -379,7 +375,7 @@ def draw_series(
             marks += _draw_whisker(x, up, point.interval, point.look, size if gap > 5 else 0)
         marks.append(_draw_mark(x, up(point.value), size, point.look))
         parts.append(h.g(class_="dense" if gap <= 5 else None)[marks])
-    return build_svg(name, f"{title} by {unit}", "; ".join(described), 246, *parts, width=width)
+    return build_svg(name, f"{title} by {unit}", "; ".join(described), 246, *parts)
 
 
 def _draw_whisker(
@@ -419,12 +415,10 @@ def draw_text(
     return h.text(place, text_anchor=anchor, class_=class_ or None)[text]
 
 
-def build_svg(
-    name: str, title: str, description: str, height: int, *parts: h.Node, width: int = CHART_WIDTH
-) -> h.Element:
+def build_svg(name: str, title: str, description: str, height: int, *parts: h.Node) -> h.Element:
     """Return a chart with its title, and its content in words."""
     ids = f"{name}-title {name}-description"
-    return h.svg(viewBox=f"0 0 {width} {height}", role="img", aria_labelledby=ids)[
+    return h.svg(viewBox=f"0 0 {CHART_WIDTH} {height}", role="img", aria_labelledby=ids)[
         h.title(id=f"{name}-title")[title], h.desc(id=f"{name}-description")[description], parts
     ]
 

@@ -123,7 +123,6 @@ def _build_scores_section(history: RunHistory) -> page.PageSection:
         points[-MAX_STEPS:],
         [(0, points[0].value), *((r.step, r.current.score) for r in history.steps)][-MAX_STEPS:],
         unit="step",
-        width=page.WIDE_WIDTH,
     )
     caption = (
         "Filled diamonds are accepted documents, hollow circles others; vertical lines are 95% "
@@ -131,7 +130,7 @@ def _build_scores_section(history: RunHistory) -> page.PageSection:
     )
     left_out = len(history.steps) - MAX_STEPS
     content = (
-        h.figure(".wide")[chart, h.figcaption[caption]],
+        page.build_figure(caption, chart),
         left_out > 0 and h.p(".note")[f"The first {left_out:,} steps are left out."],
         bool(history.steps) and _build_steps(history),
     )
