@@ -25,22 +25,17 @@ from reflact.environments import (
     NormalizedGrader,
     NumericGrader,
     RegexGrader,
-    SimulatorEnvironment,
     TokenF1Grader,
 )
-from reflact.protocols import Session
 from reflact.records import Claim, Improvement, RunSummary, SkillScore, SkillVersion
 from reflact.reporting.facts import ResultFact
 from reflact.reporting.history import read_run
 from reflact.reporting.live import EventLines
 from reflact.reporting.terminal import print_summary
-from reflact.stages.null_answers import (
-    REFUSAL,
-    find_frequent_answer,
-)
+from reflact.stages.null_answers import REFUSAL, find_frequent_answer
 from reflact.stages.reply_models import AnalystReply
 from reflact.testing import append_reply
-from reflact.types import Grade, Score, Split
+from reflact.types import Split
 from toy_runs import Actor, build_trainer, playing, run, settings
 
 ON: dict[str, Any] = {"test": {"enabled": True, "placebo": True, "null_answers": True}}
@@ -134,24 +129,6 @@ def test_the_most_frequent_right_answer(grade: Grader, references: list[Any], fr
     """Answers that the grader takes as equal are counted together; the first of several equal counts is chosen."""
     world = questions(references, grade)
     assert find_frequent_answer(world, world.items(Split.train)) == frequent
-
-
-async def test_an_interactive_environment_is_driven_by_the_constant(tmp_path: Path) -> None:
-    """Its rollout gets the constant for every message; without references there is no frequent answer."""
-    replies: list[str] = []
-
-    async def play(seed: int, session: Session) -> Grade:
-        said = [await session.reply("first"), await session.reply("second")]
-        replies.extend(said)
-        assert len(session.turns) == 4
-        return Grade(score=Score.of(said == ["", ""]), answer=said[-1])
-
-    world = SimulatorEnvironment(play, name="talk", train=4, val=4, test=4)
-    done = await run(tmp_path, environment=world, script=APPENDING, **ON)
-    nulls = {score.name: score.hard for score in done.summary.scores if score.answer is not None}
-    assert nulls == {"null_empty": 1.0, "null_refusal": 0.0}
-    assert replies[:2] == ["", ""]
-    assert done.summary.warnings[0].startswith("always answering nothing scores 1.000 on 4 train items")
 
 
 async def test_constants_are_not_graded_again_by_a_resumed_run(tmp_path: Path) -> None:

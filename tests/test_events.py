@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
@@ -12,15 +11,13 @@ import anyio
 import httpx
 import pytest
 
-from doubles import PROMPT, Endpoint, call_id, completion, config, connected, opened
+from doubles import PROMPT, Endpoint, call_id, config, connected, opened
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer, events
 from reflact.concurrency import open_task_group
-from reflact.errors import ProviderError, ReplyError
 from reflact.records import Usage
 from reflact.stages.reply_models import ReasonedRankReply
 from reflact.store.runs import open_store
-from reflact.testing import InMemoryRunStore
 
 KINDS: tuple[type[events._Event], ...] = get_args(get_args(events.Event)[0])
 STARTED = events.StepStarted(run_id="r", step=2, epoch=1, item_ids=("a", "b"))
@@ -65,35 +62,6 @@ def test_a_newer_live_event_about_the_same_makes_one_old() -> None:
     assert STARTED.subject is None
 
 
-async def called(endpoint: Endpoint, store: InMemoryRunStore, **chosen: Any) -> events.ModelCallFinished:
-    """Make one call and return what is told of it."""
-    told: list[events.Event] = []
-
-    async def emit(event: events.Event) -> None:
-        told.append(event)
-
-    async with connected(endpoint, config(**chosen), store=store, emit=emit) as client:
-        with suppress(ProviderError, ReplyError):
-            await client.ask(PROMPT, ReasonedRankReply, call_id=SAMPLE)
-    (event,) = (event for event in told if isinstance(event, events.ModelCallFinished))
-    return event
-
-
-GOOD = completion('{"reasoning": "r", "selected": [1]}')
-
-
-async def test_a_call_is_told_once_with_all_its_attempts() -> None:
-    """A reply that was mended counts two attempts and what both consumed; from the store nothing is sent."""
-    store = await opened()
-    endpoint = Endpoint(completion("no JSON"), GOOD)
-    event = await called(endpoint, store)
-    assert (event.outcome, event.attempts, event.from_store) == ("reply", 2, False)
-    assert (event.role, event.purpose, event.call_id, event.step) == ("optimizer", "ranking", SAMPLE.label, 1)
-    assert event.usage.calls == 2
-    again = await called(Endpoint(), store)
-    assert (again.outcome, again.attempts, again.usage, again.from_store) == ("reply", 2, event.usage, True)
-
-
 class Hanging(Endpoint):
     """Sets ``reached`` when a request arrives, and never answers it."""
 
@@ -124,14 +92,6 @@ async def test_an_interrupted_call_is_not_reported_as_failed() -> None:
         await endpoint.reached.wait()
         tasks.cancel_scope.cancel()
     assert not any(isinstance(event, events.ModelCallFinished) for event in told)
-
-
-async def test_a_call_that_failed_is_told_as_failed() -> None:
-    """Whether no reply was valid or none came, and only what was answered counts."""
-    event = await called(Endpoint(completion("no JSON")), await opened(), reasks=1)
-    assert (event.outcome, event.attempts, event.usage.calls, event.from_store) == ("failed", 2, 2, False)
-    event = await called(Endpoint(httpx.Response(400, json={})), await opened())
-    assert (event.outcome, event.attempts, event.usage, event.from_store) == ("failed", 1, Usage(), False)
 
 
 class Limited(PureNetwork):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -20,17 +20,16 @@ from emulator import Terminal
 from reflact import events
 from reflact.config.training import TrainerConfig
 from reflact.events import EVENT_ADAPTER, Event
-from reflact.records import SkillVersion, SlowUpdate, Usage
+from reflact.records import SkillVersion, Usage
 from reflact.reporting.live import (
     EventLines,
-    JsonView,
     LineView,
     LiveView,
     render_display,
     show_run,
 )
 from reflact.reporting.progress import RunProgress
-from reflact.types import AnalystReport, Edit, EditResult, Fallback, GateAction, Verdict
+from reflact.types import Edit, EditResult, Fallback, GateAction, Verdict
 
 Snapshot = Callable[[str, str], None]
 RUN = "r1"
@@ -38,60 +37,50 @@ V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
 V1 = SkillVersion(number=1, skill_hash="b" * 64, origin="step 1", score=0.5)
 USAGE = Usage(calls=128, input_tokens=45_210, output_tokens=3_100, usd=0.25)
 EVIL = "\x1b[2J\x1b]0;title\x07[bold]x[/bold]\u202e"
-ESCAPED = r"\x1b[2J\x1b]0;title\x07[bold]x[/bold]\u202e"
 PLAN = events.RunStarted(run_id=RUN, steps_per_epoch=14, n_train=56, n_val=40, n_test=80)
 PLAN_LINE = "run r1: 56 train, 40 val, 80 test items; 14 steps per epoch"
 
 
+def make(kind: str, **values: Any) -> Event:
+    """Return an event of the run."""
+    return EVENT_ADAPTER.validate_python({"run_id": RUN, "kind": kind, **values})
+
+
 def start_step(step: int) -> Event:
     """Return the start of a step."""
-    return events.StepStarted(run_id=RUN, step=step, epoch=1, item_ids=("a",))
+    return make("step_started", step=step, epoch=1, item_ids=("a",))
 
 
-def commit_step(step: int, action: GateAction = "reject", current: SkillVersion = V1) -> Event:
+def commit_step(step: int, action: GateAction = "reject") -> Event:
     """Return the commit of a step."""
-    return events.StepCommitted(run_id=RUN, step=step, epoch=1, action=action, current=current, best=current)
+    return make("step_committed", step=step, epoch=1, action=action, current=V1, best=V1)
 
 
-def progress(stage: events.Stage, done: int, total: int, *, step: int = 5, stored: int = 0) -> Event:
+def progress(stage: str, done: int, total: int, *, step: int = 5, stored: int = 0) -> Event:
     """Return the progress of a stage."""
-    counts = {"done": done, "total": total, "from_store": stored}
-    return events.StageProgressed(run_id=RUN, step=step, stage=stage, **counts)
+    return make("stage_progressed", step=step, stage=stage, done=done, total=total, from_store=stored)
 
 
-def draft(value: JsonValue, attempt: int = 1) -> events.DraftUpdated:
+def draft(value: JsonValue) -> Event:
     """Return a partial reply."""
-    call = {"run_id": RUN, "role": "optimizer", "purpose": "merge", "call_id": "a"}
-    return events.DraftUpdated(**call, attempt=attempt, draft=value)  # type: ignore[arg-type]
+    return make("draft_updated", role="optimizer", purpose="merge", call_id="a", attempt=1, draft=value)
 
 
-BEGINNING: tuple[Event, ...] = (
+BEGINNING = (
     PLAN,
-    events.GatePowerEstimated(run_id=RUN, description="It measures.", trials=4, rollouts=320),
-    events.BaselineMeasured(run_id=RUN, score=0.25, n=40, trials=2),
+    make("gate_power_estimated", description="It measures.", trials=4, rollouts=320),
+    make("baseline_measured", score=0.25, n=40, trials=2),
 )
-APPLIED = EditResult(edit=Edit(op="append", content="x"), status="applied")
-REJECTED = EditResult(edit=Edit(op="delete", target="y"), status="rejected", reason="not there")
 BETTER = Verdict(action="accept_new_best", reason="more", candidate_score=0.5, current_score=0.25)
-STEP: tuple[Event, ...] = (
-    start_step(1),
-    progress("rollout", 2, 2, step=1),
-    events.RolloutsFinished(run_id=RUN, step=1, n=2, failures=1, unmeasured=0),
-    events.EditsApplied(run_id=RUN, step=1, pool_size=2, budget=4, results=(APPLIED, REJECTED)),
-    events.CandidateJudged(run_id=RUN, step=1, verdict=BETTER),
-    commit_step(1, "accept_new_best"),
-)
-ACTIONS: tuple[GateAction, ...] = ("accept_new_best", "reject", "no_patches", "set_aside")
-STEPS = tuple(commit_step(step, action) for step, action in enumerate(ACTIONS, start=1))
-PAUSE = events.RateLimited(run_id=RUN, endpoint="https://api.test/v1", status=429, seconds=12.0, rate=3.25)
-BUDGET = events.BudgetUpdated(run_id=RUN, usage=USAGE, seconds=90.0, max_usd=1.0)
+PAUSE = make("rate_limited", endpoint="https://api.test/v1", status=429, seconds=12.0, rate=3.25)
+BUDGET = make("budget_updated", usage=USAGE, seconds=90.0, max_usd=1.0)
 DRAFT = draft({"edits": [{"op": "append", "content": f"rule {number}"} for number in range(40)]})
 EVERYTHING = (
     *BEGINNING,
-    *STEPS,
+    commit_step(1, "accept_new_best"),
     start_step(5),
-    events.StageFinished(run_id=RUN, step=5, stage="rollout", seconds=12.0),
-    events.StageStarted(run_id=RUN, step=5, stage="evaluate"),
+    make("stage_finished", step=5, stage="rollout", seconds=12.0),
+    make("stage_started", step=5, stage="evaluate"),
     progress("evaluate", 6, 24),
     BUDGET,
     PAUSE,
@@ -99,106 +88,80 @@ EVERYTHING = (
 )
 
 
-# -------------------------------------------------------------------------------------------- lines
-
-
-def list_lines(*happened: Event) -> list[str]:
-    """Return the lines of events."""
-    event_lines = EventLines()
-    return [line for event in happened if (line := event_lines.format_event(event)) is not None]
-
-
 def test_events_have_lines(snapshot: Snapshot) -> None:
-    """A step has one line with nothing of the step before; warnings, fallbacks and ends have a line each."""
+    """A step has one line with nothing of the step before; pauses have one line in each step."""
+    applied = EditResult(edit=Edit(op="append", content="x"), status="applied")
+    rejected = EditResult(edit=Edit(op="delete", target="y"), status="rejected", reason="not there")
     fallback = Fallback(
-        label="merge/failure/1/0", reason='no: {"error": "too long"}', replacement="the first draft"
+        label="merge/failure/1/0", reason='no: {"error": "too long"}', replacement="the draft"
     )
     repeated = Verdict(action="no_change", reason="The same.", repeats="in step 1")
-    reports = [
-        AnalystReport(source_type="failure", index=n, item_ids=("a",), no_reply_reason=reason)
-        for n, reason in enumerate([None, "It failed."])
-    ]
-    slow = SlowUpdate(action="accepted", verdict=BETTER)
-    closed = events.EpochCommitted(
-        run_id=RUN,
-        step=2,
-        epoch=1,
-        slow_update=slow,
-        meta_skill="x",
-        fallbacks=(fallback,),
-        current=V1,
-        best=V0,
-    )
+    report = {"source_type": "failure", "index": 0, "item_ids": ("a",)}
+    slow = {"action": "accepted", "verdict": BETTER}
+    closed = {"slow_update": slow, "meta_skill": "x", "fallbacks": (fallback,), "current": V1, "best": V0}
     happened = (
         *BEGINNING,
-        *STEP,
+        start_step(1),
+        progress("rollout", 2, 2, step=1),
+        make("rollouts_finished", step=1, n=2, failures=1, unmeasured=0),
+        make("edits_applied", step=1, pool_size=2, budget=4, results=(applied, rejected)),
+        make("candidate_judged", step=1, verdict=BETTER),
+        commit_step(1, "accept_new_best"),
         start_step(2),
-        *(events.AnalystReported(run_id=RUN, step=2, report=report) for report in reports),
-        events.CandidateJudged(run_id=RUN, step=2, verdict=repeated),
+        PAUSE,
+        PAUSE,
+        make("analyst_reported", step=2, report=report),
+        make("analyst_reported", step=2, report={**report, "no_reply_reason": "It failed."}),
+        make("candidate_judged", step=2, verdict=repeated),
         commit_step(2, "no_change"),
         start_step(3),
+        make("rate_limited", endpoint="https://api.test/v1", status=None, seconds=1.0),
         commit_step(3, "no_patches"),
-        events.FallbackUsed(run_id=RUN, step=2, fallback=fallback),
-        closed,
-        events.VersionReturned(run_id=RUN, step=2, skill_hash="a" * 64, reason="v0 is better"),
-        events.TrainingStopped(run_id=RUN, step=3, reason="no patience"),
-        events.PromotionJudged(run_id=RUN, step=3, verdict=BETTER, best=V1),
-        events.TestSplitOpened(run_id=RUN, step=3, count=1),
-        events.StepRetried(run_id=RUN, step=3, reason="too few rollouts"),
-        events.WarningIssued(run_id=RUN, message="take care"),
+        make("fallback_used", step=2, fallback=fallback),
+        make("epoch_committed", step=2, epoch=1, **closed),
+        make("version_returned", step=2, skill_hash="a" * 64, reason="v0 is better"),
+        make("training_stopped", step=3, reason="no patience"),
+        make("promotion_judged", step=3, verdict=BETTER, best=V1),
+        make("test_split_opened", step=3, count=1),
+        make("step_retried", step=3, reason="too few rollouts"),
+        make("warning_issued", message="take care"),
     )
-    snapshot("event_lines", "\n".join(line.rstrip() for line in list_lines(*happened)) + "\n")
+    event_lines = EventLines()
+    lines = [line.rstrip() for event in happened if (line := event_lines.format_event(event)) is not None]
+    snapshot("event_lines", "\n".join(lines) + "\n")
 
 
 # ------------------------------------------------------------------------------------ the progress
 
 
-def progress_at(*moments: tuple[float, Event], name: str = "demo") -> RunProgress:
-    """Return the progress after events, each with its second."""
+def follow(*happened: Event, name: str = "demo") -> RunProgress:
+    """Return the progress after events that all came at second 100."""
     run = RunProgress(name=name, epochs=2, opened_at=10.0)
-    for at, event in moments:
-        run.update(event, at)
+    for event in happened:
+        run.update(event, 100.0)
     return run
 
 
-def progress_after(*happened: Event, name: str = "demo") -> RunProgress:
-    """Return the progress after events that all came at second 100."""
-    return progress_at(*((100.0, event) for event in happened), name=name)
-
-
-FIRST = ((0, PLAN), (0, start_step(1)), (10, commit_step(1)))
-
-
-@pytest.mark.parametrize(
-    ("moments", "now", "left"),
-    [
-        ([(0, start_step(1)), (5, commit_step(1))], 9.0, None),
-        ([(0, PLAN), (3, commit_step(4))], 9.0, None),
-        ([(0, PLAN), (0, start_step(28)), (5, commit_step(28))], 5.0, None),
-        ([*FIRST, (10, start_step(2))], 14.0, 27 * 10.0 - 4),
-        ([*FIRST, (10, start_step(2)), (30, commit_step(2))], 30.0, 26 * 15.0),
-    ],
-)
-def test_the_steps_that_are_left_count_as_the_mean_of_timed_steps(
-    moments: list[tuple[float, Event]], now: float, left: float | None
-) -> None:
-    """Without a plan or a step that was seen from start to commit, and after the last step, nothing is estimated."""
-    assert progress_at(*moments).estimate_seconds_left(now) == pytest.approx(left)
-
-
 def test_progress_in_one_line_has_counts_cost_and_rest() -> None:
-    """Rollouts from the store say nothing about the pace; an earlier start is restored without its times."""
-    begin = events.StageStarted(run_id=RUN, step=5, stage="evaluate")
-    begun = [(100.0, event) for event in (*BEGINNING, start_step(5), begin)]
-    half = progress_at(*begun, (130.0, progress("evaluate", 26, 50, stored=25)), (130.0, BUDGET))
-    assert half.describe(130.0) == (
+    """Rollouts from the store say nothing about the pace; the steps that are left count as the timed ones.
+
+    An earlier start is restored without its times.
+    """
+    run = follow(*BEGINNING, start_step(5), make("stage_started", step=5, stage="evaluate"))
+    run.update(progress("evaluate", 26, 50, stored=25), 130.0)
+    run.update(BUDGET, 130.0)
+    assert run.describe(130.0) == (
         "progress  step 5 of 28; evaluate 26 of 50 (25 from the store, about 12 min left); "
         "128 calls, 45.2k tokens in, 3,100 out, $0.25, 25% of max_usd"
     )
+    run.update(commit_step(5), 130.0)
+    run.update(start_step(6), 130.0)
+    assert run.estimate_seconds_left(140.0) == 22 * 30.0 + 20.0
+    assert (run.stages, run.draft_event, run.last_step) == ({}, None, 5)
     earlier = RunProgress(epochs=2, opened_at=100.0)
-    earlier.restore((PLAN, start_step(1), commit_step(1, "accept_new_best"), start_step(2)))
+    earlier.restore((PLAN, start_step(1), commit_step(1), start_step(2)))
     assert (earlier.total_steps, earlier.last_step, earlier.best) == (28, 1, V1)
-    assert (earlier.step_seconds, earlier.step_started_at) == ([], None)
+    assert earlier.estimate_seconds_left(140.0) is None
 
 
 # ------------------------------------------------------------------------------------- the display
@@ -218,19 +181,16 @@ def render(run: RunProgress, console: Console | None = None) -> list[str]:
 
 def test_the_display_shows_the_run(snapshot: Snapshot) -> None:
     """A large screen shows more of the draft, a tiny one the most important rows, and ASCII gets ASCII."""
-    refused = events.DraftDiscarded(
-        run_id=RUN, role="optimizer", purpose="merge", call_id="a", attempt=1, reason=f"no {EVIL}\nanchor"
-    )
+    call = {"role": "optimizer", "purpose": "merge", "call_id": "a", "attempt": 1}
+    refused = make("draft_discarded", **call, reason=f"no {EVIL}\nanchor")
     screens = {
-        "tiny": render(progress_after(*EVERYTHING), build_console(60, 8)),
-        "usual": render(progress_after(*EVERYTHING)),
-        "large": render(progress_after(*EVERYTHING), build_console(160, 40)),
-        "ascii": render(
-            progress_after(*EVERYTHING, draft("Größe"), name="Grüße"), build_console(encoding="ascii")
-        ),
-        "beginning": render(progress_after()),
-        "baseline": render(progress_after(PLAN, progress("evaluate", 1, 2, step=0))),
-        "refused": render(progress_after(*BEGINNING, start_step(5), DRAFT, refused)),
+        "tiny": render(follow(*EVERYTHING), build_console(60, 8)),
+        "usual": render(follow(*EVERYTHING)),
+        "large": render(follow(*EVERYTHING), build_console(160, 40)),
+        "ascii": render(follow(*EVERYTHING, draft("Größe"), name="Grüße"), build_console(encoding="ascii")),
+        "beginning": render(follow()),
+        "baseline": render(follow(PLAN, progress("evaluate", 1, 2, step=0))),
+        "refused": render(follow(*BEGINNING, start_step(5), DRAFT, refused)),
     }
     text = "\n".join("\n".join((f"# {name}", *rows, "")) for name, rows in screens.items())
     snapshot("live_display", text)
@@ -253,7 +213,7 @@ def test_the_display_fits_every_screen(
     happened: list[Event], value: JsonValue, width: int, height: int, encoding: str
 ) -> None:
     """At any size and in any encoding the display leaves a line free, and no row is too wide or steers."""
-    rows = render(progress_after(*happened, draft(value)), build_console(width, height, encoding))
+    rows = render(follow(*happened, draft(value)), build_console(width, height, encoding))
     assert len(rows) <= max(1, height - 1)
     for row in rows:
         assert cell_len(row) <= width
@@ -288,28 +248,18 @@ class Screen(io.StringIO):
         return self.terminal.scrolled + self.terminal.screen
 
 
-def build_view(screen: Screen, *, frames_per_second: float = 1e-6, **environment: str) -> LiveView:
+def build_view(screen: Screen, *, frames_per_second: float = 1e-6) -> LiveView:
     """Return a live view. By default, only the test draws."""
-    console = Console(file=screen, force_terminal=True, width=80, height=24, _environ=environment)
-    return LiveView(
-        console, RunProgress(name="demo", epochs=1), clock=lambda: 5.0, frames_per_second=frames_per_second
-    )
-
-
-@contextmanager
-def show_view(screen: Screen, *happened: Event, **environment: str) -> Iterator[LiveView]:
-    """Give a live view that shows events."""
-    with build_view(screen, **environment) as view:
-        for event in happened:
-            view.show_event(event)
-        view.draw()
-        yield view
+    console = Console(file=screen, force_terminal=True, width=80, height=24, _environ={})
+    run = RunProgress(name="demo", epochs=1)
+    return LiveView(console, run, clock=lambda: 5.0, frames_per_second=frames_per_second)
 
 
 def test_lines_stay_above_the_display() -> None:
     """After many lines and frames there is one display, below all lines; at the end it is removed."""
     screen = Screen()
-    with show_view(screen, PLAN) as view:
+    with build_view(screen) as view:
+        view.show_event(PLAN)
         for step in range(1, 31):
             view.show_event(commit_step(step))
             view.draw()
@@ -330,7 +280,8 @@ def test_each_frame_is_one_write() -> None:
     If the process must exit at once, a few sequences remove the display and show the cursor.
     """
     screen = Screen()
-    with show_view(screen, PLAN) as view:
+    with build_view(screen) as view:
+        view.draw()
         screen.writes.clear()
         view.draw()
         assert screen.writes == []
@@ -338,7 +289,7 @@ def test_each_frame_is_one_write() -> None:
         view.draw()
         assert len(screen.writes) == 1
         screen.terminal.write(view.build_cleanup())
-        assert [line.split()[0] for line in screen.lines] == ["run", "step"]
+        assert [line.split()[0] for line in screen.lines] == ["step"]
         assert screen.terminal.cursor_shown
 
 
@@ -387,18 +338,6 @@ def test_a_file_gets_lines_and_the_progress_after_a_silence() -> None:
     assert first == f"{PLAN.at.astimezone():%Y-%m-%d %H:%M:%S} {PLAN_LINE}"
     assert silent.endswith("progress  step 5; rollout 1 of 2 (about 26 s left)")
     assert warning.endswith("warning   [b]x[/b]\\x1b[2J")
-
-
-def test_json_is_one_event_a_line_in_ascii() -> None:
-    """Each line is read back as the event, and no letter of it can steer a terminal."""
-    written: list[str] = []
-    event = events.WarningIssued(run_id=RUN, message="Größe \u202e\x1b[2J")
-    with JsonView(written.append) as view:
-        view.show_event(event)
-    (line,) = written
-    assert line.isascii()
-    assert line.isprintable()
-    assert EVENT_ADAPTER.validate_json(line) == event
 
 
 async def test_an_interrupted_program_says_how_to_go_on(

@@ -143,34 +143,6 @@ def test_two_interrupts_end_a_run_that_hangs(tmp_path: Path) -> None:
     assert not any("Traceback" in line for line in terminal.screen)
 
 
-PROGRAM = """
-import asyncio, sys
-from reflact import Trainer
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-
-trainer = Trainer(
-    {"out_dir": sys.argv[1]},
-    environment=ToyEnvironment(train=8, val=4, test=4),
-    target=ToyTarget(),
-    optimizer=ScriptedLLM(toy_optimizer()),
-)
-asyncio.run(trainer.train(show=True))
-"""
-
-
-def test_a_python_program_shows_the_live_view(tmp_path: Path) -> None:
-    """`train(show=True)` draws the display at a terminal, and leaves the lines and the summary."""
-    terminal = Terminal(80, 50)
-    code, written = run_at(terminal, tmp_path / "run", program=PROGRAM)
-    assert code == 0
-    assert "\x1b[" in written
-    assert find_display(terminal) == []
-    assert terminal.cursor_shown
-    lines = terminal.scrolled + terminal.screen
-    assert any(line.startswith("step 1 ") for line in lines)
-    assert any(line.startswith("completed: ") for line in lines)
-
-
 def test_a_simple_terminal_gets_lines_and_a_quiet_run_its_summary(tmp_path: Path) -> None:
     """A terminal that cannot move its cursor gets no control sequence; a quiet run shows only its end."""
     terminal, quiet = Terminal(80, 50), Terminal(80, 50)
