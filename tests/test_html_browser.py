@@ -15,7 +15,8 @@ from selenium.webdriver.support.select import Select
 from calibration_reports import NOTHING, everything, hostile
 from chromium import asked, needs_chromium, opened, resize, unreached, violations
 from reflact.reporting import RunReport, read_report, render_calibration_page, render_run_page
-from test_html_run import build_trainer, enlarge, poison
+from test_html_run import enlarge, poison
+from toy_runs import build_learning_trainer
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
@@ -57,7 +58,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
     """The report of a run."""
     folder = tmp_path_factory.mktemp("reports") / "run"
-    anyio.run(build_trainer(folder).train)
+    anyio.run(build_learning_trainer(folder).train)
     return anyio.run(read_report, folder)
 
 

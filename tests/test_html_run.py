@@ -12,14 +12,13 @@ from typing import Any, TypeVar
 import anyio
 import pytest
 
-import toy_runs
 from html_page import Node, assert_named, assert_self_contained, read, tables
-from reflact import Trainer, events
+from reflact import events
 from reflact.reporting import RunReport, read_report, render_run_page
 from reflact.reporting.html.details import MAX_ITEMS
-from reflact.testing import ToyEnvironment, toy_optimizer
-from reflact.testing.llm import Script
+from reflact.testing import ToyEnvironment
 from reflact.types import FrozenModel
+from toy_runs import build_learning_trainer
 
 MARKUP = (
     "</script></style></title><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -31,23 +30,11 @@ SECTIONS = ["scores", "test", "changes", "items", "memory", "cost", "settings"]
 MOST_BYTES = 10_000_000
 
 
-def build_trainer(folder: Path, *, script: Script | None = None, **settings: Any) -> Trainer:
-    """Return a run of two epochs in the toy world."""
-    config = {
-        "out_dir": folder,
-        "search": {"sources": ["edits"]},
-        "train": {"num_epochs": 2, "batch_size": 4},
-        **settings,
-    }
-    config["select"] = {"max_edits": 1, "min_edits": 1}
-    return toy_runs.build_trainer(config, script=script or toy_optimizer(edits=2))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a completed run."""
     out = tmp_path_factory.mktemp("report") / "run"
-    anyio.run(build_trainer(out).train)
+    anyio.run(build_learning_trainer(out).train)
     return out
 
 
@@ -60,7 +47,7 @@ def report(folder: Path) -> RunReport:
 @pytest.mark.parametrize(("source", "words"), [("examples", "Worked examples"), ("rewrite", "New document")])
 async def test_the_page_shows_a_document_of_each_source(tmp_path: Path, source: str, words: str) -> None:
     """A step that was not made by edits has its race and its document on the page."""
-    await build_trainer(tmp_path, search={"sources": [source]}).train()
+    await build_learning_trainer(tmp_path, search={"sources": [source]}).train()
     page = render_run_page(await read_report(tmp_path))
     assert f"<strong>{words}</strong>" in page
     assert "<dt>raced</dt>" in page
@@ -196,7 +183,7 @@ async def test_a_page_says_what_is_not_there_yet(tmp_path: Path, report: RunRepo
     assert "The run is under way: 0 steps so far." in page
     assert "nothing is measured" in page
     (tmp_path / "run" / "report.html").mkdir(parents=True)
-    seen = [event async for event in build_trainer(tmp_path / "run").stream()]
+    seen = [event async for event in build_learning_trainer(tmp_path / "run").stream()]
     warnings = [event.message for event in seen if isinstance(event, events.WarningIssued)]
     assert [message for message in warnings if "the page of the run could not be written" in message]
     assert isinstance(seen[-1], events.RunFinished)

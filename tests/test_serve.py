@@ -24,7 +24,7 @@ from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.reporting.html.serve import RunPages, create_run_pages
 from reflact.testing import toy_optimizer
 from served import reflact_process
-from test_html_run import build_trainer
+from toy_runs import build_learning_trainer
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 """The tables of which a part is out of sight."""
@@ -36,7 +36,7 @@ ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two runs of equal settings, one in a folder with markup in its name."""
     folder = tmp_path_factory.mktemp("serve") / "runs"
-    anyio.run(build_trainer(folder / "first", train={"num_epochs": 1, "batch_size": 4}).train)
+    anyio.run(build_learning_trainer(folder / "first", train={"num_epochs": 1, "batch_size": 4}).train)
     copytree(folder / "first", folder / HOSTILE)
     return folder
 
@@ -134,7 +134,7 @@ def test_a_browser_follows_a_run_of_another_process(tmp_path: Path) -> None:
                 return answer(prompt, reply_type, call_id)
 
             browser.get(found[0])
-            anyio.run(build_trainer(tmp_path / "runs" / "toy", script=look_and_answer).train)
+            anyio.run(build_learning_trainer(tmp_path / "runs" / "toy", script=look_and_answer).train)
             assert seen == {2, 3}
             wait.until(lambda _: "Completed: 4 steps" in browser.find_element(By.ID, "live").text)
             wait.until(lambda _: "The run is under way" not in browser.page_source)
