@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,21 +89,7 @@ def enlarge(report: RunReport, *, steps: int, items: int, text: str = "") -> Run
         history.items[n % len(history.items)].model_copy(update={"item_id": f"item-{n}"})
         for n in range(items)
     ]
-    assert report.baseline is not None
-    assert report.best is not None
-    hashes = [report.baseline.skill.hash, *(str(n) for n in range(1, steps)), report.best.skill.hash]
-    source = next(record for record in history.steps if record.verdict.accepted)
-    version = source.created_versions[0]
-    records = [
-        source.model_copy(
-            update={
-                "step": n + 1,
-                "skill_before": before,
-                "created_versions": (version.model_copy(update={"skill_hash": after}),),
-            }
-        )
-        for n, (before, after) in enumerate(pairwise(hashes))
-    ]
+    records = [history.steps[0].model_copy(update={"step": n + 1}) for n in range(steps)]
     ends = [history.epochs[0].model_copy(update={"epoch": n + 1, "step": n + 1}) for n in range(steps)]
     update = {"items": tuple(copies), "steps": tuple(records), "epochs": tuple(ends)}
     return report.model_copy(update={"history": history.model_copy(update=update)})

@@ -442,10 +442,7 @@ class _ReadRun(NamedTuple):
 
 
 async def compare_runs(
-    paths: Sequence[Path | str],
-    *,
-    run_ids: Sequence[str] | None = None,
-    names: Sequence[str] | None = None,
+    paths: Sequence[Path | str], *, run_ids: Sequence[str] | None = None
 ) -> RunComparison:
     """Compare runs with the first of them; a single path that names no run means all runs of its
     store.
@@ -454,7 +451,6 @@ async def compare_runs(
         paths: The ``out_dir`` or the database of each run, or a path that names the run too; see
             ``read_run``.
         run_ids: The run of each path; by default the one that it names, or else the newest.
-        names: What the runs are called; by default their paths.
 
     Raises:
         UsageError: There are less than two runs, or one of them has not measured its initial
@@ -462,7 +458,7 @@ async def compare_runs(
         StoreError: A store cannot be read.
     """
     ids: Sequence[str | None] = run_ids or [None] * len(paths)
-    named = list(zip(names or map(str, paths), paths, ids, strict=True))
+    named = list(zip(map(str, paths), paths, ids, strict=True))
     if len(named) == 1:
         choice = await find_run(paths[0])
         named = [(each, paths[0], each) for each in (*choice.others, choice.run_id)]
