@@ -44,7 +44,6 @@ NAMES = ["baseline", "placebo", "null_empty", "null_refusal", "null_frequent", "
 
 
 def items(split: str, references: Sequence[Any]) -> tuple[Item, ...]:
-    """Return items of a split with these references."""
     return tuple(
         Item(id=f"{split}-{number}", input=f"{split} {number}", reference=reference)
         for number, reference in enumerate(references)
@@ -174,12 +173,10 @@ def test_a_budget_that_ends_at_the_placebo_leaves_the_other_scores(tmp_path: Pat
 
 
 def score(name: str, hard: float, answer: str | None = None) -> SkillScore:
-    """Return a score on the test split."""
     return SkillScore(name=name, answer=answer, skill_hash="a" * 64, split=Split.test, n=80, hard=hard)
 
 
 def ended(*scores: SkillScore, best: int = 1) -> RunSummary:
-    """Return the summary of a run with these scores."""
     version = SkillVersion(number=best, skill_hash="a" * 64, origin="step 1")
     return RunSummary(run_id="r1", status="completed", best=version, scores=scores)
 

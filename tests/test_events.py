@@ -70,7 +70,6 @@ class Hanging(Endpoint):
         self.reached = anyio.Event()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Wait until the request is cancelled."""
         self.reached.set()
         await anyio.sleep_forever()
         raise AssertionError
@@ -108,20 +107,16 @@ class Limited(PureNetwork):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the run is."""
     return tmp_path_factory.mktemp("run")
 
 
 @pytest.fixture(scope="module")
 def network() -> Limited:
-    """What was asked in the run."""
     return Limited()
 
 
 @pytest.fixture(scope="module")
 def told(folder: Path, network: Limited) -> list[events.Event]:
-    """All that a run tells."""
-
     async def run() -> list[events.Event]:
         sections: dict[str, Any] = {"train": {"num_epochs": 2}, "budget": {"max_calls": 5000}}
         trainer = Trainer(
@@ -133,7 +128,6 @@ def told(folder: Path, network: Limited) -> list[events.Event]:
 
 
 def of(told: list[events.Event], kind: type[Any]) -> list[Any]:
-    """Return the events of one kind."""
     return [event for event in told if isinstance(event, kind)]
 
 

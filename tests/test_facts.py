@@ -75,7 +75,6 @@ def solve(solved: int, n: int) -> list[float]:
 
 
 def end(**values: Any) -> RunSummary:
-    """Return the summary of a run without scores."""
     return RunSummary.model_validate({"run_id": "r1", "status": "completed", **values})
 
 
@@ -108,7 +107,6 @@ def test_results_are_sentences(snapshot: Snapshot) -> None:
 
 
 def print_to_text(printer: Callable[[Console], None], width: int = 100) -> str:
-    """Return what is printed to a file."""
     console = Console(file=(text := io.StringIO()), width=width)
     printer(console)
     return text.getvalue()

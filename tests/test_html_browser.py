@@ -49,14 +49,12 @@ SCROLLED = "return document.documentElement.scrollWidth - document.documentEleme
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    """A browser without a window."""
     with opened(tmp_path_factory.mktemp("profile")) as driver:
         yield driver
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
-    """The report of a run."""
     folder = tmp_path_factory.mktemp("reports") / "run"
     anyio.run(build_learning_trainer(folder).train)
     return anyio.run(read_report, folder)
@@ -77,7 +75,6 @@ def pages(report: RunReport) -> Mapping[str, str]:
 
 
 def show(browser: Chrome, folder: Path, page: str, *, width: int = 1280, dark: bool = False) -> str:
-    """Open a page and return its address."""
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     resize(browser, width, dark=dark)

@@ -31,7 +31,6 @@ MOST_BYTES = 10_000_000
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a completed run."""
     out = tmp_path_factory.mktemp("report") / "run"
     anyio.run(build_learning_trainer(out).train)
     return out
@@ -39,7 +38,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(folder: Path) -> RunReport:
-    """The report of that run."""
     return anyio.run(read_report, folder)
 
 
@@ -53,7 +51,6 @@ async def test_the_page_shows_a_document_of_each_source(tmp_path: Path, source: 
 
 
 def find_section(root: Node, name: str) -> Node:
-    """Return a section of a page."""
     return next(node for node in root.all("section") if node.attributes["id"] == name)
 
 

@@ -42,27 +42,22 @@ PLAN_LINE = "run r1: 56 train, 40 val, 80 test items; 14 steps per epoch"
 
 
 def make(kind: str, **values: Any) -> Event:
-    """Return an event of the run."""
     return EVENT_ADAPTER.validate_python({"run_id": RUN, "kind": kind, **values})
 
 
 def start_step(step: int) -> Event:
-    """Return the start of a step."""
     return make("step_started", step=step, epoch=1, item_ids=("a",))
 
 
 def commit_step(step: int, action: GateAction = "reject") -> Event:
-    """Return the commit of a step."""
     return make("step_committed", step=step, epoch=1, action=action, current=V1, best=V1)
 
 
 def progress(stage: str, done: int, total: int, *, step: int = 5, stored: int = 0) -> Event:
-    """Return the progress of a stage."""
     return make("stage_progressed", step=step, stage=stage, done=done, total=total, from_store=stored)
 
 
 def draft(value: JsonValue) -> Event:
-    """Return a partial reply."""
     return make("draft_updated", role="optimizer", purpose="merge", call_id="a", attempt=1, draft=value)
 
 
@@ -168,13 +163,11 @@ def test_progress_in_one_line_has_counts_cost_and_rest() -> None:
 
 
 def build_console(width: int = 80, height: int = 24, encoding: str = "utf-8") -> Console:
-    """Return a console without colours."""
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     return Console(file=file, width=width, height=height, color_system=None, _environ={})
 
 
 def render(run: RunProgress, console: Console | None = None) -> list[str]:
-    """Return the rows of the display as text."""
     lines = render_display(run, console or build_console(), 105.0)
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
@@ -236,7 +229,6 @@ class Screen(io.StringIO):
         self.written = threading.Event()
 
     def write(self, text: str) -> int:
-        """Show text."""
         self.writes += [text] if text else []
         self.terminal.write(text)
         self.written.set()

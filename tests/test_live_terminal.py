@@ -91,7 +91,6 @@ class Interrupting:
         self._ready = ready
 
     def __call__(self, process: subprocess.Popen[bytes], terminal: Terminal) -> None:
-        """Look at the screen."""
         displayed = any(line.startswith("run ") and line.endswith(("--", "──")) for line in terminal.screen)
         if (
             self.waiting

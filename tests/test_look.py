@@ -31,7 +31,6 @@ SHORT = {"num_epochs": 1, "batch_size": 4}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a completed run."""
     out = tmp_path_factory.mktemp("look") / "run"
     anyio.run(build_learning_trainer(out).train)
     return out

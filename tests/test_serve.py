@@ -45,7 +45,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def client(
     folder: Path, *, host: str = "127.0.0.1", **options: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """Ask the pages of a folder, without a socket."""
     transport = httpx.ASGITransport(create_run_pages(folder, **options))
     async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as asking:
         yield asking

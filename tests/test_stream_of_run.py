@@ -29,8 +29,6 @@ SHORT: dict[str, Any] = {"train": {"num_epochs": 2}}
 
 
 class Open(NamedTuple):
-    """What a process has open."""
-
     tasks: frozenset[asyncio.Task[object]]
     threads: frozenset[threading.Thread]
     files: int
@@ -51,7 +49,6 @@ class Whole(NamedTuple):
     ended: Ended
 
     def trainer(self, folder: Path, network: PureNetwork | None = None) -> Trainer:
-        """Return a trainer of the run."""
         return Trainer(settings(self.world, folder, **SHORT), transport=network or PureNetwork())
 
     async def goes_on(self, folder: Path) -> None:
@@ -118,7 +115,6 @@ async def test_a_consumer_that_leaves_ends_the_run(how: str, kind: str, tmp_path
 
 
 async def held(happenings: Stream[events.Event]) -> None:
-    """Return once the run waits for its reader."""
     await until(happenings._turn.locked)
 
 

@@ -56,7 +56,6 @@ def build_model_trainer(folder: Path, finish_reason: str = "stop", **options: An
 
 
 async def list_events(trainer: Trainer) -> list[Event]:
-    """Return all events of a run."""
     async with trainer.stream() as stream:
         return [event async for event in stream]
 
@@ -116,15 +115,12 @@ class Exiting:
         self.turns: tuple[Turn, ...] = ()
 
     def grade(self, item: Item, answer: str) -> bool:
-        """Grade an answer."""
         return bool(self._leave("grader", str(item.input)) or True)
 
     def session(self, skill: Skill, *, rollout: str) -> Session:
-        """Begin a session."""
         return Exiting(self._error, self._where)
 
     async def reply(self, message: str) -> str:
-        """Answer."""
         self._leave("reply", message)
         await anyio.to_thread.run_sync(self._leave, "thread", message)
         return "x"
@@ -210,15 +206,12 @@ def test_a_summary_tells_what_is_wrong_with_answers(tmp_path: Path) -> None:
 
 
 class FailingProposer:
-    """A proposer that raises an exception."""
-
     identity = "failing"
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
     async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
-        """Raise."""
         raise self._error
 
 

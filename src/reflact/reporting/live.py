@@ -254,11 +254,7 @@ class JsonView(RunView):
 class LineView(RunView):
     """Prints a line for each event that matters, and one on the progress after a silence.
 
-    Args:
-        console: Where to print.
-        progress: What is known in advance.
-        clock: Returns seconds of a monotonic clock.
-        times: Whether each line begins with the local time of its event.
+    With ``times``, each line begins with the local time of its event.
     """
 
     progress_seconds = PROGRESS_SECONDS
@@ -310,16 +306,7 @@ class LiveView(LineView):
     """Prints the same lines above a display of the current state.
 
     Events only change a value in memory, and a thread draws it. So a slow terminal never delays the
-    run.
-
-    Args:
-        console: A terminal that can move its cursor.
-        progress: What is known in advance.
-        clock: Returns seconds of a monotonic clock.
-        times: Whether each line begins with the local time of its event.
-        with_errors: Whether standard error is the same terminal; if so, its lines stay above the
-            display.
-        frames_per_second: How often the thread draws.
+    run. ``with_errors``: standard error is the same terminal, so its lines stay above the display.
     """
 
     progress_seconds = math.inf  # the display shows it
@@ -405,12 +392,7 @@ def choose_view(
 ) -> RunView:
     """Return a live view, or lines if the console cannot move its cursor, as in a notebook.
 
-    Args:
-        console: Where to show the run.
-        name: The name of the run's folder.
-        epochs: The planned epochs; None if they are not known.
-        times: Whether each line begins with a time.
-        live: False: lines also at a terminal, as while a person is asked.
+    Without ``live``, a terminal gets lines too, as while a person is asked.
     """
     progress = RunProgress(name=name, epochs=epochs, opened_at=time.monotonic())
     if not (live and console.is_interactive and console.file.isatty()):
@@ -439,7 +421,7 @@ async def show_run(
 ) -> RunSummary:
     """Show a run on standard output until its end, print its closing lines, and return its summary.
 
-    ``asks``: a person may be asked something meanwhile.
+    If a person may be asked something meanwhile, lines are shown.
     """
     console = Console(force_jupyter=False)
     name = config.out_dir.name

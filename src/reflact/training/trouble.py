@@ -60,13 +60,8 @@ def log_line(run_id: str, label: str, level: int, message: str) -> None:
 class RunWatch:
     """Finds trouble in the calls of one start of a run, and reports each kind once as a warning.
 
-    A warning is no part of the run's history: trouble depends on time and on the network.
-
-    Args:
-        run_id: The run.
-        post: Takes the warnings.
-        config: The configuration of the run, so that no advice names what it has already.
-        label: The caller's name for the run, for log lines.
+    A warning is no part of the run's history: trouble depends on time and on the network. ``post``
+    takes the warnings, and ``label`` is the caller's name for the run in log lines.
     """
 
     def __init__(

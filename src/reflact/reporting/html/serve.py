@@ -66,12 +66,7 @@ class ServedRun(NamedTuple):
 
 
 class RunPages:
-    """Answers requests for the pages of the runs in a folder, or of one database.
-
-    Args:
-        root: A run's folder, a folder above several, or a database.
-        is_closing: Tells streams of events that the server ends.
-    """
+    """Answers requests for the pages of the runs in a folder, or of one database."""
 
     def __init__(self, root: Path, *, is_closing: Callable[[], bool] = lambda: False) -> None:
         self._root = root
@@ -234,12 +229,9 @@ def create_run_pages(
 
 
 def serve_runs(root: Path, *, port: int, on_start: Callable[[str], None]) -> None:
-    """Serve the pages of runs to this machine until Ctrl-C or SIGTERM.
+    """Serve the pages of runs to this machine until Ctrl-C or SIGTERM; port 0 means a free one.
 
-    Args:
-        root: A run's folder, a folder above several, or a database.
-        port: The port; 0 chooses a free one.
-        on_start: Gets the address of the list of runs.
+    ``on_start`` gets the address of the list of runs.
 
     Raises:
         UsageError: There is no such folder, or the port is in use.
