@@ -161,5 +161,5 @@ def test_tables_keep_names_and_numbers_whole() -> None:
         assert max(map(len, shown.splitlines())) <= width
         assert shown.count("0.562") == 2
         assert "…" not in shown
-    table = build_table({"run": ["a"], "mean [/b]<b>": ["1"]}, 80)
+    table = build_table([{"run": "a", "mean [/b]<b>": "1"}], 80)
     assert "mean [/b]<b>" in print_to_text(lambda console: console.print(table))

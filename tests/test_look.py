@@ -15,9 +15,7 @@ from pure_world import settings as pure_settings
 from reflact import Trainer, compare_runs, read_run
 from reflact.events import StepCommitted
 from reflact.records import Usage, sum_step_costs
-from reflact.reporting.facts import (
-    list_comparison_columns,
-)
+from reflact.reporting.facts import build_compared_row
 from reflact.reporting.history import RunListing, StepDetails
 from reflact.reporting.html.run import read_report, render_run_page
 from reflact.types import Split
@@ -207,8 +205,7 @@ async def test_an_open_run_is_compared_by_what_it_has_measured(folder: Path, tmp
     assert gain.mean == pytest.approx((begun.val.hard or 0) - (ended.val.hard or 0))
     assert (begun.val.n, begun.val.unmeasured, begun.test) == (4, 0, None)
     partial = begun.model_copy(update={"val": begun.val.model_copy(update={"unmeasured": 1})})
-    columns = list_comparison_columns(found.model_copy(update={"runs": (ended, partial)}))
-    assert [score[-1:] for score in columns["val"]] == ["0", "*"]
+    assert [build_compared_row(run)["val"][-1:] for run in (ended, partial)] == ["0", "*"]
 
 
 async def test_a_resumed_run_is_shown_as_running(tmp_path: Path) -> None:

@@ -61,10 +61,10 @@ from reflact.types import (
 )
 
 if TYPE_CHECKING:
-    from reflact.reporting.history import RunComparison, RunListing
+    from reflact.reporting.history import ComparedRun, RunComparison, RunListing
 
-# The cells of a table by the headings of its columns.
-Columns = Mapping[str, Sequence[str]]
+# The cells of a row of a table by the headings of its columns.
+Row = dict[str, str]
 
 # A text with its label, such as a part of a step; it may come from a model.
 LabelledText = tuple[str, str]
@@ -238,6 +238,17 @@ class SpendFact(FrozenModel):
         return f"{line} more for {' and '.join(uncertain)}"
 
 
+def build_usage_row(usage: Usage) -> Row:
+    """Return what calls took in a table."""
+    return {
+        "calls": f"{usage.calls:,}",
+        "tokens in": format_count(usage.input_tokens),
+        "of them cached": format_count(usage.cached_tokens),
+        "tokens out": format_count(usage.output_tokens),
+        "cost": SpendFact(usage=usage).price,
+    }
+
+
 def format_spend(spend: Sequence[Spend]) -> tuple[str, ...]:
     """Return the spend of each role, one line each."""
     by_role: dict[str, list[Spend]] = {}
@@ -274,40 +285,33 @@ def name_scores(scores: Sequence[SkillScore]) -> list[tuple[str, SkillScore]]:
     return named
 
 
-def list_score_columns(scores: Sequence[SkillScore], *, with_hash: bool = False) -> Columns:
+def list_score_rows(scores: Sequence[SkillScore], *, with_hash: bool = False) -> list[Row]:
     """Return the scores of documents on splits, each with its count and 95% interval."""
-    named = name_scores(scores)
-    measured = [score for _, score in named]
-    columns = {
-        "document": [name for name, _ in named],
-        "split": [score.split.value for score in measured],
-        "answers": [f"{score.n:,}" for score in measured],
-        "unmeasured": [f"{score.unmeasured:,}" for score in measured],
-        "solved": [f"{score.successes:g}" if score.n else "-" for score in measured],
-        "score": [format_score(score.hard) for score in measured],
-        "95% interval": [_format_interval(score) for score in measured],
-        "soft score": [format_score(score.soft) for score in measured],
-        "sha-256": [score.skill_hash[:8] for score in measured],
-    }
-    for metric in list_metrics(scores):
-        cells = [_format_metric(score.metrics, metric) for score in measured]
-        columns[f"mean {escape_line(metric)}"] = cells
-    if not any(score.unmeasured for score in scores):
-        del columns["unmeasured"]
-    if all(score.soft == score.hard for score in scores):
-        del columns["soft score"]
-    if not with_hash:
-        del columns["sha-256"]
-    return columns
+    has_unmeasured = any(score.unmeasured for score in scores)
+    has_soft = any(score.soft != score.hard for score in scores)
+    rows = []
+    for name, score in name_scores(scores):
+        row = {"document": name, "split": score.split.value, "answers": f"{score.n:,}"}
+        if has_unmeasured:
+            row["unmeasured"] = f"{score.unmeasured:,}"
+        row["solved"] = f"{score.successes:g}" if score.n else "-"
+        row["score"] = format_score(score.hard)
+        row["95% interval"] = "-"
+        if score.low is not None:
+            row["95% interval"] = f"{format_score(score.low)} to {format_score(score.high)}"
+        if has_soft:
+            row["soft score"] = format_score(score.soft)
+        if with_hash:
+            row["sha-256"] = score.skill_hash[:8]
+        for metric in list_metrics(scores):
+            row[f"mean {escape_line(metric)}"] = _format_metric(score.metrics, metric)
+        rows.append(row)
+    return rows
 
 
 def list_metrics(scores: Sequence[SkillScore]) -> list[str]:
     """Return the names of the environment's further numbers."""
     return sorted({name for score in scores for name in score.metrics})
-
-
-def _format_interval(score: SkillScore) -> str:
-    return "-" if score.low is None else f"{format_score(score.low)} to {format_score(score.high)}"
 
 
 def _format_metric(metrics: Mapping[str, float], name: str) -> str:
@@ -747,18 +751,18 @@ class StepFact(FrozenModel):
         action = ACTION_WORDS[self.action]
         return f"step {self.step:<4} {action:<12}  {scores:<22} {solved:<12}  {edits:<9}  {end}"
 
-
-def list_step_columns(steps: Sequence[StepFact]) -> Columns:
-    """Return the columns of a run's committed steps."""
-    return {
-        "step": [f"{step.step:,}" for step in steps],
-        "epoch": [f"{step.epoch}" for step in steps],
-        "decision": [step.decision for step in steps],
-        "val": [step.scores or "-" for step in steps],
-        "solved": [step.solved for step in steps],
-        "edits": [step.applied for step in steps],
-        "skill": [f"v{step.current.number}" for step in steps],
-    }
+    @property
+    def row(self) -> Row:
+        """The step in a table."""
+        return {
+            "step": f"{self.step:,}",
+            "epoch": f"{self.epoch}",
+            "decision": self.decision,
+            "val": self.scores or "-",
+            "solved": self.solved,
+            "edits": self.applied,
+            "skill": f"v{self.current.number}",
+        }
 
 
 class EditFact(FrozenModel):
@@ -1002,18 +1006,18 @@ def summarize_items(items: Sequence[ItemResult]) -> str:
 # --------------------------------------------------------------------------- lists and comparisons
 
 
-def list_run_columns(runs: Sequence[RunListing], root: Path) -> Columns:
-    """Return a list of runs; their folders are shown as below ``root``."""
+def build_run_row(run: RunListing, root: Path) -> Row:
+    """Return a run in a list of runs; its folder is shown as below ``root``."""
     return {
-        "folder": [escape_line(shorten_path(run.folder, root)) for run in runs],
-        "run": [escape_line(run.run_id) for run in runs],
-        "status": [run.state for run in runs],
-        "steps": [f"{run.steps:,}" for run in runs],
-        "val": [format_score(run.val) for run in runs],
-        "baseline": [format_score(run.baseline) for run in runs],
-        "test": [format_score(run.test) for run in runs],
-        "cost": [SpendFact(usage=run.usage).price for run in runs],
-        "date": [f"{run.created:%Y-%m-%d}" for run in runs],
+        "folder": escape_line(shorten_path(run.folder, root)),
+        "run": escape_line(run.run_id),
+        "status": run.state,
+        "steps": f"{run.steps:,}",
+        "val": format_score(run.val),
+        "baseline": format_score(run.baseline),
+        "test": format_score(run.test),
+        "cost": SpendFact(usage=run.usage).price,
+        "date": f"{run.created:%Y-%m-%d}",
     }
 
 
@@ -1032,19 +1036,18 @@ def shorten_path(folder: str, root: Path) -> str:
     return str(path.relative_to(root)) if path.is_relative_to(root) else folder
 
 
-def list_comparison_columns(comparison: RunComparison) -> Columns:
-    """Return the runs of a comparison with the scores of their best skills, cost and time."""
-    runs = comparison.runs
+def build_compared_row(run: ComparedRun) -> Row:
+    """Return a run of a comparison with the scores of its best skill, cost and time."""
     return {
-        "run": [escape_line(run.name) for run in runs],
-        "status": [run.status or "open" for run in runs],
-        "steps": [f"{run.steps:,}" for run in runs],
-        "val": [_format_compared(run.val) for run in runs],
-        "test": [_format_compared(run.test) for run in runs],
-        "calls": [format_count(run.usage.calls) for run in runs],
-        "cost": [SpendFact(usage=run.usage).price for run in runs],
-        "time": ["-" if run.seconds is None else format_duration(run.seconds) for run in runs],
-        "characters": [format_count(len(run.best.skill.text)) for run in runs],
+        "run": escape_line(run.name),
+        "status": run.status or "open",
+        "steps": f"{run.steps:,}",
+        "val": _format_compared(run.val),
+        "test": _format_compared(run.test),
+        "calls": format_count(run.usage.calls),
+        "cost": SpendFact(usage=run.usage).price,
+        "time": "-" if run.seconds is None else format_duration(run.seconds),
+        "characters": format_count(len(run.best.skill.text)),
     }
 
 
@@ -1068,11 +1071,6 @@ def list_gain_lines(comparison: RunComparison) -> Iterator[str]:
             )
     if measured and any(setting.key == "environment" for setting in comparison.settings):
         yield "the environments or graders differ, so a difference may come from them"
-
-
-def list_setting_rows(comparison: RunComparison) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the settings and identities that differ, each with the value of each run."""
-    return [(each.key, tuple(map(format_setting, each.values))) for each in comparison.settings]
 
 
 def format_setting(value: JsonValue) -> str:

@@ -73,39 +73,38 @@ POSITIONS = re.compile(r"^@@ .*\n", re.MULTILINE)
 
 
 def build_table(
-    columns: facts.Columns,
+    rows: Sequence[facts.Row],
     width: int,
     *,
     optional: Sequence[str] = (),
     wrapped: Sequence[str] = (),
 ) -> Table:
-    """Return a table of columns of plain text.
+    """Return a table of rows of plain text that have the same headings.
 
     Args:
-        columns: The cells by their headings.
+        rows: The cells of each row by their headings.
         width: The cells of a line of the console.
         optional: Columns that are left out if the table is too wide, the first one first.
         wrapped: Columns whose cells may take several lines; all others stay whole.
     """
-    widths = {
-        name: max(cell_len(name), *map(cell_len, cells), 0) for name, cells in columns.items()
-    }
+    widths = {name: cell_len(name) for row in rows[:1] for name in row}
+    for row in rows:
+        for name, cell in row.items():
+            widths[name] = max(widths[name], cell_len(cell))
     for name in wrapped:
-        widths[name] = min(widths[name], MAX_WRAPPED_CELLS)
-    shown = list(columns)
+        widths[name] = min(widths.get(name, 0), MAX_WRAPPED_CELLS)
     for name in optional:
-        if sum(widths[each] + GAP for each in shown) <= width + GAP:
-            break
-        if name in shown:
-            shown.remove(name)
+        if sum(widths.values()) + GAP * (len(widths) - 1) > width:
+            widths.pop(name, None)
+    shown = [name for row in rows[:1] for name in row if name in widths]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
     for name in shown:
         justify: Literal["left", "right"] = "right"
         if name in LEFT_COLUMNS or name in wrapped:
             justify = "left"
         table.add_column(Text(name), justify=justify, no_wrap=name not in wrapped, overflow="fold")
-    for row in zip(*(columns[name] for name in shown), strict=True):
-        table.add_row(*map(Text, row))
+    for row in rows:
+        table.add_row(*(Text(row[name]) for name in shown))
     return table
 
 
@@ -233,71 +232,66 @@ def build_score_table(
     """Return the scores of documents as a table."""
     metrics = [f"mean {escape_line(metric)}" for metric in facts.list_metrics(scores)]
     optional = ("soft score", *metrics, "sha-256", "solved", "95% interval", "unmeasured")
-    return build_table(
-        facts.list_score_columns(scores, with_hash=with_hash), width, optional=optional
-    )
+    return build_table(facts.list_score_rows(scores, with_hash=with_hash), width, optional=optional)
 
 
 def _print_steps(console: Console, steps: Sequence[facts.StepFact]) -> None:
     optional = ("epoch", "edits", "solved", "skill")
-    console.print(build_table(facts.list_step_columns(steps), console.width, optional=optional))
+    console.print(build_table([step.row for step in steps], console.width, optional=optional))
     print_line(console, facts.STEP_LEGEND)
 
 
 def build_run_table(runs: Sequence[RunListing], root: Path, width: int) -> Table:
     """Return a list of runs as a table; their folders are shown as below ``root``."""
     optional = ("date", "cost", "steps", "status", "baseline")
-    return build_table(
-        facts.list_run_columns(runs, root), width, optional=optional, wrapped=("folder",)
-    )
+    rows = [facts.build_run_row(run, root) for run in runs]
+    return build_table(rows, width, optional=optional, wrapped=("folder",))
 
 
 def build_cost_table(costs: Sequence[StageCost], width: int) -> Table:
     """Return the calls, tokens, price and time of each step; step 0 is the baseline."""
-    steps = sum_step_costs(costs)
-    columns = {
-        "step": [str(cost.step) if cost.step else "baseline" for cost in steps],
-        "calls": [format_count(cost.usage.calls) for cost in steps],
-        "tokens in": [format_count(cost.usage.input_tokens) for cost in steps],
-        "tokens out": [format_count(cost.usage.output_tokens) for cost in steps],
-        "cost": [facts.SpendFact(usage=cost.usage).price for cost in steps],
-        "time": [format_duration(cost.seconds) for cost in steps],
-    }
-    return build_table(columns, width)
+    rows = []
+    for cost in sum_step_costs(costs):
+        row = {"step": str(cost.step) if cost.step else "baseline"}
+        rows.append(
+            {**row, **facts.build_usage_row(cost.usage), "time": format_duration(cost.seconds)}
+        )
+    return build_table(rows, width)
 
 
 def build_estimate_table(estimate: CostEstimate, width: int) -> Table:
     """Return a table of the likely calls, tokens and price."""
-    rows = estimate.rows
-    calls = [row.calls for row in rows]
-    tokens = [row.input_tokens + row.output_tokens for row in rows]
-    costs = [row.usd for row in rows] + [estimate.usd]
-    columns = {
-        "role": [*(row.role for row in rows), "all"],
-        "calls for": [*(row.purpose.replace("_", " ") for row in rows), ""],
-        "calls": [format_count(round(count)) for count in (*calls, math.fsum(calls))],
-        "tokens": [format_count(round(count)) for count in (*tokens, math.fsum(tokens))],
-        "cost": ["unknown" if usd is None else format_usd(usd) for usd in costs],
-    }
-    return build_table(columns, width)
+    likely = [
+        (row.role, row.purpose, row.calls, row.input_tokens + row.output_tokens, row.usd)
+        for row in estimate.rows
+    ]
+    calls = math.fsum(row.calls for row in estimate.rows)
+    likely.append(("all", "", calls, math.fsum(row[3] for row in likely), estimate.usd))
+    rows = []
+    for role, purpose, calls, tokens, usd in likely:
+        row = {"role": role, "calls for": purpose.replace("_", " ")}
+        row |= {"calls": format_count(round(calls)), "tokens": format_count(round(tokens))}
+        rows.append({**row, "cost": "unknown" if usd is None else format_usd(usd)})
+    return build_table(rows, width)
 
 
 def print_comparison(console: Console, comparison: RunComparison) -> None:
     """Print the runs of a comparison, their gains, the settings that differ, and their skills."""
-    columns = facts.list_comparison_columns(comparison)
+    rows = [facts.build_compared_row(run) for run in comparison.runs]
     optional = ("characters", "calls", "steps")
-    console.print(build_table(columns, console.width, optional=optional, wrapped=("run",)))
-    if any(cell.endswith("*") for cell in (*columns["val"], *columns["test"])):
+    console.print(build_table(rows, console.width, optional=optional, wrapped=("run",)))
+    if any(row[split].endswith("*") for row in rows for split in ("val", "test")):
         print_line(console, facts.UNMEASURED_NOTE)
     for line in facts.list_gain_lines(comparison):
         print_line(console, line)
-    rows = facts.list_setting_rows(comparison)
-    if rows:
-        names = [escape_line(run.name) for run in comparison.runs]
-        settings = {"setting": [escape_line(key) for key, _ in rows]}
-        for number, name in enumerate(names):
-            values = [shorten(escape_line(row[number]), MAX_SETTING_CHARS) for _, row in rows]
-            settings[name] = values
+    names = [escape_line(run.name) for run in comparison.runs]
+    settings = []
+    for setting in comparison.settings:
+        values = [escape_line(facts.format_setting(value)) for value in setting.values]
+        cells = [shorten(value, MAX_SETTING_CHARS) for value in values]
+        row = dict(zip(names, cells, strict=True))
+        settings.append({"setting": escape_line(setting.key), **row})
+    if settings:
         console.print()
         console.print(build_table(settings, console.width, wrapped=names))
     first, *others = comparison.runs

@@ -192,13 +192,14 @@ def build_table(
     return h.div(".scroll", role="region", tabindex="0", aria_label=caption)[content]
 
 
-def build_column_table(
-    caption: str, columns: Mapping[str, Sequence[h.Node]], *, prose: Collection[str] = ()
+def build_row_table(
+    caption: str, rows: Sequence[Mapping[str, h.Node]], *, prose: Collection[str] = ()
 ) -> h.Element:
-    """Return a table of columns that a terminal shows too; ``prose`` are those of words."""
-    numbers = {number for number, name in enumerate(columns) if name in prose}
-    names = ["validation" if name == "val" else name for name in columns]
-    return build_table(caption, names, [*zip(*columns.values(), strict=True)], prose=numbers)
+    """Return a table of rows that a terminal shows too; ``prose`` are the columns of words."""
+    names = list(rows[0])
+    numbers = {names.index(name) for name in prose}
+    headings = ["validation" if name == "val" else name for name in names]
+    return build_table(caption, headings, [list(row.values()) for row in rows], prose=numbers)
 
 
 def build_figure(caption: str, *charts: h.Element) -> h.Element:

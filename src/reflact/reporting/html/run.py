@@ -23,7 +23,7 @@ from reflact.reporting.html.details import (
     build_items_section,
     build_memory_section,
 )
-from reflact.text import escape_line, format_count, name_count, shorten
+from reflact.text import escape_line, name_count, shorten
 from reflact.types import FrozenModel, Split, Verdict
 
 # The room for texts in a section without one of its own.
@@ -138,16 +138,14 @@ def _build_scores_section(history: RunHistory) -> page.PageSection:
 
 
 def _build_steps(history: RunHistory) -> h.Element:
-    shown = history.steps[-MAX_STEPS:]
     limit = page.TextLimit(OTHER_BYTES)
-    reasons = [limit.fit(record.verdict.veto or record.verdict.reason, 300) for record in shown]
-    columns = {
-        **facts.list_step_columns([facts.StepFact.of(record) for record in shown]),
-        "reason": reasons,
-    }
+    rows = []
+    for record in history.steps[-MAX_STEPS:]:
+        reason = limit.fit(record.verdict.veto or record.verdict.reason, 300)
+        rows.append({**facts.StepFact.of(record).row, "reason": reason})
     return h.details[
         h.summary[f"All {name_count(len(history.steps), 'step')} as a table"],
-        page.build_column_table("Steps", columns, prose=("decision", "val", "reason")),
+        page.build_row_table("Steps", rows, prose=("decision", "val", "reason")),
         h.p(".note")[f"{facts.STEP_LEGEND.replace('val:', 'validation:')}."],
     ]
 
@@ -219,14 +217,14 @@ def _build_test_section(history: RunHistory) -> page.PageSection:
 
 
 def _build_scores(scores: Sequence[SkillScore]) -> h.Node:
-    columns: dict[str, Sequence[h.Node]] = {**facts.list_score_columns(scores)}
-    del columns["split"]
-    columns["document"] = [
-        [shorten(name, MAX_NAME_CHARS), h.small[escape_line(facts.describe_document(score))]]
-        for name, score in facts.name_scores(scores)
-    ]
+    rows: list[dict[str, h.Node]] = []
+    named = facts.name_scores(scores)
+    for (name, score), row in zip(named, facts.list_score_rows(scores), strict=True):
+        del row["split"]
+        words = h.small[escape_line(facts.describe_document(score))]
+        rows.append({**row, "document": [shorten(name, MAX_NAME_CHARS), words]})
     split = facts.SPLIT_WORDS[scores[0].split].capitalize()
-    return page.build_column_table(f"{split} scores", columns)
+    return page.build_row_table(f"{split} scores", rows)
 
 
 def _build_cost_section(history: RunHistory) -> page.PageSection:
@@ -250,15 +248,8 @@ def _build_spend(spend: Sequence[Spend]) -> h.Node:
     if not usage:
         return h.p(".note")["Calls of models that were passed as objects are not counted."]
     usage["total"] = sum(usage.values(), Usage())
-    columns = {
-        "role and purpose": list(usage),
-        "calls": [f"{used.calls:,}" for used in usage.values()],
-        "tokens in": [format_count(used.input_tokens) for used in usage.values()],
-        "of them cached": [format_count(used.cached_tokens) for used in usage.values()],
-        "tokens out": [format_count(used.output_tokens) for used in usage.values()],
-        "cost": [facts.SpendFact(usage=used).price for used in usage.values()],
-    }
-    return page.build_column_table("Calls by role", columns)
+    rows = [{"role and purpose": n, **facts.build_usage_row(used)} for n, used in usage.items()]
+    return page.build_row_table("Calls by role", rows)
 
 
 def _build_settings_section(

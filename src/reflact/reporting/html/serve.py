@@ -165,20 +165,16 @@ def render_index(root: Path, runs: Sequence[ServedRun], errors: Sequence[str]) -
     """Return the list of runs as an HTML document."""
     limit = page.TextLimit(TEXT_BYTES)
     shown = runs[:MAX_RUNS]
-    columns: dict[str, Sequence[h.Node]] = {
-        **facts.list_run_columns([run.listing for run in shown], root)
-    }
-    folders: list[h.Node] = []
+    rows: list[dict[str, h.Node]] = []
     for run in shown:
-        folder = limit.fit(facts.shorten_path(run.listing.folder, root), 200)
-        link = h.a(href=f"/runs/{run.key}")[folder]
-        folders.append([link, h.small[escape_line(run.listing.run_id)]])
-    columns["folder"] = folders
-    del columns["run"]
-    table = page.build_column_table("Runs, the newest first", columns, prose=("status",))
+        row = facts.build_run_row(run.listing, root)
+        link = h.a(href=f"/runs/{run.key}")[limit.fit(row["folder"], 200)]
+        folder = [link, h.small[row.pop("run")]]
+        rows.append({**row, "folder": folder})
     left_out = len(runs) - len(shown)
     content = (
-        table if runs else h.p["There is no run yet. The page shows the first one when it begins."],
+        not rows and h.p["There is no run yet. The page shows the first one when it begins."],
+        bool(rows) and page.build_row_table("Runs, the newest first", rows, prose=("status",)),
         left_out > 0 and h.p(".note")[f"{left_out:,} older runs are left out."],
         [
             h.p(".note")[f"A database cannot be read: {limit.fit(error, 500)}"]
