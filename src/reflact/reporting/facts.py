@@ -525,6 +525,9 @@ class ResultFact(FrozenModel):
     def list_notes(self) -> Iterator[str]:
         """Yield what a reader of the scores must know, other than warnings."""
         summary = self.summary
+        is_initial = summary.best is not None and summary.best.number == 0
+        if is_initial and summary.scores and _read_setting(summary, "test.placebo"):
+            yield "placebo: not measured, since there is no better document to compare it with"
         if summary.critic is not None:
             yield f"scores come from {_describe_critic(summary.critic)}"
         if summary.annotated_by is not None:
