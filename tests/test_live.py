@@ -173,13 +173,12 @@ def render(run: RunProgress, console: Console | None = None) -> list[str]:
 
 
 def test_the_display_shows_the_run(snapshot: Snapshot) -> None:
-    """A large screen shows more of the draft, a tiny one the most important rows, and ASCII gets ASCII."""
+    """A tiny screen shows the most important rows, a usual one the end of the draft too, and ASCII gets ASCII."""
     call = {"role": "optimizer", "purpose": "merge", "call_id": "a", "attempt": 1}
     refused = make("draft_discarded", **call, reason=f"no {EVIL}\nanchor")
     screens = {
         "tiny": render(follow(*EVERYTHING), build_console(60, 8)),
         "usual": render(follow(*EVERYTHING)),
-        "large": render(follow(*EVERYTHING), build_console(160, 40)),
         "ascii": render(follow(*EVERYTHING, draft("Größe"), name="Grüße"), build_console(encoding="ascii")),
         "beginning": render(follow()),
         "baseline": render(follow(PLAN, progress("evaluate", 1, 2, step=0))),
