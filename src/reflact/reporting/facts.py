@@ -740,7 +740,8 @@ class StepFact(FrozenModel):
     def line(self) -> str:
         """The step in one line."""
         kinds = {result.edit.op for result in self.results} & {"examples", "rewrite"}
-        edits = next(iter(kinds), f"edits {self.applied}" if self.results else "")
+        made = f"edits {self.applied}" if self.results else ""
+        made = next(iter(kinds), made)
         scores = f"val {self.scores}" if self.scores else ""
         solved = f"solved {self.solved}" if self.n_items else ""
         end = f"v{self.current.number}"
@@ -752,7 +753,7 @@ class StepFact(FrozenModel):
             analysts = name_count(self.n_analysts, "analyst")
             end += f"; no valid reply from {self.n_unanswered} of {analysts}"
         action = ACTION_WORDS[self.action]
-        return f"step {self.step:<4} {action:<12}  {scores:<22} {solved:<12}  {edits:<9}  {end}"
+        return f"step {self.step:<4} {action:<12}  {scores:<22} {solved:<12}  {made:<9}  {end}"
 
     @property
     def row(self) -> Row:

@@ -207,10 +207,11 @@ async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunLi
     if summary is not None:
         scores |= {(s.name, s.split): s.hard for s in summary.scores if s.hard is not None}
     test = scores.get(("best", Split.test))
-    out_dir = row.config.get("out_dir") if isinstance(row.config, dict) else None
-    is_shared = database.name != "run.db" and out_dir is not None
+    folder = str(database.parent)
+    if database.name != "run.db":
+        folder = str(dict(flatten_fields(row.config)).get("out_dir") or folder)
     return RunListing(
-        folder=str(out_dir if is_shared else database.parent),
+        folder=folder,
         run_id=row.run_id,
         status=row.status,
         steps=row.steps,
@@ -234,8 +235,9 @@ async def find_run(path: Path | str) -> RunChoice:
     """Return which run a path means; errors are those of ``read_run``."""
     async with open_run(path) as (store, row):
         others = [other.run_id for other in await store.runs() if other.run_id != row.run_id]
-    is_named = _find_database(Path(path))[1] is not None
-    return RunChoice(run_id=row.run_id, others=() if is_named else tuple(others))
+    if _find_database(Path(path))[1] is not None:
+        return RunChoice(run_id=row.run_id)
+    return RunChoice(run_id=row.run_id, others=tuple(others))
 
 
 @asynccontextmanager
@@ -297,6 +299,8 @@ async def read_package(
         summary = await store.summary(row.run_id)
     (found,) = await read_versions(path, [version], row.run_id)
     files = settings.get("skill_files")
+    if not isinstance(files, list):
+        files = []
     default = suggest_name(Path(str(settings.get("out_dir") or path)).name) or "skill"
     package = build_package(
         Skill(text=remove_markers(found.skill.text)),
@@ -304,7 +308,7 @@ async def read_package(
         description=description,
         defaults=(default, str(settings.get("environment.description") or "")),
         source=_find_skill_folder(settings.get("skill")),
-        files=[str(each) for each in files] if isinstance(files, list) else (),
+        files=[str(each) for each in files],
     )
     hints: list[str] = []
     if version == "best":
@@ -387,7 +391,7 @@ async def read_step(path: Path | str, step: int, run_id: str | None = None) -> S
         return StepDetails(
             record=record,
             epoch_end=next((end for end in epochs if end.step == step), None),
-            memory=memories[-1] if memories else "",
+            memory=next(reversed(memories), ""),
             diff=diff,
             costs=tuple(cost for cost in await store.stage_costs(row.run_id) if cost.step == step),
         )

@@ -156,8 +156,9 @@ def render_display(progress: RunProgress, console: Console, now: float) -> list[
     grid.add_column(width=LABEL_WIDTH - 1, style="dim", no_wrap=True, overflow="crop")
     grid.add_column(ratio=1, no_wrap=True, overflow="crop")
     for row in progress.list_rows(now):
-        text = " ".join(_escape(row.text, options.encoding).split(" "))
-        grid.add_row(row.label, Text(text.replace("\n", " "), "yellow" if row.is_alarm else ""))
+        text = _escape(row.text, options.encoding).replace("\n", " ")
+        style = "yellow" if row.is_alarm else ""
+        grid.add_row(row.label, Text(text, style))
     content = Group(_build_title(progress, now, options), grid)
     lines = console.render_lines(content, options, pad=False)
     if progress.draft_event is not None:
@@ -178,7 +179,8 @@ def _build_title(progress: RunProgress, now: float, options: ConsoleOptions) -> 
     title.truncate(max(options.max_width - len(times) - 6, 0), overflow="crop")
     title.append(times)
     title.truncate(max(options.max_width - 6, 0), overflow="crop")
-    return Rule(title, align="left", style="dim", characters="-" if options.ascii_only else "─")
+    line = "-" if options.ascii_only else "─"
+    return Rule(title, align="left", style="dim", characters=line)
 
 
 def render_draft(

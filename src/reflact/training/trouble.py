@@ -273,7 +273,8 @@ class FailureLog:
         place = f"{type(error).__qualname__} {lines[-1:]}"
         is_new = place not in self._known_places
         self._known_places.add(place)
-        self._log(logging.ERROR if is_new else logging.DEBUG, f"{reason}\n{text}")
+        level = logging.ERROR if is_new else logging.DEBUG
+        self._log(level, f"{reason}\n{text}")
         if is_new and item_id is not None:
             command = shlex.join(("reflact", "show", str(self._config.out_dir), "--item", item_id))
             message = f"{reason}; for the traceback: {command}"

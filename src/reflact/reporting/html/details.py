@@ -103,11 +103,11 @@ def build_diff(diff: str) -> list[h.Node]:
     kinds = {"+": h.ins, "-": h.del_}
     shown: list[h.Node] = []
     for line in lines[:MAX_DIFF_LINES]:
-        if line.startswith("@@"):
-            shown.append(h.span(".at")["...\n" if shown else ""])
-        else:
+        if line.startswith("@@") and shown:
+            shown.append(h.span(".at")["...\n"])
+        elif not line.startswith("@@"):
             shown.append(kinds.get(line[:1], h.span(".same"))[limit.fit(line, 2_000), "\n"])
-    left_out = len(lines) - len(shown)
+    left_out = len(lines) - MAX_DIFF_LINES
     note = f"{left_out:,} more lines are left out. reflact diff prints all."
     return [
         h.pre(".diff", tabindex="0", role="region", aria_label="Difference of the documents")[
@@ -251,4 +251,5 @@ def _build_item(place: int, item: ItemResult, limit: TextLimit) -> h.Element:
 
 
 def _build_text(name: str, text: str) -> h.Element:
-    return h.div[h.dt[escape_line(name)], h.dd[h.pre[text] if text else h.span(".note")["(empty)"]]]
+    shown = h.pre[text] if text else h.span(".note")["(empty)"]
+    return h.div[h.dt[escape_line(name)], h.dd[shown]]

@@ -350,6 +350,8 @@ def draw_series(
     up = AxisScale(low, high, 202, 28)
     gap = (right - 66) / last
     size = 5.0 if gap > 14 else 2.5
+    cap = size if gap > 5 else 0
+    density = None if gap > 5 else "dense"
     parts: list[h.Node] = [draw_text(46, 12, title, class_="name")]
     described = [p.label for p in points if p.look == "after" or len(points) <= MAX_DESCRIBED]
     for n in range(5):
@@ -373,9 +375,9 @@ def draw_series(
         x = across(point.at)
         marks: list[h.Node] = [h.title[point.label]]
         if point.interval is not None:
-            marks += _draw_whisker(x, up, point.interval, point.look, size if gap > 5 else 0)
+            marks += _draw_whisker(x, up, point.interval, point.look, cap)
         marks.append(_draw_mark(x, up(point.value), size, point.look))
-        parts.append(h.g(class_="dense" if gap <= 5 else None)[marks])
+        parts.append(h.g(class_=density)[marks])
     return build_svg(name, f"{title} by {unit}", "; ".join(described), 246, *parts)
 
 
