@@ -271,17 +271,15 @@ def format_stage_costs(costs: Sequence[StageCost]) -> tuple[str, ...]:
 
 def name_scores(scores: Sequence[SkillScore]) -> list[tuple[str, SkillScore]]:
     """Return scores with the names of their documents; an equal best and final share an entry."""
-    best = {(score.split, score.skill_hash) for score in scores if score.name == "best"}
-    final = {(score.split, score.skill_hash) for score in scores if score.name == "final"}
+    keys = {(score.name, score.split, score.skill_hash) for score in scores}
     named = []
     for score in scores:
         name = SCORE_NAMES.get(score.name, score.name)
-        if (score.split, score.skill_hash) in best & final:
-            if score.name == "final":
-                continue
-            if score.name == "best":
-                name = "best, final"
-        named.append((escape_line(name), score))
+        if name == "best" and ("final", score.split, score.skill_hash) in keys:
+            name = "best, final"
+        is_named = name == "final" and ("best", score.split, score.skill_hash) in keys
+        if not is_named:
+            named.append((escape_line(name), score))
     return named
 
 
