@@ -15,8 +15,8 @@ from pure_world import settings as pure_settings
 from reflact import Trainer, compare_runs, read_run
 from reflact.events import StepCommitted
 from reflact.records import Usage, sum_step_costs
-from reflact.reporting.facts import build_compared_row
-from reflact.reporting.history import RunListing, StepDetails
+from reflact.reporting.facts import build_compared_row, list_gain_lines
+from reflact.reporting.history import RunListing, SettingDifference, StepDetails
 from reflact.reporting.html.run import read_report, render_run_page
 from reflact.types import Split
 from served import assert_refused, reflact
@@ -172,44 +172,24 @@ def test_runs_are_compared_on_common_items(folder: Path, tmp_path: Path) -> None
     assert removed == {line for line in texts[0].splitlines() if line and line not in texts[1]}
 
 
-def test_settings_without_an_effect_are_no_difference(folder: Path, tmp_path: Path) -> None:
+def test_settings_without_an_effect_are_no_difference(tmp_path: Path) -> None:
     """What an unused critic, or a section that is switched off in both runs, is set to is not listed."""
     for name, n in (("a", 1), ("b", 2)):
-        idle = {
-            "critic": {"n_samples": n},
-            "slow_update": {"enabled": False, "samples": n},
-            "models": {"critic": {"model": name}},
-        }
-        anyio.run(build_trainer(build_settings(tmp_path / name, train={"num_epochs": n}, **idle)).train)
+        models = {"critic": {"model": name}, "optimizer": {"extra_body": {"top_k": n}}}
+        idle = {"critic": {"n_samples": n}, "slow_update": {"enabled": False, "samples": n}}
+        config = build_settings(tmp_path / name, train={"num_epochs": n}, models=models, **idle)
+        anyio.run(build_trainer(config).train)
     found = anyio.run(compare_runs, [tmp_path / "a", tmp_path / "b"])
-    assert [setting.key for setting in found.settings] == ["train.num_epochs"]
-    bodies = {"optimizer": {"extra_body": {"top_k": 3}}}
-    anyio.run(build_trainer(build_settings(tmp_path / "c", train={"num_epochs": 2}, models=bodies)).train)
-    found = anyio.run(compare_runs, [tmp_path / "b", tmp_path / "c"])
-    assert [setting.key for setting in found.settings] == ["models.optimizer.extra_body.top_k"]
-    keys = {setting.key for setting in anyio.run(compare_runs, [folder, tmp_path / "a"]).settings}
-    assert {"slow_update.enabled", "slow_update.samples"} <= keys
-    assert "critic.n_samples" not in keys
+    assert [each.key for each in found.settings] == ["models.optimizer.extra_body.top_k", "train.num_epochs"]
+    other = SettingDifference(key="environment", values=("one", "two"))
+    lines = list(list_gain_lines(found.model_copy(update={"settings": (other,)})))
+    assert lines[-1] == "the environments or graders differ, so a difference may come from them"
 
 
-async def test_an_open_run_is_compared_by_what_it_has_measured(folder: Path, tmp_path: Path) -> None:
-    """The score of a run without an end agrees with its gain, and a star says that it does not cover all items."""
-    async with build_learning_trainer(tmp_path, target=Actor(hang_at_document(3))).stream() as stream:
-        async for event in stream:
-            if isinstance(event, StepCommitted):
-                found = await compare_runs([folder, tmp_path])
-                break
-    (ended, begun), (gain,) = found.runs, found.gains
-    assert ended.val is not None
-    assert begun.val is not None
-    assert gain.mean == pytest.approx((begun.val.hard or 0) - (ended.val.hard or 0))
-    assert (begun.val.n, begun.val.unmeasured, begun.test) == (4, 0, None)
-    partial = begun.model_copy(update={"val": begun.val.model_copy(update={"unmeasured": 1})})
-    assert [build_compared_row(run)["val"][-1:] for run in (ended, partial)] == ["0", "*"]
-
-
-async def test_a_resumed_run_is_shown_as_running(tmp_path: Path) -> None:
-    """While a run goes on after a stop, it is not shown with the words of that stop."""
+async def test_an_open_run_is_shown_and_compared_by_what_it_has_measured(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A run that goes on after a stop is running, without the words of the stop; its score agrees with its gain."""
     stopped = build_learning_trainer(tmp_path)
     stopped.stop("enough for today")
     await stopped.train()
@@ -221,11 +201,19 @@ async def test_a_resumed_run_is_shown_as_running(tmp_path: Path) -> None:
                 shown = await to_thread.run_sync(reflact, "show", tmp_path)
                 listed = await to_thread.run_sync(reflact, "runs", tmp_path)
                 page = render_run_page(await read_report(tmp_path))
+                found = await compare_runs([folder, tmp_path])
                 break
     assert "running: 1 committed step, not ended" in shown.stdout
     assert "Stopped" not in shown.stdout
     assert " running " in listed.stdout
     assert "The run is under way: 1 step so far." in page
+    (ended, begun), (gain,) = found.runs, found.gains
+    assert ended.val is not None
+    assert begun.val is not None
+    assert gain.mean == pytest.approx((begun.val.hard or 0) - (ended.val.hard or 0))
+    assert (begun.val.n, begun.val.unmeasured, begun.test) == (4, 0, None)
+    partial = begun.model_copy(update={"val": begun.val.model_copy(update={"unmeasured": 1})})
+    assert [build_compared_row(run)["val"][-1:] for run in (ended, partial)] == ["0", "*"]
 
 
 async def test_a_run_is_read_back_as_it_was_told(tmp_path: Path) -> None:
