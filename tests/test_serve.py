@@ -27,7 +27,6 @@ from served import reflact_process
 from toy_runs import build_learning_trainer
 
 HOSTILE = "<img src=x onerror=alert(1)>"
-"""The tables of which a part is out of sight."""
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 
