@@ -39,7 +39,6 @@ def counted(size: int, made: list[int] | None = None) -> Callable[[Hand], Awaita
 
 
 async def read(view: Subscription[int], into: list[int]) -> None:
-    """Take all of a view."""
     into.extend([number async for number in view])
 
 

@@ -164,6 +164,20 @@ def build_trainer(
     )
 
 
+def build_learning_trainer(
+    folder: Path, *, target: Target | None = None, script: Script | None = None, **settings: Any
+) -> Trainer:
+    """Return a run of two epochs in the toy world."""
+    config = {
+        "out_dir": folder,
+        "search": {"sources": ["edits"]},
+        "train": {"num_epochs": 2, "batch_size": 4},
+        "select": {"max_edits": 1, "min_edits": 1},
+        **settings,
+    }
+    return build_trainer(config, target=target, script=script or toy_optimizer(edits=2))
+
+
 async def run(
     folder: Path,
     *,

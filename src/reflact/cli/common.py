@@ -179,7 +179,7 @@ def build_view(
     if show is ShowMode.json:
         return JsonView(typer.echo)
     live = show is ShowMode.live and not asks
-    return choose_view(console, name=name, epochs=epochs, times=times, live=live, asks=asks)
+    return choose_view(console, name=name, epochs=epochs, times=times, live=live)
 
 
 ConfigArgument = Annotated[

@@ -413,9 +413,8 @@ def serve(
 ) -> None:
     """Show runs in a browser, also active ones.
 
-    The command serves a list of runs, the page of each run, and the comparison of runs that you
-    choose. The pages change nothing, and only this machine can reach them. It needs `pip install
-    'reflact[serve]'`. Ctrl-C ends it.
+    The command serves a list of runs and the page of each run. The pages change nothing, and only
+    this machine can reach them. It needs `pip install 'reflact[serve]'`. Ctrl-C ends it.
     """
     try:
         from reflact.reporting.html.serve import serve_runs
