@@ -79,8 +79,7 @@ class _Rejected(Exception):
     """An edit cannot be applied, for the reason that is its text."""
 
 
-# ---------------------------------------------------------------------------------------------
-# regions
+# ------------------------------------------------------------------------------------------ regions
 
 
 def check_document(text: str) -> None:
@@ -237,8 +236,7 @@ def split_files(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     return first, tuple(zip(paths, others, strict=True))
 
 
-# ---------------------------------------------------------------------------------------------
-# edits
+# -------------------------------------------------------------------------------------------- edits
 
 
 def apply_edits(skill: Skill, edits: Sequence[Edit]) -> Candidate:
@@ -412,8 +410,7 @@ def _cut_region(text: str, region: Region) -> str:
     return head + text[region.end :] if head.strip() else text[region.end :].lstrip("\r\n")
 
 
-# ---------------------------------------------------------------------------------------------
-# guidance and notes
+# ------------------------------------------------------------------------------- guidance and notes
 
 
 def read_guidance(text: str) -> str:
@@ -518,8 +515,7 @@ def _write_region(text: str, name: RegionName, inside: str) -> Skill:
     return Skill(text=edited)
 
 
-# ---------------------------------------------------------------------------------------------
-# lines
+# -------------------------------------------------------------------------------------------- lines
 
 
 def normalize_line(line: str) -> str:
