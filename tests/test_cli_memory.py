@@ -273,7 +273,7 @@ def test_each_error_is_one_sentence(store: Path, tmp_path: Path) -> None:
         (("show", store, "mond"), "monday-1, monday-2, monday-22"),
         (("import", store, "nowhere.jsonl"), "cannot read nowhere.jsonl"),
         (("import", store, store), "cannot read"),
-        (("import", store, foreign), "line 1 is not part"),
+        (("import", store, foreign), "holds no trace"),
         (("export", store, "nowhere/out"), "nowhere/out: No such file"),
     ):
         assert_refused(run(*arguments), problem)

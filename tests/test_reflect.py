@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from doubles import open_context
 from reflact import Trainer
 from reflact.config.training import EnvironmentConfig, UpdateConfig
-from reflact.environments.dataset import find_grader
+from reflact.environments.dataset import GRADERS
 from reflact.errors import ContextOverflow, ReplyError
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.stages.prompt_sections import show_edits, show_figures
@@ -198,7 +198,7 @@ async def test_an_environment_brings_its_own_prompts(tmp_path: Path) -> None:
 
 def test_every_grader_is_described_to_the_optimizer() -> None:
     named = get_args(EnvironmentConfig.model_fields["grader"].annotation)
-    assert all(find_grader(name).meaning for name in {*named} - {"critic"})
+    assert all(GRADERS[name].meaning for name in {*named} - {"critic"})
 
 
 @pytest.mark.parametrize(("description", "n_shown"), [("Rules applied to numbers.", 3), ("", 2)])
@@ -250,12 +250,3 @@ async def test_what_stages_said_reaches_later_ones_and_the_record(tmp_path: Path
     assert "4 tasks under the document as it is: 4 failed" in asked["step_size", 1]
     assert {step.rewrite_summary for step in done.records if step.edits} == {"Rules added."}
     assert done.epochs[-1].meta_skill_reasoning == "Lines helped."
-
-
-async def test_records_keep_the_measurements_of_each_batch(tmp_path: Path) -> None:
-    """A step with several batches records each one's scores, in order; together they are the step's."""
-    done = await run(tmp_path, train={"batch_size": 2, "accumulation": 2})
-    for step in done.records:
-        assert [batch.n for batch in step.batches] == [2, 2]
-        total = sum((batch.hard or 0) * batch.n for batch in step.batches)
-        assert total == (step.rollout.hard or 0) * step.rollout.n

@@ -254,7 +254,7 @@ async def test_a_cancellation_of_an_environments_own_leaves_the_item_unmeasured(
             return await super().run(item, session, seed=seed)
 
     lost, fine = await rolled(Careless(right), items(2), store=await opened())
-    assert "item i0: it raised CancelledError, and nobody cancelled" in str(lost.error)
+    assert "item i0: CancelledError of a task of its own" in str(lost.error)
     assert (lost.score, fine.score) == (None, Score.of(1))
 
 

@@ -36,6 +36,7 @@ VOLATILE = re.compile(r"^# currentDate\nToday's date is [^\n]*\n?", re.MULTILINE
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+# About so many characters are a token, where an agent asks for a count.
 CHARACTERS_OF_TOKEN = 4
 
 

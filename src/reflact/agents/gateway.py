@@ -40,6 +40,7 @@ LEVELS = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 # A body of more bytes is read on a worker thread, so that the event loop does not wait for it.
 INLINE_BYTES = 2**14
 
+# Bytes that are read from a connection at a time.
 READ_BYTES = 2**16
 
 JSON = b"application/json"

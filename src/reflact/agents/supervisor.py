@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+# Options of prctl.
 SET_DEATH_SIGNAL = 1
 SET_CHILD_SUBREAPER = 36
 

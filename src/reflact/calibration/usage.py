@@ -1,4 +1,4 @@
-"""What a calibration's questions use, and the layer around its model that limits and counts them."""
+"""What a calibration's questions use, and the layer around its model that limits them."""
 
 from __future__ import annotations
 

@@ -309,7 +309,7 @@ class InspectEnvironment:
         )
 
     def _start(self, sample: Any, item_id: str, answer: Answer) -> tuple[Any, Any]:
-        """Return the state of a sample and a solver's ``generate``, as Inspect's evaluation does."""
+        """Return the state of a sample and a solver's ``generate``, as Inspect has them."""
         from inspect_ai._eval.context import init_model_context
         from inspect_ai._eval.task.generate import task_generate
         from inspect_ai.log._transcript import Transcript, init_transcript

@@ -306,8 +306,8 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
     for role, advice in UNSEEN_ADVICE.items():
         if counted and role in passed:
             raise ConfigError(
-                f"budget.{counted[0]} is not possible with the {role} passed in Python, because its "
-                f"calls are not seen: {advice}"
+                f"budget.{counted[0]} is not possible with the {role} passed in Python, because "
+                f"its calls are not seen: {advice}"
             )
     for role in ("target", "optimizer", *(["critic"] if config.uses_critic else [])):
         model = getattr(config.models, role)

@@ -288,9 +288,9 @@ class Client:
             opened = await anyio.to_thread.run_sync(PooledTransport)  # it reads certificates
             network = await self._stack.enter_async_context(opened)
         # A recording lets agents answer itself, so that it has their answers too.
-        self._network = RedactingTransport(
-            network if isinstance(network, ReplayTransport) else AgentTransport(network)
-        )
+        if not isinstance(network, ReplayTransport):
+            network = AgentTransport(network)
+        self._network = RedactingTransport(network)
         self._limits = self._stack.enter_context(
             endpoint_for(config, secret, on_limit=self._on_limit)
         )

@@ -140,8 +140,8 @@ REFUSED_CALLS = {
 
 # Numbers of calls whose arguments decide, on x86_64 and aarch64.
 CHECKED_CALLS = """
-    clone 56 220  kill 62 129  tgkill 234 131  prlimit 302 261  prctl 157 167  openat 257 56  open 2 -
-    socketpair 53 199  fcntl 72 25  ioctl 16 29
+    clone 56 220  kill 62 129  tgkill 234 131  prlimit 302 261  prctl 157 167  openat 257 56
+    open 2 -  socketpair 53 199  fcntl 72 25  ioctl 16 29
 """
 
 CLONE_THREAD = 0x10000
