@@ -372,13 +372,12 @@ def find_columns(
         if len(telling) == 1 or is_default:
             columns[field] = telling[0]
         elif telling or (field == "input" and rows):
-            problem = (
-                f"several columns may be {what}" if telling else f"no column looks like {what}"
-            )
             listed = ", ".join(map(repr, telling or free)) or "none"
-            raise DataError(
-                f"{where}: {problem}; name it with --{field} (the columns are {listed}); {HEADER}"
-            )
+            named = f"name it with --{field} (the columns are {listed})"
+            if telling:
+                raise DataError(f"{where}: several columns may be {what}; {named}")
+            hint = f"; {HEADER}" if where.endswith(".csv") else ""
+            raise DataError(f"{where}: no column looks like {what}; {named}{hint}")
     answer = columns.get("reference")
     if answer in filled.get(str(answer), ()):
         raise DataError(f"{where}: {answer!r} is an answer and no name of a column; {HEADER}")
