@@ -36,7 +36,7 @@ from chat_server import running
 from harness import describe_machine, take_turns, write_results
 
 from reflact.cli import GARBAGE_THRESHOLD
-from reflact.concurrency import fan_out, run_beside
+from reflact.concurrency import fan_out, open_task_group
 from reflact.config.models import ModelConfig
 from reflact.llm.budget import Account
 from reflact.llm.client import Client
@@ -84,7 +84,10 @@ async def measure_lag(ask: Ask) -> dict[str, float]:
 
     await fan_out(ask, range(-MANY, 0))  # opens the connections
     started, used = time.perf_counter(), time.process_time()
-    await run_beside(lambda: fan_out(ask, range(MANY)), watch)
+    async with open_task_group() as tasks:
+        tasks.start_soon(watch)
+        await fan_out(ask, range(MANY))
+        tasks.cancel_scope.cancel()
     return {
         "wall": time.perf_counter() - started,
         "processor": time.process_time() - used,

@@ -31,7 +31,6 @@ from harness import at_most
 from reflact.gate.intervals import CLAIM_LEVEL, compute_chance, improvement_interval
 from reflact.gate.ranked_decision import (
     BEST_ABOVE,
-    MAX_PASSES,
     Posterior,
     build_pass,
     choose_pass,
@@ -273,9 +272,7 @@ def measure_versions(
     """Return the ranking after the passes that are worth their rollouts."""
     sides = {version.name: version for version in (candidate, current)}
     n = len(world.items)
-    while name := choose_pass(
-        ranking, candidate.name, current.name, worth=WORTH, n=n, most=MAX_PASSES
-    ):
+    while name := choose_pass(ranking, candidate.name, current.name, worth=WORTH, n=n):
         earlier = tuple(sides[name].passes)
         result = build_pass(ranking, name, world.run_pass(sides[name]), earlier=earlier, others=())
         ranking = ranking.add_pass(result)

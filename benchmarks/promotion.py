@@ -34,8 +34,7 @@ from harness import at_least, at_most
 from reflact.calibration.metrics import ScoredStep
 from reflact.calibration.significance import (
     ReplayTestResult,
-    UnscoredStep,
-    bound_unscored_effect,
+    StepScores,
     compute_trace_effects,
     count_needed_traces,
     decide_replay_test,
@@ -76,14 +75,6 @@ HELPFUL = (
 HELPFUL_UNREAD = Kind("helpful, unread", 0.5, 0.0, unread=0.03)
 
 
-class Sides(NamedTuple):
-    """A held-out set, scored without a batch and with it, and the steps without a valid score on a side."""
-
-    without: list[ScoredStep]
-    with_: list[ScoredStep]
-    silent: list[UnscoredStep]
-
-
 class Outcome(NamedTuple):
     """What the test said, and whether a test over steps would have promoted."""
 
@@ -97,9 +88,9 @@ def clipped(phi: float) -> float:
     return min(10.0, max(0.0, phi))
 
 
-def sides(kind: Kind, traces: int, chance: random.Random) -> Sides:
+def sides(kind: Kind, traces: int, chance: random.Random) -> list[StepScores]:
     """Return the steps of a held-out set, scored without a batch of a kind and with it."""
-    found = Sides([], [], [])
+    found: list[StepScores] = []
     for trace in range(traces):
         old_shift, new_shift = (chance.gauss(0, TRACE_NOISE) for _ in range(2))
         phi = 1.0
@@ -129,30 +120,25 @@ def sides(kind: Kind, traces: int, chance: random.Random) -> Sides:
             old, new = scores
             if claims and kind.silent > 0 and chance.random() < kind.silent:
                 new = None
-            if old is None or new is None:
-                found.silent.append(UnscoredStep(place, bound_unscored_effect(gold, old, new)))
-            else:
-                found.without.append(old)
-                found.with_.append(new)
+            found.append(StepScores(place, gold, old, new))
     return found
 
 
 def planned(kind: Kind, traces: int) -> tuple[float, float]:
     """Return a kind's mean effect and its ratio to the deviation between traces."""
     effects = compute_trace_effects(
-        *sides(kind, traces, random.Random(f"{SEED}/{kind.name}/planned"))
+        sides(kind, traces, random.Random(f"{SEED}/{kind.name}/planned"))
     )
     return fmean(effects), fmean(effects) / stdev(effects)
 
 
 def outcome(kind: Kind, traces: int, seed: str, *, before: int = 0) -> Outcome:
     """Test one batch."""
-    without, with_, silent = sides(kind, traces, random.Random(f"{SEED}/{kind.name}/{seed}"))
-    found = decide_replay_test(without, with_, n_earlier_tests=before, unscored=silent)
+    scores = sides(kind, traces, random.Random(f"{SEED}/{kind.name}/{seed}"))
+    found = decide_replay_test(scores, n_earlier_tests=before)
     if not isinstance(found, ReplayTestResult):
         raise SystemExit(found.explanation)
-    gains = [abs(old.error) - abs(new.error) for old, new in zip(without, with_, strict=True)]
-    gains += [step.effect for step in silent]
+    gains = [step.effect for step in scores]
     by_steps = fmean(gains) * math.sqrt(len(gains)) > NormalDist().inv_cdf(
         1 - compute_alpha(before)
     ) * stdev(gains)

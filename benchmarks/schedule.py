@@ -27,8 +27,8 @@ from reflact.protocols import Session
 from reflact.records import RunSummary
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
-from reflact.training.loop import start, store_summary, train_to_end
-from reflact.training.open_run import connect_run
+from reflact.training.loop import store_summary, train_to_end
+from reflact.training.open_run import connect_run, start
 from reflact.training.plan import Overrides, prepare_run
 from reflact.types import Skill, Turn, digest_json
 

@@ -9,20 +9,25 @@ With --check it writes nothing, and exits with 1 if a page is not current.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import typer.main
+from pydantic import BaseModel
 
 from reflact import errors, events
 from reflact.calibration.config import CalibrateConfig
 from reflact.cli.app import app
-from reflact.config.loading import list_config_keys
+from reflact.config.loading import is_changeable
+from reflact.config.models import ConfigSection
 from reflact.config.training import TrainerConfig
 from reflact.types import GateAction
 
@@ -45,6 +50,16 @@ FIRST_KEYS = (
     "budget.max_usd",
 )
 EVENT_TABLES = re.compile(r"(<!-- events: [^\n]* -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+TYPE_NAMES: Mapping[Any, str] = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    Path: "path",
+    NoneType: "null",
+}
 
 
 def configuration() -> str:
@@ -84,7 +99,7 @@ def configuration() -> str:
     for name, field in TrainerConfig.model_fields.items():
         own = [row for row in rows if row[0].startswith(f"{name}.")]
         if own:
-            lines += ["", f"## {name}", "", str(field.description)]
+            lines += ["", f"## {name}", "", str(inspect.getdoc(field.annotation))]
             lines += ["ROLE is `target`, `optimizer` or `critic`."] * (name == "models")
             lines += ["", *TABLE, *(_row(*row) for row in own)]
     lines += ["", "## Calibration", ""]
@@ -100,6 +115,64 @@ def configuration() -> str:
         _row(*row) for row in list_config_keys(CalibrateConfig) if not row[0].startswith(shared)
     ]
     return "\n".join(lines) + "\n"
+
+
+def list_config_keys(
+    section: type[ConfigSection] = TrainerConfig, prefix: str = ""
+) -> Iterator[tuple[str, str, str, bool, str]]:
+    """Yield (key, type, default, changeable, description) of every key, in order."""
+    descriptions = _read_descriptions(section)
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, ConfigSection):
+            yield from list_config_keys(kind, f"{prefix}{name}.")
+            continue
+        default = "required"
+        if not field.is_required():
+            default = _format_default(field.get_default(call_default_factory=True))
+        text = descriptions.get(name, "")
+        yield f"{prefix}{name}", _type_name(kind), default, is_changeable(field), text
+
+
+def _read_descriptions(section: type[ConfigSection]) -> dict[str, str]:
+    """Return the strings below the fields of a section and of its bases, each on one line."""
+    texts = {}
+    for kind in (kind for kind in reversed(section.__mro__) if issubclass(kind, ConfigSection)):
+        (definition,) = ast.parse(inspect.getsource(kind)).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in pairwise(definition.body):
+            is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            if isinstance(field, ast.AnnAssign) and is_text:
+                texts[ast.unparse(field.target)] = " ".join(
+                    str(ast.literal_eval(below.value)).split()
+                )
+    return texts
+
+
+def _format_default(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_format_default, value))}]"
+    return str(value)
+
+
+def _type_name(kind: Any) -> str:
+    origin = get_origin(kind)
+    arguments = get_args(kind)
+    if origin is tuple:
+        return f"list of {_type_name(arguments[0])}"
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in arguments)
+    if origin is Callable:
+        return "function"
+    if origin in {Union, UnionType}:
+        return " or ".join(map(_type_name, arguments))
+    if origin in {dict, Mapping} or issubclass(kind, BaseModel):
+        return "mapping"
+    return TYPE_NAMES[kind]
 
 
 def _row(key: str, kind: str, default: str, changeable: bool, description: str) -> str:

@@ -31,7 +31,7 @@ from pydantic import JsonValue
 
 from reflact import Calibrator, Critic, MemoryStore, Trace
 from reflact.calibration import build_anchors
-from reflact.calibration.config import CalibrateConfig, resolve_paths
+from reflact.calibration.config import CalibrateConfig
 from reflact.calibration.report import CalibrationReport
 from reflact.config.loading import load_section
 from reflact.errors import ReplyError
@@ -274,9 +274,7 @@ def main() -> None:
         if options.port is None
         else (f"models.critic.base_url=http://127.0.0.1:{options.port}/v1",)
     )
-    settings = resolve_paths(
-        load_section(CalibrateConfig, FOLDER / "calibrate.yaml", overrides=overrides), FOLDER
-    )
+    settings = load_section(CalibrateConfig, FOLDER / "calibrate.yaml", overrides=overrides)
     if options.work == "traces":
         write_all()
     elif options.work == "score":

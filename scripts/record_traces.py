@@ -35,7 +35,7 @@ import textworld
 from pydantic import Field, create_model
 
 from reflact import Calibrator, Critic, MemoryStore, Trace
-from reflact.calibration.config import CalibrateConfig, resolve_paths
+from reflact.calibration.config import CalibrateConfig
 from reflact.calibration.pairs import (
     StepToContrast,
     find_reference,
@@ -268,9 +268,7 @@ async def main(arguments: argparse.Namespace) -> None:
     for game in sorted({run.game for run in runs}):
         if not (arguments.games / f"{game}.z8").exists():
             make(arguments.games / f"{game}.z8", game)
-    settings = resolve_paths(
-        load_section(CalibrateConfig, FOLDER / "calibrate.yaml", overrides=()), FOLDER
-    )
+    settings = load_section(CalibrateConfig, FOLDER / "calibrate.yaml")
     assert settings.replay.cassette is not None
     store = InMemoryRunStore()
     async with (

@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
+from rich.segment import SegmentLines
 from rich.terminal_theme import TerminalTheme
 
 from reflact import events
 from reflact.records import SkillVersion, Usage
-from reflact.reporting.live import EventLines, LiveDisplay, LiveState, update_state
+from reflact.reporting.live import EventLines, render_display
+from reflact.reporting.progress import RunProgress
 from reflact.reporting.terminal import wrap_line
 from reflact.types import Edit, EditResult, GateAction, Verdict
 
@@ -218,13 +220,13 @@ def under_way() -> Iterator[Moment]:
 
 def draw_screen(console: Console) -> None:
     """Print what stands on the screen: the event lines, and the live display below them."""
-    event_lines, state = EventLines(), LiveState(name=NAME, epochs=1)
+    event_lines, progress = EventLines(), RunProgress(name=NAME, epochs=1)
     for at, event in (*opening(), *steps(), *under_way()):
         line = event_lines.format_event(event)
         if line is not None:
             console.print(wrap_line(line, console))
-        state = update_state(state, event, at)
-    console.print(LiveDisplay(state, 241.0))
+        progress.update(event, at)
+    console.print(SegmentLines(render_display(progress, console, 241.0), new_lines=True))
 
 
 def picture() -> str:

@@ -131,8 +131,6 @@ def main() -> None:
             take(browser, "served-list", address, folder)
             links = re.findall(r'"(/runs/[\w-]+)"', browser.page_source)
             take(browser, "served-run", f"{address}{links[-1]}", folder)
-            keys = "&".join(f"run={link.removeprefix('/runs/')}" for link in links)
-            take(browser, "served-comparison", f"{address}/compare?{keys}", folder)
 
 
 if __name__ == "__main__":

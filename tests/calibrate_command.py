@@ -39,14 +39,11 @@ def reflact(*arguments: object) -> Result:
 
 
 @contextmanager
-def flattering(
-    hold: Hold | None = None, *, first: str = "", excess: float = 0.0
-) -> Iterator[tuple[str, list[bytes]]]:
+def flattering(hold: Hold | None = None, *, excess: float = 0.0) -> Iterator[tuple[str, list[bytes]]]:
     """Serve the flattered model; gives the address and what was asked, each with the sample before it.
 
     Args:
         hold: Holds some answers back.
-        first: What the first answer to each sample's first attempt is instead, if not empty.
         excess: By so much every score is too high, whatever examples show.
     """
     asked: list[bytes] = []
@@ -59,8 +56,7 @@ def flattering(
         messages = tuple(Message(role=m["role"], content=m["content"]) for m in body["messages"][:2])
         reply_type = REPLIES[body["response_format"]["json_schema"]["name"]]
         said = answer(RenderedPrompt(name="x", version=1, messages=messages), reply_type, excess=excess)
-        refused = first and call_id.endswith("attempt=0")
-        message = {"role": "assistant", "content": first if refused else json.dumps(said)}
+        message = {"role": "assistant", "content": json.dumps(said)}
         usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
         about = {"id": "x", "object": "chat.completion", "created": 0, "model": "small"}

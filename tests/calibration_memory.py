@@ -8,7 +8,7 @@ from typing import Literal
 
 from memory_pairs import make_pair
 from reflact import MemoryStore
-from reflact.memory import batch_tests, pairs
+from reflact.memory import rows
 from reflact.memory.cards import TraceIdentity
 from reflact.memory.models import BatchTest, Scope, StoredPair
 from reflact.testing.doubles import InMemoryDatabase
@@ -27,12 +27,12 @@ class ListMemory(MemoryStore):
     def stored(self) -> Mapping[str, StoredPair]:
         """The pairs by their ids."""
         tables = self._database._tables
-        return {one.pair.id: one for one in pairs.select_pairs(tables, "1 ORDER BY id")}
+        return {one.pair.id: one for one in rows.select_pairs(tables, "1 ORDER BY id")}
 
     @property
     def booked(self) -> list[BatchTest]:
         """The tests."""
-        return list(batch_tests.read_tests(self._database._tables))
+        return list(rows.read_tests(self._database._tables))
 
     async def open_test(
         self,

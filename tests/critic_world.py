@@ -18,7 +18,6 @@ from pydantic import JsonValue
 
 from reflact.calibration.critic import CRITIC_SCOPE, Critic
 from reflact.config.critic import CriticSettings
-from reflact.data import make_rng
 from reflact.memory.cards import is_visible_to
 from reflact.memory.models import (
     MISTAKE_KINDS,
@@ -84,30 +83,16 @@ def mistaken(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: Call
 
 
 class KnowingJudge:
-    """Judges comparisons of known pairs.
+    """Judges comparisons of known pairs; ``always`` is the side that it picks, whatever is there."""
 
-    Args:
-        accuracy: How often it finds the right side, drawn for each comparison; None: the smaller the difference, the
-            less often.
-        always: Picks this side, whatever is there.
-    """
-
-    def __init__(self, accuracy: float | None = 1.0, *, always: str | None = None) -> None:
-        self._accuracy = accuracy
+    def __init__(self, *, always: str | None = None) -> None:
         self._always = always
 
     def __call__(self, prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
         """Answer one comparison; the right side is the one whose reasoning holds no praise."""
-        text = prompt.messages[1].content
-        sides = [text[text.index(f"<{tag}>") : text.index(f"</{tag}>")] for tag in ("first", "second")]
-        phis = [float(side.split("After: ")[1].split()[0]) for side in sides]
-        accuracy = (
-            min(1.0, 0.75 + 0.06 * abs(phis[0] - phis[1])) if self._accuracy is None else self._accuracy
-        )
-        right = "second" if "It looks like more" in sides[0] else "first"
-        hit = make_rng(0, call_id.label).random() < accuracy
-        other = {"first": "second", "second": "first"}[right]
-        return {"reasoning": "By the states.", "better": self._always or (right if hit else other)}
+        first = prompt.messages[1].content.split("<first>")[1].split("</first>")[0]
+        right = "second" if "It looks like more" in first else "first"
+        return {"reasoning": "By the states.", "better": self._always or right}
 
 
 WORDS = (
@@ -115,7 +100,7 @@ WORDS = (
     *("\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u2705", "na\u00efve", "</example_1>", "<right>"),
     *("{{examples}}", "7.5", "lamp\nnext"),
 )
-STATUSES: tuple[CardStatus, ...] = ("candidate", "quarantined", "promoted", "rejected", "archived")
+STATUSES: tuple[CardStatus, ...] = ("quarantined", "promoted", "rejected", "archived")
 SCOPES = (
     CRITIC_SCOPE,
     Scope(),
@@ -124,11 +109,6 @@ SCOPES = (
     Scope(roles=("critic",), tools=("browser",)),
     Scope(roles=("critic",), user="alice"),
     Scope(task_categories=("shop",)),
-)
-ASKING = (
-    CRITIC_SCOPE,
-    Scope(roles=("critic",), tools=("browser", "shell")),
-    Scope(roles=("critic",), user="alice"),
 )
 EQUAL = {"reasoning": "r", "evidence": [], "phi_before": 1, "phi_after": 1, "confidence": 1}
 """What a critic says who sees no change."""
@@ -159,7 +139,7 @@ def store_of(*pairs: ContrastPair, status: CardStatus = "promoted") -> Any:
 
 
 def stored(pair: ContrastPair, status: CardStatus) -> StoredPair:
-    return StoredPair(pair=pair, status=status, created_at=TIME, changed_at=TIME)
+    return StoredPair(pair=pair, status=status, changed_at=TIME)
 
 
 def text(random: Random, most: int = 12) -> str:
@@ -212,7 +192,6 @@ class World:
     def __init__(self, seed: int) -> None:
         random = Random(seed)
         self.purpose, self.transition = text(random), transition(random)
-        self.scope = random.choice(ASKING)
         pairs = [pair(random) for _ in range(random.randrange(12))]
         pairs += [pair(random, self.purpose, self.transition) for _ in range(random.randrange(2))]
         pairs += [
@@ -234,7 +213,7 @@ class World:
         llm = ScriptedLLM(lambda *_: EQUAL)
         memory: Any = Shelf(self.stored if order is None else order)
         critic = Critic(llm, memory=memory, settings=self.settings, prompts=BOOK)
-        score = await critic.score(self.transition, purpose=self.purpose, scope=self.scope)
+        score = await critic.score(self.transition, purpose=self.purpose)
         (call,) = llm.calls
         return call.prompt, score
 

@@ -20,7 +20,6 @@ class Node:
 
     @property
     def text(self) -> str:
-        """All text in it, without ends of lines."""
         return "".join(one if isinstance(one, str) else one.text for one in self.content)
 
     def all(self, name: str | None = None) -> Iterator[Node]:

@@ -69,7 +69,7 @@ async def keep_reply(effects: ResponseStore, asked: str, said: str) -> str:
         key=key, run_id="r", call_id=call_id, role="critic", purpose=purpose, endpoint="e", model="m"
     )
     await effects.reserve(intent)
-    reply = StoredResponse(key=key, status=200, content_type="application/json", chunks=(said,))
+    reply = StoredResponse(key=key, text=said)
     await effects.store_response(reply, intent)
     return key
 

@@ -192,11 +192,7 @@ class Listener:
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
-        """Keep the question.
-
-        Raises:
-            ReplyError: Always; stages go on without an answer.
-        """
+        """Keep the question, and raise ReplyError, so that stages go on without an answer."""
         example = Example(prompt, reply_type, check)
         self.heard[example.name] = example
         self.prompts.append(prompt)
@@ -214,14 +210,8 @@ class Listener:
 class Material:
     """What the stages show to models in one use of each prompt, beside what the prompts say.
 
-    Attributes:
-        listed: A document whose rules suggestions change.
-        changed: The rollouts under the later document.
-        rules: Proposed edits; ``choices`` are to be ranked.
-        notes: What analysts are told of earlier steps; ``attempts`` is for the other stages.
-        advice: The memory of the optimizer.
-        lapses: Reminders; all but the last one stand in the document.
-        tokens: The room for cases.
+    ``listed`` is a document whose rules suggestions change; ``changed`` are the rollouts under the later document.
+    ``notes`` is for analysts, ``attempts`` for the other stages. All ``lapses`` but the last stand in the document.
     """
 
     task: str

@@ -71,8 +71,6 @@ def left_by(out_dir: Path) -> Ended:
         "seconds": 0.0,
         "config": None,
         "spend": (),
-        "stages": (),
-        "step_costs": (),
         "faults": (),
         "reuse": Reuse(),
     }

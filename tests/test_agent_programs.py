@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from filled_schema import fill_schema
-from reflact.targets.profiles import PROFILES
+from reflact.agents.profiles import PROFILES
 from served import asked_of, completion, reflact_process, send, serving
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from doubles import PROMPT, Endpoint, ask, call_id, completion, config, connected, opened, stream, watched
 from reflact.events import DraftUpdated, Event
-from reflact.llm.structured import list_readings, remove_thoughts
+from reflact.llm.structured import remove_thoughts
 from reflact.messages import ReplyModel, Text
 
 pytestmark = pytest.mark.virtual_time
@@ -34,14 +34,12 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="`'\
 def test_thoughts_are_no_part_of_an_answer(
     thoughts: str, answer: str, marks: tuple[str, str], gap: str
 ) -> None:
-    """What follows the mark after the thoughts is the answer, whatever marks a model has."""
     text = f"{marks[0]}{thoughts}{marks[1]}{gap}{answer}"
     assert remove_thoughts(text).strip() == answer.strip()
 
 
 @given(text=WORDS)
 def test_an_answer_without_marks_is_left_as_it_is(text: str) -> None:
-    """No character is removed, and spaces around the answer are its own."""
     assert remove_thoughts(text) == text
 
 
@@ -60,7 +58,6 @@ def test_an_answer_without_marks_is_left_as_it_is(text: str) -> None:
     ],
 )
 def test_an_answer_that_quotes_marks_is_left_as_it_is(text: str) -> None:
-    """A mark in code, between quotes, or after its own opening mark belongs to the answer."""
     assert remove_thoughts(text) == text
 
 
@@ -80,7 +77,6 @@ def test_an_answer_that_quotes_marks_is_left_as_it_is(text: str) -> None:
     ],
 )
 def test_thoughts_end_at_the_first_mark_that_is_not_quoted(text: str, answer: str) -> None:
-    """Thoughts that do not end leave no answer."""
     assert remove_thoughts(text) == answer
 
 
@@ -91,7 +87,6 @@ class Pick(ReplyModel):
 
 
 def write(word: str) -> str:
-    """Return the JSON of a reply."""
     return Pick(word=word).model_dump_json()
 
 
@@ -126,14 +121,12 @@ REFUSED = {
 
 
 def answer(text: str, mode: str) -> Any:
-    """Return an answer in the shape of a mode."""
     return completion(None, arguments=text) if mode == "tools" else completion(text)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", READ)
 async def test_a_typed_reply_is_read_outside_of_thoughts_and_inside_of_a_block(case: str, mode: str) -> None:
-    """One attempt is enough, in every mode."""
     reply = await ask(Pick, Endpoint(answer(READ[case], mode)), config(mode=mode))
     assert reply.attempts == 1
     assert "draft" not in reply.value.word
@@ -143,38 +136,17 @@ async def test_a_typed_reply_is_read_outside_of_thoughts_and_inside_of_a_block(c
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", REFUSED)
 async def test_what_may_be_a_draft_is_sent_back(case: str, mode: str) -> None:
-    """Only the whole text, the whole answer or the last whole block counts."""
     provider = Endpoint(answer(REFUSED[case], mode), answer(write("asked again"), mode))
     reply = await ask(Pick, provider, config(mode=mode))
     assert (reply.value.word, reply.attempts) == ("asked again", 2)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("in_function", [True, False])
-async def test_a_typed_reply_is_read_where_a_server_puts_it(in_function: bool, mode: str) -> None:
-    """The arguments of a function and the text of an answer stand for each other."""
-    provider = Endpoint(answer(FINAL, "tools" if in_function else "json"))
-    assert (await ask(Pick, provider, config(mode=mode))).value == Pick(word="final")
-
-
-@given(
-    opening=st.sampled_from(["", "<think>"]),
-    before=st.lists(st.sampled_from(["so", DRAFT, DRAFT_BLOCK, "```", "`", "'</think>'", "<think>", "\n"])),
-    after=st.lists(st.sampled_from(["so", BLOCK, FINAL, "```", "</think>", "{x}", "\n"])),
-)
-def test_no_reading_is_a_draft_of_thoughts(opening: str, before: list[str], after: list[str]) -> None:
-    """Whatever thoughts hold, and whatever follows them, no text that is tried is a draft."""
-    for reading in list_readings("\n".join([opening, *before, "</think>", *after])):
-        assert reading.strip() != DRAFT
-
-
 async def test_a_text_is_read_without_its_thoughts_and_stored_with_them() -> None:
-    """The stored response is what came; a later reading may be another one."""
     store, text = await watched(), "<think>4 or 5?</think>\n\n5"
     reply = await ask(Text, Endpoint(completion(text)), store=store)
     assert reply.value.text == "5"
     (stored,) = store.replies
-    assert json.loads(stored.chunks[0])["choices"][0]["message"]["content"] == text
+    assert json.loads(stored.text)["choices"][0]["message"]["content"] == text
 
 
 @pytest.mark.parametrize(
@@ -187,20 +159,17 @@ async def test_a_text_is_read_without_its_thoughts_and_stored_with_them() -> Non
     ],
 )
 async def test_thoughts_beside_a_text_are_no_part_of_it(message: dict[str, Any]) -> None:
-    """Fields and parts of thoughts are left out, whatever they are called."""
     body = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", **message}}]}
     assert (await ask(Text, Endpoint(httpx.Response(200, json=body)))).value.text == "5"
 
 
 async def test_what_is_sent_back_has_no_thoughts() -> None:
-    """The next request shows the reply that was refused, and not the thoughts before it."""
     provider = Endpoint(completion('<think>so</think>\n{"word": 7}'), completion(FINAL))
     await ask(Pick, provider)
     assert provider.bodies[1]["messages"][-2] == {"role": "assistant", "content": '{"word": 7}'}
 
 
 async def test_a_draft_shows_no_thoughts() -> None:
-    """While a model thinks nothing is shown; then its reply grows."""
     events: list[Event] = []
 
     async def take(event: Event) -> None:

@@ -7,29 +7,25 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from critic_world import PURPOSE, KnowingJudge, evaluation, event, mistaken
-from doubles import Endpoint, completion, config, connected, opened
+from critic_world import PURPOSE, KnowingJudge, event, mistaken
+from doubles import Endpoint, completion, config, connected
 from reflact.calibration.asked import (
     KNOWN_MISTAKES,
     DroppedCandidate,
-    Mistake,
     MistakenReply,
     ask_for_pair,
     compute_reach,
 )
-from reflact.calibration.pairs import DistanceBand, StepToContrast, find_reference
+from reflact.calibration.pairs import StepToContrast, find_reference
 from reflact.errors import ContextOverflow, ProviderDown
-from reflact.memory.models import MISTAKE_KINDS, ContrastPair, Label
+from reflact.memory.models import ContrastPair, Label
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.protocols import LLM
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 
-PROGRESS = st.floats(0, 10)
 INFLATED = KNOWN_MISTAKES[1]
 PROMPTS = load_prompts()
 
@@ -153,44 +149,3 @@ async def test_a_bad_reply_costs_one_more_call_and_one_that_stays_bad_is_a_drop(
     assert isinstance(drop, DroppedCandidate)
     assert (drop.reason, len(stubborn.requests)) == ("bad_reply", 2)
     assert BAD[kind][1] in drop.explanation
-
-
-async def test_a_mistake_that_is_asked_for_again_repeats_no_call() -> None:
-    """Over the same store nothing is sent a second time, and the pair is the same."""
-    store = await opened()
-    endpoint = Endpoint(completion(text()), *JUDGED)
-    pairs = []
-    for _ in range(2):
-        async with connected(endpoint, config(reasks=1), store=store) as llm:
-            pairs.append(await ask(llm))
-    assert pairs[0] == pairs[1]
-    assert len(endpoint.requests) == 3
-
-
-@given(
-    low=PROGRESS,
-    high=PROGRESS,
-    nearest=st.floats(0.1, 5),
-    width=st.floats(0, 5),
-    mistake=st.sampled_from((*KNOWN_MISTAKES, Mistake(name="own", description="d"))),
-)
-def test_a_mistake_reaches_what_is_on_the_scale_and_far_enough(
-    low: float, high: float, *, nearest: float, width: float, mistake: Mistake
-) -> None:
-    """Every number within reach lies on the scale, at least ``nearest`` away and at most ``farthest``."""
-    found = compute_reach(mistake, evaluation(low, high), band=DistanceBand(nearest, nearest + width))
-    if found is None:
-        assert high + nearest > 10 or high - nearest < 0
-        return
-    assert 0 <= found.low <= found.high <= 10
-    for number in (found.low, found.high):
-        assert nearest - 1e-6 <= abs(number - high) <= nearest + width + 1e-6
-    if mistake.direction == "too_high":
-        assert found.low > high
-    if mistake.name == "ignored_evidence":
-        assert (found.high < high) == (high > low)
-
-
-def test_every_known_kind_is_described() -> None:
-    """The kinds that models are told of are those that the memory knows."""
-    assert tuple(mistake.name for mistake in KNOWN_MISTAKES) == MISTAKE_KINDS

@@ -16,7 +16,7 @@ from reflact import MemoryStore, Trace
 from reflact.concurrency import fan_out
 from reflact.errors import DataError
 from reflact.memory.cards import TOTAL_ALPHA, TraceIdentity, compute_alpha, count_tests
-from reflact.memory.models import Action, BatchTest, ContrastPair, Evaluation, Label, StoredPair, Transition
+from reflact.memory.models import Action, BatchTest, ContrastPair, Label, StoredPair, Transition
 
 
 @pytest.fixture
@@ -46,9 +46,6 @@ async def run_test(
 async def read(memory: MemoryStore, pair: ContrastPair) -> StoredPair:
     (stored,) = await memory.pairs([pair.id])
     return stored
-
-
-# ------------------------------------------------------------------------------------------- counting
 
 
 async def test_earlier_tests_are_counted_by_traces_across_stores(tmp_path: Path) -> None:
@@ -117,15 +114,6 @@ async def test_a_trace_is_known_by_its_name_and_by_how_it_began(memory: MemorySt
         assert count_tests([test], [played(*later).recording]) == counts, later
 
 
-def test_scores_and_labels_make_no_other_recording() -> None:
-    """Evaluations and labels are not part of the identity of a trace; its purpose is."""
-    scored = Trace("Count.", id="scored")
-    step = Transition(before=1, action=Action(name="add"), after=2)
-    scored.record(step, Evaluation(progress_before=0, progress_after=9, reasoning="r"))
-    assert scored.recording.content_hashes == played("labelled", 1).recording.content_hashes
-    assert scored.recording.content_hashes != Trace("Wait.", id="scored").recording.content_hashes
-
-
 async def test_a_forgotten_trace_still_counts_and_cannot_be_read(tmp_path: Path) -> None:
     """A hash of it stays in a test, by which it is known when it comes back."""
     path, name = tmp_path / "memory.db", "Ottilie Quandt 1961"
@@ -152,31 +140,23 @@ async def test_a_batch_is_not_tested_on_what_it_was_made_of(memory: MemoryStore)
     assert await memory.tests() == ()
 
 
-# ------------------------------------------------------------------------------------------- evidence
-
 UNFIT: list[tuple[dict[str, object], str]] = [
-    ({"p_value": 0.5}, "its p-value 0.5 is above its alpha"),
+    ({"p_value": 0.5}, "a p-value of 0.5 at alpha"),
     ({"alpha": 0.025}, "its alpha is 0.025"),
     ({"n_traces": 19, "p_value": 0.001}, "19 traces, and a test needs at least 20"),
     ({"n_traces": 61}, "compares 61 traces, and 60 were held out"),
-    ({"effect": 0.0}, "its effect is 0"),
-    ({"effect": float("nan")}, "its effect is nan"),
+    ({"effect": 0.0}, "an effect of 0"),
+    ({"effect": float("nan")}, "an effect of nan"),
     ({"p_value": 0.0}, "60 traces cannot have a p-value of 0"),
-    ({"accuracy_change": -0.03}, "pairwise accuracy fell by 0.03"),
-    ({"pair_ids": ("another",)}, "not that of test"),
-    ({"n_earlier_tests": 5}, "not that of test"),
+    ({"accuracy_change": -0.03}, "a change of accuracy of -0.03"),
+    ({"pair_ids": ("another",)}, "earlier tests on its traces"),
+    ({"n_earlier_tests": 5}, "earlier tests on its traces"),
 ]
 """What the evidence of a passed first test cannot say, and the reason in the message."""
 
-UNFIT_HARM: list[tuple[dict[str, object], str]] = [
-    ({"p_value": 0.5}, "above its alpha"),
-    ({"effect": 0.5}, "its effect is 0.5"),
-    ({"alpha": 0.5}, "its alpha is 0.5"),
-]
-
 
 async def test_evidence_that_contradicts_itself_changes_nothing(memory: MemoryStore) -> None:
-    """That a batch passed, or did harm, is not taken on trust if the numbers say otherwise."""
+    """That a batch passed, or did harm, is not taken on trust; a test takes evidence once."""
     pair = make_pair(1)
     await memory.submit(pair)
     test = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT)
@@ -187,40 +167,25 @@ async def test_evidence_that_contradicts_itself_changes_nothing(memory: MemorySt
     await memory.close_test(test.number, evidence_for(test))
     assert (await read(memory, pair)).status == "promoted"
     again = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT, kind="demote")
-    for wrong, problem in UNFIT_HARM:
+    for wrong, _ in UNFIT[:2]:
         harm = evidence_for(again, promoted=False).model_copy(update=wrong)
-        with pytest.raises(DataError, match=problem):
+        with pytest.raises(DataError, match="does not fit test 2"):
             await memory.close_test(again.number, harm)
     assert (await read(memory, pair)).status == "promoted"
-
-
-async def test_a_test_ends_once(memory: MemoryStore) -> None:
-    """A test that is over or was never opened takes no evidence."""
-    test = await open_next(memory, HELD_OUT)
-    await memory.close_test(test.number, evidence_for(test))
-    for number, state in ((test.number, "is over"), (7, "was never opened")):
-        with pytest.raises(DataError, match=state):
+    for number, problem in ((test.number, "is over"), (7, "was never opened")):
+        with pytest.raises(DataError, match=problem):
             await memory.close_test(number, evidence_for(test))
 
 
-# ------------------------------------------------------------------------------------------ promotion
-
-
-async def test_promotion_takes_a_test_that_was_passed(memory: MemoryStore) -> None:
-    """A batch is promoted whole on its evidence, and not on one that failed."""
-    pairs = [make_pair(n) for n in range(3)]
-    await fan_out(memory.submit, pairs)
-    assert (await run_test(memory, pairs[0], passed=False)).status == "quarantined"
-    await promote(memory, pairs)
-    assert [one.status for one in await memory.pairs()] == ["promoted"] * 3
+async def test_a_promotion_takes_a_test_that_was_passed_and_may_be_taken_back(memory: MemoryStore) -> None:
+    """A batch is promoted whole; one that does harm later is held for review. Utility is measured."""
+    bad, good = make_pair(1), make_pair(2)
+    await fan_out(memory.submit, [bad, good])
+    assert (await run_test(memory, bad, passed=False)).status == "quarantined"
+    await promote(memory, [bad, good])
+    assert [one.status for one in await memory.pairs()] == ["promoted"] * 2
     expected = [evidence_for(test, promoted=test.number == 2) for test in await memory.tests()]
     assert [test.evidence for test in await memory.tests()] == expected
-
-
-async def test_harm_measured_later_takes_a_promotion_back(memory: MemoryStore) -> None:
-    """A batch that fails its second test is held for review; one that passes stays. Utility is measured."""
-    bad, good = make_pair(1), make_pair(2)
-    await promote(memory, [bad, good])
     assert (await read(memory, bad)).utility == pytest.approx(0.575)
     after = await run_test(memory, bad, passed=False, recheck=True)
     assert (after.status, after.needs_review) == ("quarantined", True)
@@ -230,16 +195,14 @@ async def test_harm_measured_later_takes_a_promotion_back(memory: MemoryStore) -
         await run_test(memory, bad, passed=True, recheck=True)
 
 
-async def test_a_held_pair_is_tested_once_somebody_released_it(memory: MemoryStore) -> None:
-    """Nothing tests a pair that needs review."""
+async def test_a_pair_that_needs_review_is_tested_once_it_is_released(memory: MemoryStore) -> None:
+    """Nothing tests it before; it is quarantined again, without a reason."""
     pair = make_pair(1, note="j@doe.com")
     await memory.submit(pair)
     with pytest.raises(DataError, match=r"needs review \(personal_data\); release it first"):
         await run_test(memory, pair, passed=True)
-    await memory.release(pair.id)
+    await memory.move([pair.id], "quarantined")
     assert (await run_test(memory, pair, passed=True)).status == "promoted"
-    with pytest.raises(DataError, match="nothing to release"):
-        await memory.release(pair.id)
 
 
 async def test_a_pair_that_changed_during_a_test_is_not_promoted_by_it(memory: MemoryStore) -> None:
@@ -249,7 +212,7 @@ async def test_a_pair_that_changed_during_a_test_is_not_promoted_by_it(memory: M
     test = await memory.open_test([pair.id, other.id], holdout_id="h", traces=HELD_OUT)
     await run_test(memory, pair, passed=True)
     await run_test(memory, pair, passed=False, recheck=True)
-    await memory.release(pair.id)
+    await memory.move([pair.id], "quarantined")
     await memory.close_test(test.number, evidence_for(test))
     assert (await read(memory, pair)).status == "quarantined"
     assert (await read(memory, other)).status == "promoted"

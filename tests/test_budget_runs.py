@@ -24,8 +24,6 @@ from toll_world import NEED, WIDE, Provider, Story, planned, started, unbroken
 def test_no_limit_is_exceeded_and_more_of_it_goes_on_to_the_same_result(
     tmp_path: Path, thorough: bool
 ) -> None:
-    """At 64 calls in flight, with faults and kills: the provider itself looks after each charge."""
-
     async def main() -> None:
         plan = planned(tmp_path)
         whole = await unbroken(plan)
@@ -46,8 +44,6 @@ def test_no_limit_is_exceeded_and_more_of_it_goes_on_to_the_same_result(
 
 @pytest.mark.parametrize("key", ["max_tokens", "max_usd"])
 def test_a_provider_that_ignores_caps_stops_the_run(tmp_path: Path, key: str) -> None:
-    """Its first overrun is booked as it was, and the run ends with that reason once all have answered."""
-
     async def main() -> None:
         plan, store = planned(tmp_path), InMemoryRunStore()
         network = Provider(random.Random(1), honest=False)
@@ -61,8 +57,6 @@ def test_a_provider_that_ignores_caps_stops_the_run(tmp_path: Path, key: str) ->
 
 
 def test_time_ends_what_is_in_flight(tmp_path: Path) -> None:
-    """At once: what was sent is booked at its worst case, and the summary says so."""
-
     async def main() -> None:
         plan, store, network = planned(tmp_path), InMemoryRunStore(), Provider(random.Random(1))
         summary = await started(plan, store, network, BudgetConfig(max_seconds=2.0))
@@ -80,8 +74,6 @@ def test_time_ends_what_is_in_flight(tmp_path: Path) -> None:
 
 
 def test_a_completed_run_is_looked_at_without_a_budget(tmp_path: Path) -> None:
-    """Started again with nothing left of any limit it completes again: everything is stored."""
-
     async def main() -> None:
         plan, store, network = planned(tmp_path), InMemoryRunStore(), Provider(random.Random(1))
         await started(plan, store, network, BudgetConfig())
@@ -110,7 +102,6 @@ SMALL: dict[str, Any] = {
 
 
 def test_a_trainer_stops_at_its_budget_and_goes_on_with_more(tmp_path: Path) -> None:
-    """On a real store: the stop is a status with a reason, nothing is unmeasured, nothing is asked twice."""
     world = write_world(tmp_path / "world", train=6, val=3, test=2)
     network = PureNetwork()
 

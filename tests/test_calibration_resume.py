@@ -117,14 +117,6 @@ class Killed(Exception):
     """Stands for the end of a process."""
 
 
-class DiesOpening(MemoryStore):
-    """A memory whose process is killed where it would open a test."""
-
-    async def open_test(self, *arguments: object, **named: object) -> None:  # type: ignore[override]
-        """End."""
-        raise Killed
-
-
 class DiesClosing(MemoryStore):
     """A memory whose process is killed where it would close a test."""
 
@@ -174,7 +166,7 @@ async def test_an_open_test_is_left_if_the_batch_has_changed_since(tmp_path: Pat
     await killed(DiesClosing(tmp_path / "memory.db"))
     async with MemoryStore(tmp_path / "memory.db") as store:
         (opened,) = await store.tests()
-        await store.archive(opened.pair_ids[:1], reason="old")
+        await store.move(opened.pair_ids[:1], "archived", reason="old")
         await calibrated(store)
         first, second, *_ = await store.tests()
         assert (first.evidence, second.n_earlier_tests) == (None, 1)
@@ -187,14 +179,3 @@ async def test_a_test_that_another_process_closed_first_is_said_to_be_over(tmp_p
         assert report.tests == ()
         assert "another process" in report.not_tested_reason
         assert [test.evidence is not None for test in await store.tests()] == [True]
-
-
-async def test_a_report_holds_its_own_critics_tests_only(tmp_path: Path) -> None:
-    """Pairs of a calibration that was killed are tested with another model; its own report says so."""
-    await killed(DiesOpening(tmp_path / "memory.db"))
-    async with MemoryStore(tmp_path / "memory.db") as memory:
-        other = await calibrated(memory, "two")
-        report = await calibrated(memory)
-    assert other.tests[0].passed_test
-    assert report.tests == ()
-    assert "no new pair to test" in report.not_tested_reason

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from calibration_memory import ListMemory
-from critic_flaws import INFLATION, Flaw, count_calls, make_flaw
+from critic_flaws import Flaw, count_calls, make_flaw
 from flattered_world import (
     CLAIM,
     EXAMPLE,
@@ -20,17 +18,13 @@ from flattered_world import (
     flattered_traces,
     record_flattered,
     transition,
-    unscored,
 )
 from reflact import MemoryStore
 from reflact.calibration.calibrator import Calibrator
 from reflact.calibration.config import CalibratorSettings
-from reflact.calibration.critic import Critic, CriticReply
-from reflact.calibration.splits import HoldoutRule
-from reflact.calibration.trace import Trace
+from reflact.calibration.critic import CriticReply
 from reflact.errors import DataError
-from reflact.memory.cards import TraceIdentity
-from reflact.memory.models import BatchTest, ContrastPair, Evaluation, Label, Provenance
+from reflact.memory.models import ContrastPair, Evaluation, Provenance
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
@@ -67,49 +61,8 @@ async def test_the_loop_is_closed(tmp_path: Path) -> None:
 
         promoted = await store.pairs(status="promoted")
         assert {one.pair.provenance.trace_id for one in promoted} <= {trace.id for trace in learn}
-        shown = llm.calls[-1].prompt.messages[-1].content
-        assert CLAIM in shown
-        assert "credit_for_intention" in shown or "inflated_score" in shown
-
-
-@pytest.mark.parametrize("keep", [(), (1,)], ids=["no score", "some scores"])
-async def test_labelled_logs_are_scored_before_pairs_are_made(keep: tuple[int, ...]) -> None:
-    """Runs without recorded scores teach what the same runs with the critic's scores teach; each step is asked once."""
-    critic, held_out = Critic(flattered()), flattered_traces("held out", 40)
-    logs = flattered_traces("learn", 40)
-    scored = [
-        trace.add_evaluations(
-            {
-                event.step: (await critic.score(event.transition, purpose=trace.purpose)).evaluation
-                for event in trace.events
-            }
-        )
-        for trace in logs
-    ]
-    logs = [unscored(trace, keep=keep) for trace in scored]
-    memories, models = (ListMemory(), ListMemory()), (flattered(), flattered())
-    reports = [
-        await Calibrator(llm, memory, settings=SETTINGS).calibrate(traces, heldout=held_out)
-        for llm, memory, traces in zip(models, memories, (logs, scored), strict=True)
-    ]
-    assert reports[0].n_promoted == reports[1].n_promoted > 0
-    assert memories[0].stored.keys() == memories[1].stored.keys(), "the pairs are the same"
-    assert any(one.pair.construction == "observed" for one in memories[0].stored.values())
-    assert len(models[0].calls) - len(models[1].calls) == 40 * (2 - len(keep))
-
-
-async def test_so_many_logged_steps_are_scored_as_a_batch_needs() -> None:
-    """Steps without a full label are not scored, nor are more than a batch can use."""
-    llm = flattered()
-    few = SETTINGS.model_copy(update={"max_pairs": 6})
-    logs = [unscored(trace) for trace in flattered_traces("learn", 30)]
-    half = Trace(PURPOSE, id="half")
-    half.record(transition("half", 1, 2, claims=True), label=Label(progress_after=1, source="program"))
-    calibrator = Calibrator(llm, ListMemory(), settings=few)
-    await calibrator.calibrate([*logs, half], heldout=[record_flattered("held out")], allow_untested=True)
-    scored = [call for call in llm.calls if issubclass(call.reply_type, CriticReply)]
-    assert len({call.prompt.messages[-1].content for call in scored}) == 1 * 1 + 3 * 6
-    assert not any("half" in call.prompt.messages[-1].content for call in scored)
+        shown = [call.prompt.messages[-1].content for call in llm.calls[-100:]]
+        assert any(CLAIM in text and "credit_for_intention" in text for text in shown)
 
 
 @pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "learned from"])
@@ -158,39 +111,6 @@ async def test_further_rounds_learn_nothing_twice_and_what_harms_is_taken_back(t
         assert {(one.passed_test, one.outcome) for one in found} == {(False, "worse")}
         assert await store.pairs(status="promoted") == ()
         assert all(one.needs_review for one in await store.pairs(promoted))
-
-
-async def test_held_out_traces_are_never_learned_from() -> None:
-    """Where the caller holds nothing out, one slice tests, as foreseen, and no pair comes from it."""
-    memory, given = ListMemory(), flattered_traces("any", 90)
-    cheap = CalibratorSettings(max_asked=0, pairs_per_step=1)
-    calibrator = Calibrator(flattered(), memory, settings=cheap)
-    estimate = await calibrator.estimate_cost(given)
-    report = await calibrator.calibrate(given)
-    assert report.held_out_name == "1 fold of 4"
-    held = report.held_out.before
-    assert held.n_traces == estimate.n_held_out_traces >= 20
-    assert 60 <= report.n_training_traces == estimate.n_training_traces <= 70
-    rule = HoldoutRule(4, "trace")
-    sources = {one.pair.provenance.trace_id or "" for one in memory.stored.values()}
-    assert not any(rule.is_held_out(name, PURPOSE) for name in sources)
-    assert report.n_promoted > 0
-
-
-@pytest.mark.slow
-async def test_later_rounds_learn_from_what_the_critic_still_gets_wrong() -> None:
-    """The second round has the critic's present mistakes, which are smaller than the recorded ones, as its pairs."""
-    flaw, memory = make_flaw("inflated"), ListMemory()
-    report = (await count_calls(flaw, memory)).report
-    first, second, *_ = report.tests
-    gaps = []
-    for test in (first, second):
-        pairs = [one.pair for one in await memory.pairs(test.pair_ids)]
-        observed = [pair for pair in pairs if pair.construction == "observed"]
-        gaps.append(min(pair.wrong.progress_after - pair.right.progress_after for pair in observed))
-        assert {pair.provenance.trace_id for pair in observed} <= {trace.id for trace in flaw.learn}
-    assert gaps[0] == INFLATION > gaps[1] > 0
-    assert [test.outcome for test in (first, second)] == ["better", "better"]
 
 
 @pytest.mark.parametrize(
@@ -261,31 +181,6 @@ async def test_anchors_are_reported_and_never_learned_from(tmp_path: Path) -> No
         assert (learn[1].id, 0) in sources
 
 
-async def test_a_round_that_another_process_overtakes_ends_with_a_report(tmp_path: Path) -> None:
-    """Pairs that are promoted elsewhere while they are scored here are not tested here, and are in use."""
-    learn, heldout = flattered_traces("learn", 12), flattered_traces("held out", 24)
-
-    class Overtaken(MemoryStore):
-        async def open_test(
-            self,
-            pair_ids: Sequence[str],
-            *,
-            holdout_id: str,
-            traces: Collection[TraceIdentity],
-            kind: Literal["promote", "demote"] = "promote",
-        ) -> BatchTest:
-            await faster.calibrate(learn, heldout=heldout)
-            return await super().open_test(pair_ids, holdout_id=holdout_id, traces=traces, kind=kind)
-
-    async with MemoryStore(tmp_path / "memory.db") as other, Overtaken(tmp_path / "memory.db") as store:
-        faster = Calibrator(flattered(), other, settings=SETTINGS)
-        report = await Calibrator(flattered(), store, settings=SETTINGS).calibrate(learn, heldout=heldout)
-        assert report.tests == ()
-        assert "another process" in report.not_tested_reason
-        assert report.held_out.after.error.value < report.held_out.before.error.value
-        assert all(test.evidence is not None for test in await store.tests())
-
-
 def silenced(*folders: str, least: int = 0) -> ScriptedLLM:
     """Return the flattered model, which says nothing valid of some folders, nor of claims beside examples.
 
@@ -321,15 +216,3 @@ async def test_steps_that_cannot_be_scored_are_counted(share: int, tested: bool)
     else:
         (test, *_) = report.tests
         assert (test.n_traces, test.n_transitions, test.n_unscored) == (36, 72, 6)
-
-
-@pytest.mark.parametrize(("least", "promoted"), [(0, True), (1, False)])
-async def test_silence_neither_blocks_nor_hides(least: int, promoted: bool) -> None:
-    """One bad reply among twenty traces keeps no batch from its test, nor does falling silent help one."""
-    heldout = [record_flattered(f"held out {n}", n) for n in range(20)]
-    calibrator = Calibrator(silenced("held out 7-", least=least), ListMemory(), settings=SETTINGS)
-    report = await calibrator.calibrate(flattered_traces("learn", 12), heldout=heldout)
-    first = report.tests[0]
-    assert (first.n_traces, first.n_transitions, first.passed_test) == (20, 20, promoted)
-    assert (report.n_promoted > 0) is promoted
-    assert first.n_unscored == 1 if promoted else first.effect < 0

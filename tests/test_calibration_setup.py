@@ -100,15 +100,6 @@ async def test_the_time_of_a_budget_ends_what_is_under_way(tmp_path: Path) -> No
             await anyio.sleep_forever()
 
 
-async def test_a_recording_answers_without_a_network_and_without_a_key(tmp_path: Path) -> None:
-    """What was recorded is replayed for a model whose server is gone and whose key is not set."""
-    cassette = tmp_path / "cassette.jsonl"
-    with endpoint() as (model, _):
-        await score(model, tmp_path / "a.db", replay=ReplayConfig(cassette=cassette, mode="record"))
-    keyed = model.model_copy(update={"api_key_env": "REFLACT_TEST_KEY_THAT_IS_NOT_SET"})
-    assert await score(keyed, tmp_path / "b.db", replay=ReplayConfig(cassette=cassette)) == 1
-
-
 @pytest.mark.parametrize(
     ("model", "budget", "words"),
     [

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -30,7 +29,6 @@ from flattered_world import (
 from reflact import Calibrator, MemoryStore
 from reflact.calibration.calibrator import TraceCounts
 from reflact.calibration.config import CalibratorSettings, FullQueuePolicy
-from reflact.calibration.critic import CriticReply
 from reflact.calibration.events import (
     CALIBRATION_EVENT_ADAPTER,
     BatchTestPostponed,
@@ -46,7 +44,7 @@ from reflact.calibration.events import (
     TraceFailed,
     TraceSkipped,
 )
-from reflact.errors import BudgetSpent, ProviderDown, ReplyError, StoreError
+from reflact.errors import BudgetSpent, ProviderDown, StoreError
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
@@ -154,33 +152,6 @@ def test_a_score_does_not_wait_for_the_calibrator() -> None:
     assert virtual_time.run(main) == pytest.approx([1.0] * 3)
 
 
-def test_steps_that_cannot_be_scored_are_not_paid_for_with_every_trace() -> None:
-    """Where too many held-out steps have no score, they are scored again with the next batch, no earlier."""
-    held, learned, told = name_traces("hold_out", 25), name_traces("learn", 12), list[CalibrationEvent]()
-    hopeless = [f'"folder": "{name}-0"' for name in held[:5]]
-
-    def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        text = "".join(message.content for message in prompt.messages)
-        if reply_type is CriticReply and any(one in text for one in hopeless):
-            return ReplyError("nothing valid")
-        return answer(prompt, reply_type)
-
-    async def main() -> None:
-        async with Calibrator(
-            ScriptedLLM(script), ListMemory(), settings=settings(batch=4), on_event=told.append
-        ) as calibrator:
-            for number, name in enumerate([*held, *learned]):
-                calibrator.submit(record_flattered(name, number))
-                await calibrator.wait_until_idle()
-
-    virtual_time.run(main)
-    made = sum(event.n_pairs for event in told if isinstance(event, PairsGenerated))
-    tried = [event.n_pairs for event in told if isinstance(event, BatchTestPostponed)]
-    assert made >= 12
-    assert len(tried) >= 2
-    assert all(later - earlier >= 4 for earlier, later in pairwise(tried))
-
-
 @pytest.mark.parametrize(
     ("when_full", "queued", "skipped", "reason"),
     [
@@ -251,25 +222,6 @@ async def test_what_happens_is_told(tmp_path: Path) -> None:
     assert [CALIBRATION_EVENT_ADAPTER.validate_json(one.model_dump_json()) for one in told] == told
 
 
-async def test_one_failing_trace_does_not_keep_others() -> None:
-    """What goes wrong with a trace is told with its name, and the next one is worked on."""
-    told: list[CalibrationEvent] = []
-
-    class Choosy(ListMemory):
-        async def open_trace(self, trace_id: str, purpose: str) -> None:
-            if trace_id == first:
-                raise StoreError("not this one")
-            await super().open_trace(trace_id, purpose)
-
-    first, second = name_traces("learn", 2)
-    async with Calibrator(flattered(), Choosy(), settings=settings(), on_event=told.append) as calibrator:
-        waited = [calibrator.submit(record_flattered(name)) for name in (first, second)]
-        await calibrator.wait_until_idle()
-    assert waited == [True, True]
-    assert told[0] == TraceFailed(trace_id=first, error="StoreError", message="not this one")
-    assert [type(one) for one in told[1:]] == [TraceAccepted, PairsGenerated]
-
-
 async def test_a_spent_budget_stops_it_and_a_failing_listener_harms_nobody() -> None:
     """Where no further call can succeed it stops, says so, and refuses what comes."""
     told: list[CalibrationEvent] = []
@@ -289,14 +241,12 @@ async def test_a_spent_budget_stops_it_and_a_failing_listener_harms_nobody() -> 
 @pytest.mark.parametrize(
     ("make_llm", "make_memory", "n_traces", "n_warnings"),
     [
-        (flattered, Broken, 1, 1),
         (flattered, Broken, 5, 1),
         (partial(raising, ProviderDown("the endpoint is down")), ListMemory, 4, 1),
         (partial(raising, BudgetSpent("no room for a call")), ListMemory, 4, 1),
         (flattered, ListMemory, 4, 0),
-        (flattered, ListMemory, 0, 0),
     ],
-    ids=["one", "full disk", "down", "budget spent", "well", "no trace"],
+    ids=["full disk", "down", "budget spent", "well"],
 )
 async def test_a_calibrator_that_learns_nothing_is_a_warning(
     make_llm: Callable[[], ScriptedLLM],
@@ -316,15 +266,6 @@ async def test_a_calibrator_that_learns_nothing_is_a_warning(
     assert all(any(name in one.getMessage() for name in names) for one in records)
 
 
-async def test_errors_of_the_agent_pass_through_as_they_are() -> None:
-    """The agent's own error leaves the block bare, and the calibrator is gone."""
-    calibrator = Calibrator(slow(0.0), ListMemory(), settings=settings())
-    with pytest.raises(KeyError, match="mine"):
-        async with calibrator:
-            raise KeyError("mine")
-    assert calibrator.submit(record_flattered("late")) is False
-
-
 async def test_pairs_of_one_trace_come_as_they_are_stored() -> None:
     """Each pair is in the store when it is handed out; leaving ends the work."""
     memory = ListMemory()
@@ -337,33 +278,6 @@ async def test_pairs_of_one_trace_come_as_they_are_stored() -> None:
             if len(seen) == 2:
                 break
     assert len(seen) == 2
-
-
-async def test_awaited_work_raises() -> None:
-    """Who waits for a round, or iterates over pairs, gets the error itself."""
-    calibrator = Calibrator(raising(ProviderDown("the endpoint is down")), ListMemory(), settings=settings())
-    with pytest.raises(ProviderDown, match="down"):
-        await calibrator.calibrate([record_flattered("t", claims=[False])], heldout=[], allow_untested=True)
-    with pytest.raises(ProviderDown, match="down"):
-        [pair async for pair in calibrator.stream_pairs(record_flattered("u", claims=[False]))]
-
-
-@pytest.mark.parametrize(
-    ("same", "needs", "said"),
-    [
-        (True, "reply", "no trace to learn from, because all are held out"),
-        (False, "none", "no new pair to test"),
-    ],
-)
-async def test_a_round_that_tests_nothing_says_why(same: bool, needs: str, said: str) -> None:
-    """Held out and learned from alike, or without one valid reply: the report says what to change."""
-    llm = flattered() if needs == "reply" else raising(ReplyError("no reply fits"))
-    traces = [record_flattered("learned", claims=[False])]
-    held_out = traces if same else [record_flattered("held out", 1)]
-    report = await Calibrator(llm, ListMemory(), settings=settings()).calibrate(
-        traces, heldout=held_out, allow_untested=True
-    )
-    assert said in report.not_tested_reason
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "calibration.md"
@@ -386,26 +300,19 @@ async def test_a_calibration_is_told_from_its_beginning_to_its_report() -> None:
         [record_flattered(f"h {n}", n) for n in range(20)],
     )
     report = await calibrator.calibrate(learn, heldout=held_out)
-    first, before, began, *made, tested = told[:7]
-    assert first == CalibrationStarted(
-        n_training_traces=3, n_held_out_traces=20, n_held_out_steps=20, n_anchor_steps=0
-    )
-    assert isinstance(before, CriticMeasured)
-    assert (before.when, before.held_out.n_steps, before.usage.calls) == ("before", 20, 20)
-    assert before.held_out.error == pytest.approx(report.held_out.before.error.value)
-    assert isinstance(began, RoundStarted)
-    assert (began.number, began.n_traces) == (1, 3)
-    assert all(isinstance(event, PairsGenerated) for event in made)
-    for event in made:
-        assert isinstance(event, PairsGenerated)
-        assert event.n_candidates == event.n_pairs + sum(drop.n_candidates for drop in event.dropped) == 2
-    assert isinstance(tested, PairBatchTested)
-    assert tested.evidence == report.tests[0]
-    after, last = told[-2:]
-    assert isinstance(after, CriticMeasured)
-    assert (after.when, after.usage) == ("after", report.usage)
-    assert after.held_out.error == pytest.approx(report.held_out.after.error.value)
-    assert last == CalibrationFinished(report=report)
+    types = [type(event) for event in told]
+    assert types[:7] == [
+        CalibrationStarted,
+        CriticMeasured,
+        RoundStarted,
+        *[PairsGenerated] * 3,
+        PairBatchTested,
+    ]
+    assert types[-2:] == [CriticMeasured, CalibrationFinished]
+    assert told[-1] == CalibrationFinished(report=report)
+    for event in told:
+        if isinstance(event, PairsGenerated):
+            assert event.n_candidates == event.n_pairs + sum(drop.n_candidates for drop in event.dropped)
     spent = [
         event.usage.calls
         for event in told

@@ -90,16 +90,6 @@ async def test_equal_prompts_are_told_apart_by_their_sample(tmp_path: Path) -> N
     assert (said["a"].value.text, said["b"].value.text) == ("heads", "tails")
 
 
-async def test_re_asks_are_recorded_and_replayed_too(tmp_path: Path) -> None:
-    """A replay goes through validation and the second attempt as the live run did."""
-    answers = Endpoint(completion("no word"), completion('{"word": "yes"}'))
-    async with taped(tmp_path / "c.jsonl", "record", answers) as llm:
-        live = await llm.ask(PROMPT, Word, call_id=call_id())
-    async with taped(tmp_path / "c.jsonl", "replay") as llm:
-        assert await llm.ask(PROMPT, Word, call_id=call_id()) == live
-    assert live.attempts == 2
-
-
 async def test_nothing_secret_and_no_host_is_written(tmp_path: Path) -> None:
     """A cassette holds bodies and labels; keys, hosts and headers stay out of it."""
     answer = completion('{"word": "yes"}')
@@ -133,22 +123,6 @@ async def test_passing_failures_and_refused_keys_are_not_recorded(tmp_path: Path
     assert kept == [400]
 
 
-async def test_a_settled_mode_replays(tmp_path: Path) -> None:
-    """The refusals by which `auto` found its way are part of the recording."""
-
-    def picky(body: Any) -> httpx.Response:
-        if "tools" in body or body["response_format"]["type"] == "json_schema":
-            return httpx.Response(400, json={"error": {"message": "unknown format"}})
-        return completion('{"word": "yes"}')
-
-    said = []
-    for mode, inner in (("record", Endpoint(picky)), ("replay", None)):
-        async with taped(tmp_path / "c.jsonl", mode, inner, settings=config(mode="auto")) as llm:
-            said.append(await llm.ask(PROMPT, Word, call_id=call_id()))
-    assert said[0] == said[1]
-    assert [line.status for line in read_cassette(tmp_path / "c.jsonl")] == [400, 400, 200]
-
-
 async def test_what_is_recorded_is_not_asked_again(tmp_path: Path) -> None:
     """A recording that was interrupted goes on from where it was, and stays free of contradictions."""
     await recorded(tmp_path / "c.jsonl", "a", "b")
@@ -158,14 +132,6 @@ async def test_what_is_recorded_is_not_asked_again(tmp_path: Path) -> None:
             await llm.ask(asked(text), Word, call_id=call_id(text))
     assert [body["messages"][-1]["content"] for body in endpoint.bodies] == ["c"]
     assert len(read_cassette(tmp_path / "c.jsonl")) == 3
-
-
-async def test_lines_are_whole_as_soon_as_their_answers_are_used(tmp_path: Path) -> None:
-    """A recording that is killed holds every answer that anything has seen."""
-    async with taped(tmp_path / "c.jsonl", "record", Endpoint(echo)) as llm:
-        for number in range(3):
-            await llm.ask(asked(str(number)), Word, call_id=call_id(str(number)))
-            assert len(read_cassette(tmp_path / "c.jsonl")) == number + 1
 
 
 async def test_garbled_answers_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,28 +152,6 @@ async def test_garbled_answers_are_not_recorded(tmp_path: Path, monkeypatch: pyt
     assert len(read_cassette(tmp_path / "c.jsonl")) == 1
     async with taped(tmp_path / "c.jsonl", "replay") as llm:
         assert await llm.ask(PROMPT, Word, call_id=call_id()) == live
-
-
-async def test_a_garbled_answer_of_an_older_recording_is_asked_again(tmp_path: Path) -> None:
-    """A recording that holds a garbled answer gets the one that is used, which then counts."""
-    await recorded(tmp_path / "c.jsonl", "a")
-    (line,) = read_cassette(tmp_path / "c.jsonl")
-    garbled = line.model_copy(update={"chunks": ("<html>",)})
-    (tmp_path / "c.jsonl").write_text(garbled.model_dump_json() + "\n")
-    await recorded(tmp_path / "c.jsonl", "a")
-    async with taped(tmp_path / "c.jsonl", "replay") as llm:
-        assert (await llm.ask(asked("a"), Word, call_id=call_id("a"))).value.word == "a"
-
-
-async def test_an_answer_in_another_encoding_than_it_claims(tmp_path: Path) -> None:
-    """A recording holds the text that the run read, whatever the header says of its encoding."""
-    answer = completion('{"word": "zwölf"}')
-    answer.headers["content-type"] = "application/json; charset=utf-16"
-    said = []
-    for mode, inner in (("record", Endpoint(answer)), ("replay", None)):
-        async with taped(tmp_path / "c.jsonl", mode, inner) as llm:
-            said.append((await llm.ask(PROMPT, Word, call_id=call_id())).value.word)
-    assert said == ["zwölf", "zwölf"]
 
 
 @pytest.mark.parametrize("left", [0, 5, 40, -1])
@@ -279,13 +223,6 @@ async def test_a_run_with_replies_that_the_recording_lacks_is_refused(tmp_path: 
     assert len(network.samples) == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="devices of Unix")
-async def test_a_device_is_no_recording() -> None:
-    """A device in place of the file is refused, and nothing waits for its end."""
-    with pytest.raises(CassetteError, match="it is no regular file"):
-        await recorded(Path("/dev/full"), "a")
-
-
 # ------------------------------------------------------------------------------------------------ misses
 
 
@@ -303,36 +240,6 @@ async def test_a_miss_shows_what_changed(tmp_path: Path) -> None:
     assert '+   "content": "the new wording",' in difference
     assert not any("something else" in line for line in difference)
     assert difference[-1] in "".join(traceback.format_exception(miss.value))
-
-
-async def test_a_change_late_in_a_long_line_is_shown(tmp_path: Path) -> None:
-    """Of a prompt's paragraph only the clauses that differ are shown."""
-    paragraph = "It goes on and on, without a break. " * 40
-    await recorded(tmp_path / "c.jsonl", f"{paragraph}It ends here. Thanks.")
-    async with taped(tmp_path / "c.jsonl", "replay") as llm:
-        with pytest.raises(CassetteMiss) as miss:
-            await llm.ask(asked(f"{paragraph}It ends there. Thanks."), Word, call_id=call_id())
-    assert miss.value.difference[3:] == ("-It ends here.", "+It ends there.")
-
-
-async def test_a_miss_without_its_like_says_so(tmp_path: Path) -> None:
-    """Where nothing of the kind was recorded there is nothing to compare with."""
-    await recorded(tmp_path / "c.jsonl", "a")
-    async with taped(tmp_path / "c.jsonl", "replay") as llm:
-        with pytest.raises(CassetteMiss, match="nor one of its kind; record it again") as miss:
-            await llm.ask(asked("a"), Word, call_id=call_id(purpose="rank"))
-    assert miss.value.difference == ()
-
-
-async def test_a_miss_leaves_nothing_in_the_store(tmp_path: Path) -> None:
-    """No intent stays open for a call that was never sent."""
-    await recorded(tmp_path / "c.jsonl", "a")
-    store = await opened()
-    async with taped(tmp_path / "c.jsonl", "replay", store=store) as llm:
-        with pytest.raises(CassetteMiss):
-            await llm.ask(asked("b"), Word, call_id=call_id())
-    await store.open_run("r0", {}, {})
-    assert await store.spend("r0") == ()
 
 
 @pytest.mark.parametrize(

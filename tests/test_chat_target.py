@@ -5,32 +5,22 @@ from __future__ import annotations
 import pytest
 
 from reflact.errors import ProviderDown
-from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel, Text
-from reflact.protocols import Target
-from reflact.targets.chat import CHAT_TARGET_VERSION, ChatTarget, join_system_message
+from reflact.messages import CallId, Message
+from reflact.targets.chat import ChatTarget
 from reflact.testing import ScriptedLLM
-from reflact.types import Skill, Turn
-
-
-def _echo(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> str:
-    return f"{prompt.messages[-1].content}!"
+from reflact.types import Skill
 
 
 async def test_a_conversation_is_sent_in_full_each_time() -> None:
-    """The skill comes first, then all turns, which are kept without it; each call is numbered in its rollout."""
-    llm = ScriptedLLM(_echo)
-    session = ChatTarget(llm).session(Skill(text="Shout."), rollout="key")
+    """The skill comes first, then all turns, which are kept without it; each call has its number."""
+    llm = ScriptedLLM(lambda prompt, *_: f"{prompt.messages[-1].content}!")
+    target = ChatTarget(llm, preamble="Be {x}\n", postamble=" \n")
+    session = target.session(Skill(text="Shout."), rollout="key")
     assert not session.turns
     assert [await session.reply("hi"), await session.reply("there")] == ["hi!", "there!"]
-    assert session.turns[:2] == (Turn(role="user", content="hi"), Turn(role="assistant", content="hi!"))
-    first, second = llm.calls
-    assert first.reply_type is Text
-    system = Message(role="system", content="Shout.")
-    assert first.prompt == RenderedPrompt(
-        name="target", version=CHAT_TARGET_VERSION, messages=(system, Message(role="user", content="hi"))
-    )
-    assert second.prompt.messages == (
-        system,
+    assert [turn.content for turn in session.turns] == ["hi", "hi!", "there", "there!"]
+    assert llm.calls[1].prompt.messages == (
+        Message(role="system", content="Be {x}\n\nShout."),
         Message(role="user", content="hi"),
         Message(role="assistant", content="hi!"),
         Message(role="user", content="there"),
@@ -41,7 +31,7 @@ async def test_a_conversation_is_sent_in_full_each_time() -> None:
 
 
 async def test_a_message_without_an_answer_leaves_no_trace() -> None:
-    """After an error the conversation is as before; without a skill the model gets the question alone."""
+    """After an error the conversation is as before; without a skill there is no system message."""
     answers: list[str | Exception] = ["one", ProviderDown("gone"), "two"]
     llm = ScriptedLLM(lambda *_: answers.pop(0))
     session = ChatTarget(llm, postamble="\n").session(Skill(text=" \n"), rollout="key")
@@ -55,28 +45,13 @@ async def test_a_message_without_an_answer_leaves_no_trace() -> None:
     assert llm.calls[1] == llm.calls[2]
 
 
-@pytest.mark.parametrize(
-    ("parts", "expected"),
-    [
-        (("a", "b", "c"), "a\n\nb\n\nc"),
-        (("a\n", "\n  b\n\n", "c\n"), "a\n\n  b\n\nc"),
-        (("", "b", " \n"), "b"),
-        (("", "", ""), ""),
-        (("a", "{b} %s", ""), "a\n\n{b} %s"),
-    ],
-)
-def test_the_system_message_joins_its_parts(parts: tuple[str, ...], expected: str) -> None:
-    """One blank line stands between parts; empty ones are left out; nothing is read as a template."""
-    assert join_system_message(*parts) == expected
-
-
 def test_identity_holds_all_that_answers_depend_on() -> None:
     """Model, preamble and postamble each make a difference; the text is pinned."""
-    target: Target = ChatTarget(ScriptedLLM(_echo, identity="m"), preamble="a")
-    others = [
-        ChatTarget(ScriptedLLM(_echo, identity="n"), preamble="a"),
-        ChatTarget(ScriptedLLM(_echo, identity="m"), preamble="b"),
-        ChatTarget(ScriptedLLM(_echo, identity="m"), postamble="a"),
-    ]
-    assert len({target.identity, *(other.identity for other in others)}) == 4
-    assert target.identity == '{"llm":"m","postamble":"","preamble":"a","target":"chat","version":1}'
+
+    def identify(model: str, **texts: str) -> str:
+        return ChatTarget(ScriptedLLM(lambda *_: "", identity=model), **texts).identity
+
+    first = identify("m", preamble="a")
+    assert first == '{"llm":"m","postamble":"","preamble":"a","target":"chat","version":1}'
+    others = {identify("n", preamble="a"), identify("m", preamble="b"), identify("m", postamble="a")}
+    assert len({first, *others}) == 4

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,13 +17,10 @@ from reflact import __version__
 from reflact.cli import GARBAGE_THRESHOLD
 from reflact.events import EVENT_ADAPTER, RunFinished, RunStarted
 from reflact.records import RunSummary, SkillScore
-from reflact.reporting.terminal import MAX_SHOWN_STEPS
-from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.trainer import Trainer
 from reflact.types import Split
 from served import assert_refused, configured, reflact, say_four, say_four_and_append, serving
-from test_run_store import FIRST, IDENTITY, SECOND, initial, record
 
 
 @pytest.fixture(scope="session")
@@ -57,23 +53,16 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("train {folder}/none.yaml", "none.yaml: No such file"),
         ("train {folder}/broken.yaml", "broken.yaml is malformed"),
-        ("train {run} --set data.path={folder}/broken.jsonl", "broken.jsonl"),
         ("train {run} --set train.bach_size=3", "did you mean batch_size?"),
         ("train {run} --set train.batch_size=0", "greater than or equal to 1"),
         ("train {run} --set nonsense", "--set takes section.key=value"),
         ("train {run} --set data.path=missing.jsonl", "missing.jsonl"),
-        ("train {run} --set data.path=null", "data.path"),
         ("train {run} --set skill=missing.md", "missing.md"),
-        (f"train {{run}} --set skill={'n' * 300}.md", "n.md: File name too long"),
         (f"train {{run}} --set out_dir={{folder}}/{'n' * 300}", "run.db: File name too long"),
         ("train {run} --set prompts.folder=missing", "prompts.folder"),
-        ("train {run} --set prompts.versions.nobody=1", "nobody"),
         ("train {run} --set models.target.model=''", "models.target.model is required"),
         ("train {run} --set models.target.api_key_env=REFLACT_NO_KEY", "REFLACT_NO_KEY"),
-        ("train {run} --set models.target.base_url=localhost:8080", "base_url"),
-        ("train {run} --set replay.cassette=missing.jsonl", "missing.jsonl"),
         ("train {run} --replay {folder}/broken.jsonl", "broken.jsonl"),
-        ("train {run} --replay {folder}/none.jsonl", "none.jsonl"),
         ("eval {run} --skill {folder}/none.md", "none.md: No such file"),
         ("show {folder}/broken", "run.db"),
         ("show {folder}", "there is no run at {folder}"),
@@ -95,14 +84,6 @@ def test_bad_input_is_one_sentence(tmp_path: Path, command: str, words: str) -> 
     assert not (tmp_path / "run.db").exists()
 
 
-def test_a_port_without_a_server_is_one_sentence(tmp_path: Path) -> None:
-    """An endpoint that cannot be reached ends the run with code 2 and its address."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
-        assert_refused(reflact("train", configured(tmp_path, url)), url)
-
-
 @pytest.mark.parametrize(
     "command", ["train", "trian x.yaml", "eval x.yaml --skill s --split train", "demo --key"]
 )
@@ -114,52 +95,30 @@ def test_wrong_usage_has_code_2(command: str) -> None:
     assert result.stdout == ""
 
 
-def test_the_demo_completes_and_leaves_its_files(demo: tuple[Path, str]) -> None:
-    """The recorded run prints its steps, scores and best skill, and leaves what the documents promise."""
-    folder, printed = demo
-    summary = RunSummary.model_validate_json((folder / "summary.json").read_text(encoding="utf-8"))
-    assert summary.status == "completed"
-    printed, _, _ = printed.partition("\nThe second task is sums:\n")
-    assert len(re.findall(r"^step \d+", printed, re.MULTILINE)) == summary.steps
-    for name in ("baseline", "placebo", "empty", "refusal", "best, final"):
-        assert re.search(rf"^\s*{name}\s+test\s+\d+", printed, re.MULTILINE), name
-    best = (folder / "best_skill.md").read_bytes()
-    assert best == (folder / "skills" / f"v{summary.best.number:04d}.md").read_bytes()
-    assert printed.endswith(f"{folder / 'best_skill.md'}:\n\n{best.decode().strip()}\n")
-    assert (folder / "run.db").is_file()
+def test_the_demo_replays_and_leaves_its_files(demo: tuple[Path, str]) -> None:
+    """Both recorded runs print steps, scores and best skills; on sums only the best skill is confirmed better.
 
-
-def test_the_demo_replays_a_second_task(demo: tuple[Path, str]) -> None:
-    """On sums of reasoning-gym, the best skill is confirmed better, and the placebo and the constants are not."""
+    The same command on the same folder takes no step and shows the same scores.
+    """
     folder, printed = demo
-    summary = RunSummary.model_validate_json(
-        (folder / "arithmetic" / "summary.json").read_text(encoding="utf-8")
-    )
-    assert summary.status == "completed"
-    assert summary.claim is not None
+    for run, part in zip(
+        (folder, folder / "arithmetic"), printed.split("\nThe second task is sums:\n"), strict=True
+    ):
+        summary = RunSummary.model_validate_json((run / "summary.json").read_text(encoding="utf-8"))
+        assert summary.status == "completed"
+        assert len(re.findall(r"^step \d+", part, re.MULTILINE)) == summary.steps
+        assert len(table(part)) >= 5
+        best = (run / "best_skill.md").read_bytes()
+        assert best == (run / "skills" / f"v{summary.best.number:04d}.md").read_bytes()
+        assert part.endswith(f"{run / 'best_skill.md'}:\n\n{best.decode().strip()}\n")
+        assert summary.verdict in " ".join(part.split())
     assert summary.claim.confirmed
-    best = summary.score("best", Split.test)
-    assert best is not None
-    assert best.low is not None
+    best_score = summary.score("best", Split.test)
     for name in ("baseline", "placebo", "null_empty", "null_refusal"):
-        other = summary.score(name, Split.test)
-        assert other is not None
-        assert other.high is not None
-        assert other.high < best.low, name
-    assert summary.verdict in " ".join(printed.split())
-    skill = (folder / "arithmetic" / "best_skill.md").read_text(encoding="utf-8")
-    assert printed.endswith(f"{folder / 'arithmetic' / 'best_skill.md'}:\n\n{skill.strip()}\n")
-
-
-def test_a_completed_run_is_not_run_again(demo: tuple[Path, str]) -> None:
-    """The same command on the same folder takes no step and shows the same scores."""
-    folder, printed = demo
-    before = RunSummary.model_validate_json((folder / "summary.json").read_text(encoding="utf-8"))
+        assert summary.score(name, Split.test).high < best_score.low, name
     again = reflact("demo", "--out", folder)
     assert again.exit_code == 0, again.output
     assert not re.search(r"^step \d+", again.stdout, re.MULTILINE)
-    after = RunSummary.model_validate_json((folder / "summary.json").read_text(encoding="utf-8"))
-    assert (after.scores, after.spend) == (before.scores, before.spend)
     assert table(again.stdout) == table(printed)
 
 
@@ -178,24 +137,6 @@ def test_runs_lists_what_lies_below_a_folder(toy: Path) -> None:
         result = reflact("runs", place)
         assert result.exit_code == 0, result.output
         assert re.search(r"r[0-9a-f]{12} +completed +4 +1\.000", result.stdout)
-
-
-def test_the_table_of_a_long_run_has_its_last_steps(tmp_path: Path) -> None:
-    """A table of thousands of rows takes long, so the first steps are counted and left out; JSON has them all."""
-
-    async def fill() -> None:
-        async with open_store(tmp_path / "run.db") as store:
-            await store.open_run("r", IDENTITY, {})
-            await store.commit("r", None, state := initial(), [FIRST])
-            for step in range(1, MAX_SHOWN_STEPS + 4):
-                state = state.after([record(step)])
-                await store.commit("r", record(step), state, [SECOND])
-
-    anyio.run(fill)
-    shown = reflact("show", tmp_path).stdout
-    assert "3 earlier steps left out" in shown
-    assert len(re.findall(r"^ *\d+ +1 ", shown, re.MULTILINE)) == MAX_SHOWN_STEPS
-    assert len(json.loads(reflact("show", tmp_path, "--json").stdout)["steps"]) == MAX_SHOWN_STEPS + 3
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pipes in folders")
@@ -244,9 +185,9 @@ def test_show_prints_a_run_and_its_steps(toy: Path) -> None:
     assert re.search(r"^pattern in \d cases?: square: ", result.stdout, re.M)
     assert "edit 1 applied: append '- square: " in result.stdout
     assert "\n+- square: " in result.stdout
-    assert re.search(r"^took: rollout and reflect \S+ s, ", result.stdout, re.M)
+    assert re.search(r"^took: rollout and reflect \S+ s", result.stdout, re.M)
     listed = re.findall(
-        r"^(baseline|\d+) +\d+ +\d+ +\d+ +- +\S+ s$", reflact("show", toy, "--costs").stdout, re.M
+        r"^(baseline|\d+)(?: +\d+){4} +- +\S+ s$", reflact("show", toy, "--costs").stdout, re.M
     )
     assert listed == ["baseline", "1", "2", "3", "4"]
     assert_refused(reflact("show", toy, "999"), "no step 999", "4 steps are committed")
@@ -265,17 +206,6 @@ def test_a_recorded_run_replays_without_its_server(tmp_path: Path) -> None:
     replayed = reflact("train", path, "--replay", cassette, *once, *keyless, "--set", out)
     assert replayed.exit_code == 0, replayed.output
     assert table(replayed.stdout) == table(recorded.stdout) != []
-
-
-def test_a_folder_that_was_trained_already_leaves_no_empty_cassette(tmp_path: Path) -> None:
-    """`--record` refuses stored replies that the cassette lacks, says what to do, and leaves no empty file."""
-    cassette, once = tmp_path / "c.jsonl", ("--set", "train.num_epochs=1")
-    with serving(say_four_and_append) as url:
-        path = configured(tmp_path, url)
-        assert reflact("train", path, *once).exit_code == 0
-        refused = reflact("train", path, "--record", cassette, *once)
-    assert_refused(refused, "replies that the cassette", "record into another out_dir")
-    assert not cassette.exists()
 
 
 def test_a_dry_run_foresees_that_its_folder_has_another_run(tmp_path: Path) -> None:

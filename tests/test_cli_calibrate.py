@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -12,16 +13,7 @@ import pytest
 from typer.testing import Result
 
 from calibrate_command import Hold, configured, flattering, one_line, record, reflact
-from calibration_memory import ListMemory
-from flattered_world import flattered, flattered_traces
-from reflact import Calibrator
-from reflact.calibration.config import CalibratorSettings
-from reflact.calibration.events import (
-    CALIBRATION_EVENT_ADAPTER,
-    CalibrationFinished,
-    CalibrationStarted,
-    PairsGenerated,
-)
+from memory_pairs import make_pair
 from reflact.calibration.report import CalibrationCostEstimate, CalibrationReport
 from reflact.cli.calibrate_output import CalibrationDisplay
 from reflact.cli.common import ShowMode
@@ -116,7 +108,7 @@ def test_progress_is_told_on_standard_error(course: Course) -> None:
     lines = course.first.stderr.splitlines()
     starts = [line[:9].strip() for line in lines]
     assert starts == ["began", "before", "round 1", *["pairs"] * 6, "test", "after"]
-    assert "6 of 6 traces: 5 pairs" in lines[-3]
+    assert "6 of 6 traces (" in lines[-3]
     assert lines[-1].endswith("so far)")
     assert f"({course.paid} calls, $" in lines[-1]
     assert "began" not in course.first.stdout
@@ -139,28 +131,6 @@ def test_while_nothing_has_changed_the_report_is_printed_again(course: Course) -
     assert course.second.stderr == ""
 
 
-def test_made_again_it_pays_for_nothing_twice(course: Course) -> None:
-    """Another calibration of the same traces asks nothing that was answered, of the critic as it was left."""
-    events = [CALIBRATION_EVENT_ADAPTER.validate_json(line) for line in course.again.stdout.splitlines()]
-    first, last = CalibrationReport.model_validate_json(course.as_json.stdout), events[-1]
-    assert isinstance(last, CalibrationFinished)
-    assert last.report.held_out.before == first.held_out.after is not None
-    assert first.n_tests is not None
-    assert last.report.tests[0].n_earlier_tests == first.n_tests
-    assert last.report.tests[0].alpha == pytest.approx(compute_alpha(first.n_tests))
-    assert len(set(course.asked)) == len(course.asked) > course.paid >= 48
-
-
-def test_events_are_lines_of_json(course: Course) -> None:
-    """With --show json each line of standard output is an event, and the last one holds the report."""
-    told = [CALIBRATION_EVENT_ADAPTER.validate_json(line) for line in course.again.stdout.splitlines()]
-    assert isinstance(told[0], CalibrationStarted)
-    assert isinstance(told[-1], CalibrationFinished)
-    made = [event for event in told if isinstance(event, PairsGenerated)]
-    assert sum(event.n_candidates for event in made) == told[-1].report.n_candidates
-    assert course.again.stderr == ""
-
-
 def test_the_page_is_written_beside_what_is_printed(course: Course) -> None:
     """The last line names the file; beside JSON nothing but JSON is printed, and the page is the same."""
     page = course.folder / "pages" / "first.html"
@@ -177,11 +147,10 @@ def test_the_page_is_written_beside_what_is_printed(course: Course) -> None:
     [
         (["models.critic.model=''"], "models.critic.model is required"),
         (["traces=nowhere"], "is not a folder of traces"),
-        (["calibrator.holdout_fold=3"], "did you mean holdout_folds?"),
         (["budget.max_tokens=100"], "budget.max_tokens needs models.critic.max_tokens"),
         (["traces=null"], "the memory has no traces"),
     ],
-    ids=["no model", "no folder", "a wrong key", "no cap", "an empty memory"],
+    ids=["no model", "no folder", "no cap", "an empty memory"],
 )
 def test_what_is_wrong_is_one_sentence(folder: Path, overrides: list[str], words: str) -> None:
     """A wrong setting ends with code 2, says what to do, and asks nothing."""
@@ -202,30 +171,10 @@ def test_a_budget_holds_over_all_starts_and_what_is_kept_is_said(folder: Path) -
         assert len(set(asked)) == len(asked) > 30
     assert (stopped.exit_code, stopped_again.exit_code) == (1, 1)
     *_, kept, error = stopped.stderr.splitlines()
-    assert kept.startswith("stopped in round 1 (6 of 6 traces done; 5 pairs made, 0 batches tested)")
+    assert kept.startswith("stopped in round 1: all pairs are in the memory")
     assert "the replies of 30 paid calls are in the store; run the same command again" in kept
     assert error.startswith("error: budget.max_calls is 30: 30 are used")
     assert "was stopped, and the command resumes it" in estimate
-
-
-def test_a_dry_run_says_that_nothing_can_be_tested(folder: Path) -> None:
-    """With too few held-out traces it is said before anything is paid for, and what is paid already."""
-    for path in sorted((folder / "held out").glob("*"))[:5]:
-        path.unlink()
-    with flattering() as (url, asked):
-        path = configured(folder, url)
-        first = one_line(reflact(path, "--dry-run").stdout)
-        refused = reflact(path)
-        assert (refused.exit_code, refused.stdout, asked) == (2, "", [])
-        reflact(path, "--anyway")
-        paid = len(asked)
-        second = one_line(reflact(path, "--dry-run").stdout)
-        assert len(asked) == paid
-    assert "Nothing can be tested or promoted: 19 held-out traces have labelled steps" in first
-    assert "hold out a larger part of them" in first
-    assert "no call was made: 19 held-out traces have labelled steps" in refused.stderr
-    assert "paid for" not in first
-    assert f"{paid} calls are already paid for" in second
 
 
 @pytest.mark.slow
@@ -251,32 +200,6 @@ def test_stopped_it_says_what_is_kept(folder: Path, number: signal.Signals, code
         report = CalibrationReport.model_validate_json(reflact(path, "--json").stdout)
     assert report.n_promoted > 0
     assert len(set(asked)) == len(asked)
-
-
-SETTINGS = CalibratorSettings(max_asked=0, pairs_per_step=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("change", ["traces", "held out", "settings", "memory"])
-async def test_what_has_changed_is_calibrated(change: str) -> None:
-    """Another trace, another setting, or a promoted pair that was taken back make it another calibration."""
-    memory, settings = ListMemory(), SETTINGS
-    learn, held_out = flattered_traces("learn", 4), flattered_traces("held out", 20)
-    await Calibrator(flattered(excess=1), memory, settings=settings).calibrate(learn, heldout=held_out)
-    if change == "traces":
-        learn = flattered_traces("learn", 5)
-    elif change == "held out":
-        held_out = flattered_traces("held out", 21)
-    elif change == "settings":
-        settings = settings.model_copy(update={"pairs_per_step": 2})
-    else:
-        name = next(name for name, one in memory.stored.items() if one.status == "promoted")
-        await memory.archive([name], reason="measured harm")
-    report = await Calibrator(flattered(excess=1), memory, settings=settings).calibrate(
-        learn, heldout=held_out
-    )
-    assert not report.is_earlier_result
-    assert report.n_rounds > 0
 
 
 def test_a_line_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,8 +231,8 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_first_call(folder: 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes break otherwise there")
 @pytest.mark.parametrize(
     ("options", "both"),
-    [([], False), ([], True), (["--json"], False), (["--show", "json"], False)],
-    ids=["a report", "lines too", "json", "events"],
+    [([], True), (["--show", "json"], False)],
+    ids=["a report and lines", "events"],
 )
 def test_a_reader_that_goes_away_loses_nothing_but_lines(
     tmp_path: Path, options: list[str], both: bool
@@ -334,3 +257,20 @@ def test_a_reader_that_goes_away_loses_nothing_but_lines(
     assert page.is_file()
     assert report.is_earlier_result
     assert report.n_promoted > 0
+
+
+def test_a_line_that_is_no_anchor_is_named(folder: Path) -> None:
+    """The file of labelled pairs is named with line and field; empty lines are none."""
+    pair = make_pair(1).model_copy(update={"reason": "Line\u2028separators are text."})
+    anchors = folder / "anchors.jsonl"
+    anchors.write_text(f'{pair.model_dump_json()}\n\n{{"purpose": 4}}\n', encoding="utf-8")
+    result = reflact(configured(folder), "--set", f"anchors={anchors}")
+    assert_refused(result, "anchors.jsonl, line 3, is no contrast pair: `purpose`: input should be")
+
+
+def test_files_that_are_not_whole_are_told(folder: Path) -> None:
+    """What a recording that was cut off has lost is said."""
+    path = min((folder / "learn").iterdir())
+    path.write_bytes(path.read_bytes()[:-9])
+    result = reflact(configured(folder), "--dry-run")
+    assert re.fullmatch(r"trace .*: left out \d+ incomplete bytes of its file\n", result.stderr)

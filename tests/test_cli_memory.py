@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +13,16 @@ import anyio
 import pytest
 from typer.testing import CliRunner, Result
 
-from memory_pairs import HELD_OUT, evidence_for, keep_reply, make_pair
+from memory_pairs import keep_reply, make_pair, promote
 from reflact import MemoryStore, Trace
 from reflact.cli.app import app
-from reflact.cli.memory_output import format_table
-from reflact.memory.models import Action, ContrastPair, Evaluation, Label, LabelSource, Provenance, Transition
+from reflact.cli.memory import format_table
+from reflact.memory.models import Action, ContrastPair, Evaluation, Label, LabelSource, Transition
 from reflact.store.runs import open_store
-from served import assert_refused
+from served import assert_refused, reflact
 
 PAIR = make_pair(1, note="a zebra", trace="monday-1").model_copy(
     update={"reason": "It says \x1b]0;done\x07."}
-)
-ANCHORS = (
-    make_pair(51, trace="sunday"),
-    make_pair(52, trace="a\x1b[2J").model_copy(update={"purpose": "Write\nthe report. " + "x" * 80}),
-    make_pair(53).model_copy(update={"provenance": Provenance()}),
 )
 EVALUATION = Evaluation(progress_before=0, progress_after=7, reasoning="It says\x1b[2J so.", confidence=0.5)
 TRACES = ("monday-1", "monday-2", "monday-22")
@@ -53,21 +50,22 @@ def record(folder: Path, name: str) -> Path:
         step = Transition(
             before={"sorted": number, "desk": "d" * 3000},
             action=Action(name="sort", arguments={"letters": 1}),
-            after={"sorted": number + 1, "desk": "e" * 3000},
+            after={"sorted": number + 1, "desk": "e" * 3000, "\udc00": 1},
         )
         trace.record(step, None if number else EVALUATION, label=label)
     trace.finish()
     return path
 
 
-def fill(path: Path, pairs: Iterable[ContrastPair] = (), anchors: Iterable[ContrastPair] = ()) -> Path:
-    """Store pairs and anchors in a memory."""
+def fill(path: Path, promoted: Iterable[ContrastPair] = (), waiting: Iterable[ContrastPair] = ()) -> Path:
+    """Store pairs in a memory."""
 
     async def submit() -> None:
         async with MemoryStore(path) as memory:
-            for pair in pairs:
+            if promoted:
+                await promote(memory, list(promoted))
+            for pair in waiting:
                 await memory.submit(pair)
-            await memory.add_anchors(list(anchors))
 
     anyio.run(submit)
     return path
@@ -75,20 +73,13 @@ def fill(path: Path, pairs: Iterable[ContrastPair] = (), anchors: Iterable[Contr
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a memory of three traces, a promoted pair, two others and three anchors; tests only read it."""
-    path, traces = tmp_path_factory.mktemp("cli") / "memory.db", tmp_path_factory.mktemp("traces")
+    """Return a memory of three traces, a promoted pair and two others; tests only read it."""
+    folder = tmp_path_factory.mktemp("cli")
     for name in TRACES:
-        record(traces, name)
-    assert run("import", path, traces).exit_code == 0
-    fill(path, [PAIR, make_pair(2, trace="monday-1"), make_pair(3, trace="elsewhere")], ANCHORS)
-
-    async def promote() -> None:
-        async with MemoryStore(path) as memory:
-            test = await memory.open_test([PAIR.id], holdout_id="h", traces=HELD_OUT)
-            await memory.close_test(test.number, evidence_for(test))
-
-    anyio.run(promote)
-    return path
+        record(folder / "traces", name)
+    path = folder / "memory.db"
+    assert run("import", path, folder / "traces").exit_code == 0
+    return fill(path, [PAIR], [make_pair(2, trace="monday-1"), make_pair(3, trace="elsewhere")])
 
 
 @pytest.fixture
@@ -99,114 +90,86 @@ def store(filled: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_list_shows_all_statuses(filled: Path) -> None:
-    """Each pair is a line; words and options narrow it; JSON holds each pair whole."""
+def test_a_list_shows_pairs_or_traces(filled: Path, tmp_path: Path) -> None:
+    """Words and options narrow it; JSON holds each pair whole; an empty or cut list says so beside it."""
     assert run("list", filled).stdout.count("credit_for_intention") == 3
     (stored,) = read_lines("list", filled, "--status", "promoted")
     assert (stored["pair"]["purpose"], stored["status"]) == (PAIR.purpose, "promoted")
     assert [one["pair"]["purpose"] for one in read_lines("list", filled, "zebra")] == [PAIR.purpose]
-    assert len(read_lines("list", filled, "--limit", "1")) == 1
     assert run("list", filled, '" OR NEAR(').exit_code == 0
-
-
-def test_a_list_says_that_it_is_empty_or_cut(filled: Path, tmp_path: Path) -> None:
-    """Both are said on standard error, and not in the table."""
-    empty = fill(tmp_path / "empty.db")
-    for options in ((), ("--kind", "trace"), ("--kind", "anchor")):
-        assert " has no " in run("list", empty, *options).stderr
-    assert "--limit" in run("list", filled, "--limit", 1).stderr
-    assert run("list", filled).stderr == ""
-
-
-def test_a_table_is_what_its_cells_are() -> None:
-    """A line break in a cell is written out, so that no row can pretend to be two; numbers stand right."""
-    rows = [("one\nforged  7", "3", "a\ttab"), ("検", "12", "\x1b[2J\ud800")]
-    assert list(format_table(("name", "n", "says"), rows, right_aligned={1})) == [
-        "name             n  says",
-        r"one\nforged  7   3  a\ttab",
-        r"検              12  \x1b[2J\ud800",
-    ]
-
-
-def test_traces_are_listed_with_their_counts(filled: Path) -> None:
-    """Steps, those that were scored, those with labels that count, and the pairs made of them."""
     first, second, third = read_lines("list", filled, "--kind", "trace")
     counts = {"n_events": 4, "n_scored": 1, "n_labelled": 2, "n_pairs": 2}
     assert first == {"id": "monday-1", "purpose": "Sort the mail.", **counts}
     assert (second["id"], second["n_pairs"], third["id"]) == ("monday-2", 0, "monday-22")
-    assert "monday-22" in run("list", filled, "--kind", "trace").stdout
+    assert "has no matching traces" in run("list", fill(tmp_path / "empty.db"), "--kind", "trace").stderr
+    assert "--limit" in run("list", filled, "--limit", 1).stderr
+    assert run("list", filled).stderr == ""
 
 
-def test_each_anchor_is_a_line_of_aligned_columns(filled: Path) -> None:
-    """Its id's beginning, its origin, the right score and the purpose, with nothing unseen; JSON has all."""
-    head, *lines = run("list", filled, "--kind", "anchor").stdout.splitlines()
-    assert head == "anchor        trace     step  progress after  purpose"
-    first, second, third = (pair.id[:12] for pair in ANCHORS)
-    assert set(lines) == {
-        f"{first}  sunday      51               3  Write the report.",
-        rf"{second}  a\x1b[2J    52               3  Write the report. {'x' * 41}…",
-        f"{third}                               3  Write the report.",
-    }
-    found = [ContrastPair.model_validate(line) for line in read_lines("list", filled, "--kind", "anchor")]
-    assert found == sorted(ANCHORS, key=lambda pair: pair.id)
-
-
-def test_a_pair_is_shown_and_cannot_steer_the_terminal(filled: Path) -> None:
-    """The beginning of an id is enough; controls in what a model wrote are written out."""
+def test_what_a_model_wrote_cannot_steer_the_terminal(filled: Path, tmp_path: Path) -> None:
+    """Controls are written out, and a line break in a name or a cell forges no line."""
     shown = run("show", filled, PAIR.id[:16]).stdout
     for text in ("promoted, since", "2 -> 9", "zebra", r"\x1b]0;done\x07"):
         assert text in shown
     assert "\x1b" not in shown + run("list", filled).stdout
-    (stored,) = read_lines("show", filled, PAIR.id)
-    assert (stored["pair"]["reason"], stored["status"]) == (PAIR.reason, "promoted")
+    name, path = "real\nforged-trace  9  9  9  9  none", tmp_path / "m.db"
+
+    async def open_trace() -> None:
+        async with MemoryStore(path) as memory:
+            await memory.open_trace(name, "Do\nit.\u2028Now.")
+            await memory.submit(make_pair(1, trace=name))
+
+    anyio.run(open_trace)
+    lines = run("list", path, "--kind", "trace").stdout.splitlines()
+    assert len(lines) == 2
+    for one in (name, make_pair(1).id):
+        lines += run("show", path, one).stdout.splitlines()
+    assert not any(line.lstrip().startswith(("forged", "it.")) for line in lines)
+    assert_refused(run("label", path, name, 9, "--after", 1), r"trace real\nforged-trace")
+    rows = [("name", "n", "says"), ("one\nforged", "3", "a\ttab"), ("検", "12", "\x1b[2J\ud800")]
+    assert list(format_table(rows)) == [
+        "name         n   says",
+        r"one\nforged  3   a\ttab",
+        r"検           12  \x1b[2J\ud800",
+    ]
 
 
 def test_a_trace_is_shown_step_by_step(filled: Path) -> None:
     """The action, the change, the critic's evaluation and the label; long changes are cut, marked."""
     shown = run("show", filled, "monday-1").stdout
     for text in (
-        "steps: 4, 1 scored, 2 labelled",
         'step 0: sort { "letters": 1 }',
         "critic: 0 to 7, confidence 0.5",
         "label: 0 to 2, from human",
-        "label: 0 to 2, from agreement",
         "characters cut",
     ):
         assert text in shown
     assert "\x1b" not in shown
     (whole,) = read_lines("show", filled, "monday-1")
-    assert whole["events"][2]["transition"]["after"] == {"sorted": 3, "desk": "e" * 3000}
-
-
-def test_an_id_with_a_line_break_forges_no_line(tmp_path: Path) -> None:
-    """Whatever traces are called and for, each is one line of a list, and named in one line elsewhere."""
-    name, path = "real\nforged-trace  9  9  9  9  none", tmp_path / "m.db"
-
-    async def open_it() -> None:
-        async with MemoryStore(path) as memory:
-            await memory.open_trace(name, "Do\nit.\u2028Now.")
-            await memory.submit(make_pair(1, trace=name))
-
-    anyio.run(open_it)
-    listed = run("list", path, "--kind", "trace").stdout.splitlines()
-    shown = [run("show", path, one).stdout.splitlines() for one in (name, make_pair(1).id)]
-    assert len(listed) == 2
-    lines = [line for part in (listed, *shown) for line in part]
-    assert not any(line.lstrip().startswith(("forged", "it.")) for line in lines)
-    refused = run("label", path, name, 9, "--after", 1)
-    assert_refused(refused, r"trace real\nforged-trace")
-    assert r"trace real\nforged-trace" in run("forget", path, name).stdout
-
-
-def test_the_beginning_of_an_id_is_enough_if_it_is_the_only_one(filled: Path, tmp_path: Path) -> None:
-    """A whole id stands for itself, whatever begins with it; no wildcard is the beginning of one."""
+    assert whole["events"][2]["transition"]["after"] == {"sorted": 3, "desk": "e" * 3000, "\udc00": 1}
     for name in ("monday-2", "monday-22"):
         assert run("show", filled, name).stdout.startswith(f"trace {name}\n")
-    path = fill(tmp_path / "pairs.db", [make_pair(n) for n in range(2)])
-    for number in range(2):
-        assert run("show", path, make_pair(number).id[:4]).exit_code == 0
-    for name in ("%%%%", "____", "****"):
-        assert_refused(run("show", path, name), f"has no pair or trace '{name}'")
+
+
+def test_commands_that_read_change_nothing(filled: Path) -> None:
+    """They leave the memory and its folder as they were, to the byte."""
+    folder = filled.parent
+    before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    for command, *arguments in (["list"], ["list", "report"], ["export"], ["show", "monday-1"]):
+        done = reflact("memory", command, filled, *arguments)
+        assert (done.exit_code, bool(done.stdout)) == (0, True), command
+        assert before == {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+def test_a_log_that_a_process_left_is_read_and_stays(store: Path) -> None:
+    """What was committed before a process ended badly is seen, and not brought into the file."""
+    with closing(sqlite3.connect(store, isolation_level=None)) as other:
+        other.execute("INSERT INTO traces (id, purpose, content_hash) VALUES ('tuesday', '\"Write.\"', '')")
+        left = {file: file.read_bytes() for file in store.parent.iterdir() if file.name[-4:] != "-shm"}
+    for file, content in left.items():
+        file.write_bytes(content)
+    assert "tuesday" in run("list", store, "--kind", "trace", "--json").stdout
+    assert {file: file.read_bytes() for file in left} == left
 
 
 def read_labels(store: Path) -> list[object]:
@@ -218,13 +181,12 @@ def read_labels(store: Path) -> list[object]:
 def test_a_step_is_labelled(store: Path) -> None:
     """A person's label has a reason, and may leave out the state before; others are replaced on demand."""
     done = run("label", store, "monday-1", 3, "--before", "0.5", "--after", 4, "--reason", "two of five")
-    assert done.stdout == "labelled step 3 of trace monday-1; 3 of its 4 steps are labelled\n"
-    first = Label(progress_before=0.5, progress_after=4, source="human", reasoning="two of five")
-    assert read_labels(store)[3] == first.model_dump(mode="json")
-    assert read_lines("label", store, "monday-1", 2, "--after", 5)[0]["n_labelled"] == 4
-    assert read_labels(store)[2] == Label(progress_after=5, source="human").model_dump(mode="json")
+    assert done.stdout == "labelled step 3 of trace monday-1\n"
+    assert run("label", store, "monday-1", 2, "--after", 5).exit_code == 0
     assert run("label", store, "monday-1", 1, "--before", 0, "--after", 3, "--replace").exit_code == 0
-    assert read_labels(store)[1] == make_label("human", 3).model_dump(mode="json")
+    third = Label(progress_before=0.5, progress_after=4, source="human", reasoning="two of five")
+    expected = [make_label("human", 3), Label(progress_after=5, source="human"), third]
+    assert read_labels(store)[1:] == [one.model_dump(mode="json") for one in expected]
 
 
 def test_a_wrong_label_changes_nothing(store: Path) -> None:
@@ -244,33 +206,32 @@ def test_a_wrong_label_changes_nothing(store: Path) -> None:
 
 
 def test_forgetting_says_what_went(store: Path) -> None:
-    """The pairs of the trace go and are counted; only a whole id is forgotten, and others are named."""
-    assert "forgot trace elsewhere: 0 events, 1 pairs" in run("forget", store, "elsewhere").stdout
-    assert "forgot trace monday-1: 4 events, 2 pairs" in run("forget", store, "monday-1").stdout
-    assert read_lines("list", store) == []
-    for options in ((), ("--json",)):
-        assert_refused(run("forget", store, "monday-1", *options), "came from a trace 'monday-1'")
-    refused = run("forget", store, "monday")
-    assert_refused(refused, "has no trace 'monday'")
-    assert refused.stderr.endswith("begin with it: monday-2, monday-22\n")
-    assert read_lines("forget", store, "monday-1", "--calls")[0]["pair_ids"] == []
-    assert len(read_lines("list", store, "--kind", "trace")) == 2
-
-
-def test_replies_are_removed_on_demand(store: Path) -> None:
-    """Without the option it is said that replies stay and may quote the trace; with it they are removed."""
+    """The pairs of the trace go and are counted; replies that may quote it go on demand."""
 
     async def ask() -> None:
         async with open_store(store) as calls:
             await keep_reply(calls, "critic/score", "It quotes.")
 
     anyio.run(ask)
-    assert (
-        "1 cached replies to questions of calibrations may quote it"
-        in run("forget", store, "monday-1").stdout
-    )
+    assert "forgot trace elsewhere: 0 events, 1 pairs" in run("forget", store, "elsewhere").stdout
+    said = run("forget", store, "monday-1").stdout
+    assert "forgot trace monday-1: 4 events, 2 pairs" in said
+    assert "1 cached replies to questions of calibrations may quote it" in said
+    assert read_lines("list", store) == []
+    for name in ("monday-1", "monday"):
+        assert_refused(run("forget", store, name), f"came from a trace '{name}'")
     assert "removed 1 cached replies" in run("forget", store, "monday-1", "--calls").stdout
-    assert "removed 0 cached replies" in run("forget", store, "monday-1", "--calls").stdout
+    assert len(read_lines("list", store, "--kind", "trace")) == 2
+
+
+def test_the_command_says_that_the_log_still_holds_it(store: Path) -> None:
+    """It names the file and what to do."""
+    with closing(sqlite3.connect(store, isolation_level=None)) as other:
+        other.execute("BEGIN")
+        other.execute("SELECT count(*) FROM traces").fetchone()
+        said = run("forget", store, "monday-1").stdout
+    assert "memory.db-wal still contains" in said
+    assert "run this command again" in said
 
 
 def test_an_export_comes_back(filled: Path, tmp_path: Path) -> None:
@@ -279,7 +240,7 @@ def test_an_export_comes_back(filled: Path, tmp_path: Path) -> None:
     done = run("export", filled, file)
     assert done.stdout == f"wrote {len(file.read_text(encoding='ascii').splitlines())} lines to {file}\n"
     assert run("export", filled).stdout == file.read_text(encoding="ascii")
-    assert "new: 3 pairs, 3 traces with 12 steps, 3 anchors" in run("import", other, file).stdout
+    assert "new: 3 pairs, 3 traces with 12 steps, 0 anchors" in run("import", other, file).stdout
     assert read_lines("import", other, file)[0]["n_pairs"] == 0
     assert len(read_lines("list", other, "--status", "quarantined")) == 3
 
@@ -299,25 +260,22 @@ def test_files_and_folders_of_traces_are_imported(tmp_path: Path) -> None:
 
 
 def test_each_error_is_one_sentence(store: Path, tmp_path: Path) -> None:
-    """Missing and foreign files, unknown ids and statuses: one sentence on standard error, exit code 2."""
+    """Missing and foreign files, unknown and short ids: one sentence on standard error, exit code 2."""
     foreign = tmp_path / "foreign"
     foreign.write_text("hello " * 1000, encoding="ascii")
     for arguments, problem in (
         (("list", "nowhere.db"), "no memory at nowhere.db"),
-        (("list", "x" * 300), "x" * 300),
-        (("list", store, "--status", "lost"), "'lost'"),
-        (("list", store, "--kind", "lost"), "--kind lost is unknown"),
         (("list", store, "zebra", "--kind", "trace"), "cannot be combined"),
         (("list", foreign), "not a SQLite database"),
         (("show", store, "zzzz"), "has no pair or trace 'zzzz'"),
-        (("show", store, ""), "at least 4 characters"),
+        (("show", store, "%%%%"), "has no pair or trace '%%%%'"),
         (("show", store, "mon"), "at least 4 characters"),
         (("show", store, "mond"), "monday-1, monday-2, monday-22"),
-        (("show", store, "elsewhere"), "but not the trace itself"),
-        (("forget", store, "mon"), "needs a complete id"),
         (("import", store, "nowhere.jsonl"), "cannot read nowhere.jsonl"),
         (("import", store, store), "cannot read"),
-        (("import", store, foreign), "line 1 is not part"),
-        (("export", store, "nowhere/out"), "cannot write nowhere/out"),
+        (("import", store, foreign), "holds no trace"),
+        (("export", store, "nowhere/out"), "nowhere/out: No such file"),
     ):
         assert_refused(run(*arguments), problem)
+    for arguments in (("--status", "lost"), ("--kind", "lost")):
+        assert run("list", store, *arguments).exit_code == 2

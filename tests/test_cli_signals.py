@@ -199,21 +199,6 @@ def test_a_closed_terminal_ends_the_run_with_grace(tmp_path: Path, show: str) ->
     assert rows(tmp_path / "run", "SELECT count(*) FROM calls WHERE state <> 'settled'") == ((0,),)
 
 
-def test_an_interrupted_measurement_ends_at_once(tmp_path: Path) -> None:
-    """`eval` is no run: the first interrupt ends it, in one line, with code 130."""
-    endpoint = Endpoint(hold_all)
-    (tmp_path / "s.md").write_text("Answer.\n", encoding="utf-8")
-    with (
-        world(tmp_path, endpoint, grace=HANGS) as path,
-        reflact_process("eval", path, "--skill", tmp_path / "s.md") as process,
-    ):
-        assert endpoint.held.wait(HANGS)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=HANGS / 2)
-    assert process.returncode == 130
-    assert errors == "interrupted; run the same command again to resume\n"
-
-
 LEAVING = """
 import asyncio, sys
 from reflact.testing import ToyEnvironment

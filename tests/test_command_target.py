@@ -6,11 +6,11 @@ import fcntl
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,20 @@ import anyio
 import httpx
 import pytest
 
+import doubles
+from doubles import completion
 from filled_schema import fill_schema
-from reflact import Trainer, read_run
+from reflact import Trainer
+from reflact.agents.agent_process import FOLDER_PREFIX, remove_stale_folders
 from reflact.config.models import ModelConfig
 from reflact.config.training import TrainerConfig
 from reflact.data import DataSet
 from reflact.environments import DatasetEnvironment
 from reflact.errors import ConfigError, EnvironmentFailure, ReplyError
 from reflact.messages import CallId
-from reflact.processes.sandbox import can_confine, can_isolate
-from reflact.records import RunSummary, SkillComparison
+from reflact.processes.sandbox import SCOPES_VERSION, can_confine, read_landlock_version
+from reflact.records import RunSummary
 from reflact.targets import AgentRollout, CommandTarget, FunctionTarget
-from reflact.targets.agent_process import FOLDER_PREFIX, remove_stale_folders
-from reflact.targets.supervisor import SupervisorReport, SupervisorRequest, build_command
 from reflact.testing import ScriptedLLM
 from reflact.training.check import SetupCheck, check_setup
 from reflact.training.plan import Overrides
@@ -43,37 +44,17 @@ MODEL = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "api_key_env": None,
 ITEMS = tuple(Item(id=word, input=f"Say {word}", reference=word.upper()) for word in WORDS)
 
 
-def complete(content: str) -> str:
-    """Return a chat completion."""
-    message = {"role": "assistant", "content": content}
-    usage = {"prompt_tokens": 20, "completion_tokens": 2, "total_tokens": 22}
-    return json.dumps(
-        {"model": "m", "choices": [{"finish_reason": "stop", "message": message}], "usage": usage}
-    )
-
-
-def answer(body: dict[str, Any]) -> str:
+def answer(body: dict[str, Any]) -> httpx.Response:
     """Play both models: the target obeys the rule if its instructions hold it, the optimizer proposes it."""
     if "response_format" in body:
-        return json.dumps(fill_schema(body["response_format"]["json_schema"]["schema"], RULE))
+        schema = body["response_format"]["json_schema"]["schema"]
+        return completion(json.dumps(fill_schema(schema, RULE)))
     system, *_, user = (message["content"] for message in body["messages"])
     word = str(user).rpartition(" ")[2]
-    return word.upper() if RULE in system else word
+    return completion(word.upper() if RULE in system else word)
 
 
-class Endpoint(httpx.AsyncBaseTransport):
-    """A provider in this process; notes the bodies and the keys of its requests."""
-
-    def __init__(self) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self.keys: set[str | None] = set()
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer a chat completion."""
-        body = json.loads(await request.aread())
-        self.bodies.append(body)
-        self.keys.add(request.headers.get("authorization"))
-        return httpx.Response(200, text=complete(answer(body)), headers={"content-type": "application/json"})
+Endpoint = partial(doubles.Endpoint, answer)
 
 
 class Sender:
@@ -87,7 +68,7 @@ class Sender:
     async def forward(self, body: Any, *, call_id: CallId) -> str:
         """Answer a chat completion."""
         self.calls.append(call_id)
-        return complete(answer(body))
+        return answer(body).text
 
     async def send(self, body: Any, *, call_id: CallId, answer: Any) -> str:
         """Refuse; a command only forwards."""
@@ -143,25 +124,6 @@ async def test_a_command_is_trained_and_resumed(tmp_path: Path) -> None:
     await assert_trained_and_resumed(tmp_path, CommandTarget(AGENT, skill_file="SKILL.md"))
 
 
-async def test_a_document_for_a_command_is_compared_with_others_which_are_paid_once(tmp_path: Path) -> None:
-    """A document is paired with none, a placebo and constants; a training in the same folder pays none of them anew."""
-    endpoint, target = Endpoint(), CommandTarget(AGENT, skill_file="SKILL.md")
-    settings, environment = describe_run(tmp_path)
-    trainer = Trainer(settings, environment=environment, target=target, transport=endpoint)
-
-    async def compare() -> SkillComparison:
-        return await trainer.compare(Skill(text=RULE), ("none", "placebo", "null"))
-
-    compared = await compare()
-    assert [score.hard for score in (compared.skill, *compared.others)] == [1, 0, 0, 0, 0]
-    assert [gain.mean for gain in compared.improvements] == [1, 1, 1, 1]
-    assert len(endpoint.bodies) == 3
-    assert await compare() == compared
-    await train(tmp_path, endpoint, target)
-    asked = [json.dumps(body["messages"]) for body in endpoint.bodies if "response_format" not in body]
-    assert len(asked) == len(set(asked)) > 3
-
-
 @pytest.mark.slow
 async def test_a_command_is_recorded_and_replayed(tmp_path: Path) -> None:
     """A recording replays without the provider, although the agent's requests hold the time."""
@@ -174,18 +136,20 @@ async def test_a_command_is_recorded_and_replayed(tmp_path: Path) -> None:
 
 
 async def test_a_skill_replaces_the_seed() -> None:
-    """The skill takes the place of the agent's instructions; if they are not there once, the rollout is unmeasured."""
-    replaced = start(CommandTarget(AGENT, seed="Be helpful."))
+    """It takes the place of the agent's instructions, which a request must have once."""
+    replaced = start(CommandTarget(AGENT, seed="Be helpful."), skill=f'{RULE}\n"Now."')
     assert await replaced.reply("Say red") == "RED"
     assert [turn.content for turn in replaced.turns] == ["Say red"]
     with pytest.raises(EnvironmentFailure, match="has the seed 0 times instead of once"):
         await start(CommandTarget(AGENT, seed="Be rude.")).reply("Say red")
+    with pytest.raises(EnvironmentFailure, match="the command sent no request to the gateway"):
+        await start(CommandTarget(["true"], seed="Be helpful.")).reply("Say red")
 
 
 def test_a_command_begins_with_the_instructions_that_it_has(tmp_path: Path) -> None:
-    """The seed, or the file of the workspace that the skill replaces, is what a training begins with."""
-    (tmp_path / "AGENTS.md").write_text("Be brief.")
+    """A training begins with the seed, or the file of the workspace that the skill replaces."""
     assert CommandTarget(AGENT, seed="Be helpful.").instructions == "Be helpful."
+    (tmp_path / "AGENTS.md").write_text("Be brief.")
     assert CommandTarget(AGENT, skill_file="AGENTS.md", workspace=str(tmp_path)).instructions == "Be brief."
     assert not CommandTarget(AGENT, skill_file="OTHER.md", workspace=str(tmp_path)).instructions
     assert not CommandTarget(AGENT, skill_file="AGENTS.md").instructions
@@ -208,11 +172,7 @@ async def test_answers_come_from_a_file_and_streams_are_answered() -> None:
         ("flood", {"output_bytes": 100_000}, "the command was ended after 100,000 bytes of output"),
         ("hoard", {"memory_mib": 100}, "the command was ended with more than 100 MiB of memory"),
         ("breed", {"processes": 20}, "the command was ended with more than 20 processes"),
-        (
-            "crowd",
-            {"processes": 2},
-            r"the command was ended with \d+ threads, more than 16 for each of 2 processes",
-        ),
+        ("crowd", {"processes": 2}, r"was ended with \d+ threads, more than 16 for each of 2 processes"),
         ("write big.bin", {"file_mib": 1}, "the command ended with 1: .*File too large"),
         ("fail", {}, "the command ended with 1: no such tool"),
     ],
@@ -225,7 +185,7 @@ async def test_a_command_that_misbehaves_scores_nothing(how: str, limits: dict[s
 
 
 async def test_a_run_goes_on_if_a_command_is_ended(tmp_path: Path) -> None:
-    """A command that multiplies is ended: its items score 0, and the optimizer is told at which limit it was ended."""
+    """Its items score 0, and the optimizer reads at which limit it was ended."""
     endpoint = Endpoint()
     breed = ["sh", "-c", "for n in 1 2 3 4 5; do setsid sleep 600 & done; wait"]
     target = CommandTarget(breed, skill_file="a", limits={"processes": 3}, preflight=False)
@@ -233,8 +193,6 @@ async def test_a_run_goes_on_if_a_command_is_ended(tmp_path: Path) -> None:
     assert (summary.status, summary.best.score) == ("completed", 0)
     remark = "remark: the command was ended with more than 3 processes (`processes`)"
     assert remark in endpoint.bodies[0]["messages"][-1]["content"]
-    [item] = (await read_run(tmp_path, items=True)).items
-    assert [rollout.score for rollout in item.best.rollouts] == [Score.of(0)]
 
 
 async def test_all_children_end_with_the_command() -> None:
@@ -244,15 +202,6 @@ async def test_all_children_end_with_the_command() -> None:
         children = (await start(target).reply("Say red")).split()
     alive = [child for child in children if is_alive(child)]
     assert (len(children), alive) == (2, [])
-
-
-async def test_a_child_that_is_not_found_does_not_keep_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a command escapes its limits on a system that cannot isolate it, an open output does not keep the rollout."""
-    monkeypatch.setattr("reflact.targets.agent_process.sandbox.can_confine", lambda: False)
-    escape = "setsid sleep 600 & echo $! >&2; kill -9 $PPID; sleep 600"
-    with anyio.fail_after(60), pytest.raises(ReplyError, match="the command ended with -9") as caught:
-        await start(CommandTarget(["sh", "-c", escape], skill_file="a")).reply("Say red")
-    os.kill(int(str(caught.value).rpartition(" ")[2]), signal.SIGKILL)
 
 
 @pytest.mark.skipif(not can_confine(), reason="needs Landlock")
@@ -267,7 +216,7 @@ async def test_a_confined_command_writes_in_its_folder_alone(tmp_path: Path) -> 
     assert await start(inside).reply("Say red") == "RED"
 
 
-@pytest.mark.skipif(not can_isolate(), reason="needs Landlock of Linux 6.12")
+@pytest.mark.skipif(not read_landlock_version() >= SCOPES_VERSION, reason="needs Landlock of Linux 6.12")
 @pytest.mark.parametrize("confine", [False, True])
 @pytest.mark.parametrize("command", ["cat /proc/{pid}/environ", "kill -0 {pid}", "kill -9 $PPID"])
 async def test_a_command_reaches_no_other_process(command: str, confine: bool) -> None:
@@ -280,7 +229,7 @@ async def test_a_command_reaches_no_other_process(command: str, confine: bool) -
 @pytest.mark.parametrize("version", [0, 2])
 def test_a_system_that_cannot_confine_says_so(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Landlock, or with one that lets files be truncated, a target that is to be confined is refused."""
-    monkeypatch.setattr("reflact.processes.sandbox._read_landlock_version", lambda: version)
+    monkeypatch.setattr("reflact.agents.command.read_landlock_version", lambda: version)
     with pytest.raises(
         ConfigError, match=r"this system cannot confine a command, because confine needs Linux 6\.2"
     ):
@@ -294,35 +243,17 @@ async def test_a_long_task_and_one_that_is_no_text_reach_a_command() -> None:
     assert await start(count).reply("\ud83d") == "3"
 
 
-@pytest.mark.parametrize(
-    ("task", "variables", "words"),
-    [
+async def test_a_task_that_is_no_argument_is_no_failure_of_the_agent() -> None:
+    """A task that the system takes neither as argument nor as variable leaves no score, with advice."""
+    cases: list[tuple[str, dict[str, str], str]] = [
         ("x" * 2**22, {}, "the command true cannot be started: Argument list too long; leave out {task}"),
         ("x" * 2**22, {"TASK": "{task}"}, "the command cannot be started: Argument list too long; leave out"),
         ("a\0b", {}, "the command true cannot be started: embedded null byte; leave out {task}"),
-    ],
-)
-async def test_a_task_that_is_no_argument_is_no_failure_of_the_agent(
-    task: str, variables: dict[str, str], words: str
-) -> None:
-    """A task that the system takes neither as argument nor as variable leaves no score, and the reason says what to do."""
-    with pytest.raises(EnvironmentFailure, match=words):
-        await start(CommandTarget(["true", "{task}"], skill_file="a", variables=variables)).reply(task)
-
-
-def test_a_lower_limit_of_the_system_holds(tmp_path: Path) -> None:
-    """A command starts under a hard limit of the size of files that is below that of reflact."""
-    most = 2**20
-    program = f"import resource; assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == {most}"
-    limit = ["sh", "-c", 'ulimit -f "$1"; shift; exec "$@"', "sh", str(most // 512)]
-    with (tmp_path / "request.json").open("w+b") as file, (tmp_path / "report.json").open("w+b") as report:
-        command = [sys.executable, "-c", program]
-        order = SupervisorRequest(command, os.getpid(), report.fileno(), 2**40, 2**30, 512, None, None)
-        file.write(json.dumps(order).encode())
-        file.seek(0)
-        files = (file.fileno(), report.fileno())
-        subprocess.run([*limit, *build_command(file.fileno())], pass_fds=files, check=True)
-        assert json.loads((tmp_path / "report.json").read_bytes()) == SupervisorReport(code=0)._asdict()
+    ]
+    for task, variables, words in cases:
+        target = CommandTarget(["true", "{task}"], skill_file="a", variables=variables)
+        with pytest.raises(EnvironmentFailure, match=words):
+            await start(target).reply(task)
 
 
 def test_folders_of_killed_rollouts_are_removed(tmp_path: Path) -> None:
@@ -348,7 +279,7 @@ def test_a_command_ends_if_reflact_is_killed(tmp_path: Path) -> None:
     program = f"""
 import anyio
 from pathlib import Path
-from reflact.targets.agent_process import CommandLimits, run_process
+from reflact.agents.agent_process import CommandLimits, run_process
 variables, folder = {dict(os.environ)!r}, Path({str(tmp_path)!r})
 command = ["sh", "-c", "setsid sleep 600 & echo $! $$ > pids.tmp; mv pids.tmp pids; sleep 600"]
 anyio.run(lambda: run_process(command, "", folder=folder, variables=variables, limits=CommandLimits(), confine=False))
@@ -397,7 +328,7 @@ async def test_no_key_reaches_a_command(
             train={"num_epochs": 1},
             replay={"cassette": str(tmp_path / "run" / "cassette.jsonl"), "mode": "record"},
         )
-    assert endpoint.keys == {f"Bearer {canary}"}
+    assert {request.headers["authorization"] for request in endpoint.requests} == {f"Bearer {canary}"}
     seen = json.loads(await start(target).reply("Say red"))
     assert seen["environment"]["OPENAI_BASE_URL"].startswith("http://127.0.0.1:")
     assert seen["environment"]["HOME"].endswith("/home")
@@ -415,7 +346,6 @@ async def test_no_key_reaches_a_command(
             {"skill_file": "AGENTS.md"},
             "no request of the agent has the skill.* it is in AGENTS.md of the rollout",
         ),
-        ({"seed": "Be rude."}, "has the seed 0 times instead of once"),
         (
             {"skill_file": "a/SKILL.md", "skill_name": "word-answers", "skill_description": "Answers."},
             "no request of the agent has the name of the skill, word-answers",
@@ -426,49 +356,65 @@ async def test_no_key_reaches_a_command(
 async def test_a_skill_that_does_not_reach_the_agent_costs_nothing(
     arguments: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    """A training fails before its first call if no request has the skill, says where to look, and leaves its folder free."""
+    """A training fails before its first call and says where to look, unless the test is off."""
     endpoint, target = Endpoint(), CommandTarget(**{"command": AGENT, **arguments})
     summary = await train(tmp_path, endpoint, target)
     assert (summary.status, endpoint.bodies) == ("failed", [])
     assert re.search(words, str(summary.reason))
-    mended = await train(tmp_path, endpoint, CommandTarget(AGENT, skill_file="SKILL.md"))
-    assert mended.status == "completed"
+    later = CommandTarget(AGENT, skill_file="AGENTS.md", preflight=False)
+    assert (await train(tmp_path, endpoint, later)).status == "completed"
+
+
+class World:
+    """Gives an agent its tasks in JSON, or fails; notes its messages and the items that it graded."""
+
+    identity = "world"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.messages: list[str] = []
+        self.graded: list[str] = []
+        self._error = error
+
+    def items(self, split: Split) -> tuple[Item, ...]:
+        return (Item(id="bad", input="fail"), *ITEMS[:1])
+
+    async def run(self, item: Item, session: Any, *, seed: int) -> Grade:
+        if self._error is not None:
+            raise self._error
+        self.messages.append(json.dumps({"text": item.input}))
+        answer = await session.reply(self.messages[-1])
+        self.graded.append(item.id)
+        return Grade(score=Score.of(answer == item.reference), answer=answer)
 
 
 async def test_the_test_of_the_skill_sends_the_message_of_a_rollout() -> None:
-    """The test gives an agent its task as the environment words it, and another task if the agent fails on the first."""
-    messages: list[str] = []
-    graded: list[str] = []
+    """The agent gets its task as the environment words it, and another one if it fails on the first.
 
-    class Worded:
-        """Wraps the input in JSON, which the agent needs."""
-
-        identity = "worded"
-
-        def items(self, split: Split) -> tuple[Item, ...]:
-            return {"train": (Item(id="bad", input="fail"), *ITEMS[:1]), "val": ITEMS[1:]}.get(split, ())
-
-        async def run(self, item: Item, session: Any, *, seed: int) -> Grade:
-            messages.append(json.dumps({"text": item.input}))
-            answer = await session.reply(messages[-1])
-            graded.append(item.id)
-            return Grade(score=Score.of(answer == item.reference), answer=answer)
+    If the environment fails before, a warning says that the skill was not tested.
+    """
 
     async def read_task(rollout: AgentRollout) -> str:
-        body = {"messages": [{"content": rollout.skill}, {"content": json.loads(rollout.task)["text"]}]}
-        if body["messages"][1]["content"] == "fail":
+        text = json.loads(rollout.task)["text"]
+        if text == "fail":
             raise KeyError("no such task")
         async with httpx.AsyncClient() as client:
             headers = {"Authorization": f"Bearer {rollout.token}"}
+            body = {"messages": [{"content": rollout.skill}, {"content": text}]}
             url = f"{rollout.base_url}/chat/completions"
             return str((await client.post(url, json=body, headers=headers)).text)
 
-    items, config = Worded().items(Split.train), ModelConfig(model="m")
-    target = FunctionTarget(read_task)
-    assert await target.test_skill(Worded(), items, Skill(text=RULE), config) is None
-    assert (messages, graded) == ([json.dumps({"text": text}) for text in ("fail", "Say red")], [])
+    config, target, skill = ModelConfig(model="m"), FunctionTarget(read_task), Skill(text=RULE)
+    world = World()
+    items = world.items(Split.train)
+    assert await target.test_skill(world, items, skill, config) is None
+    assert (world.messages, world.graded) == (
+        [json.dumps({"text": text}) for text in ("fail", "Say red")],
+        [],
+    )
     with pytest.raises(EnvironmentFailure, match="the agent failed: KeyError: 'no such task'"):
-        await target.test_skill(Worded(), items[:1], Skill(text=RULE), config)
+        await target.test_skill(world, items[:1], skill, config)
+    warning = await target.test_skill(World(OSError("no world")), items, skill, config)
+    assert str(warning).endswith("because of the environment: OSError: no world")
 
 
 async def test_an_agent_that_fails_before_it_asks_hears_its_own_error_first() -> None:
@@ -479,25 +425,8 @@ async def test_an_agent_that_fails_before_it_asks_hears_its_own_error_first() ->
     ):
         await target.test_skill(describe_run(Path())[1], ITEMS, Skill(text=RULE), ModelConfig(model="m"))
     late = CommandTarget(AGENT, skill_file="AGENTS.md", answer_file="none.txt")
-    with pytest.raises(EnvironmentFailure, match=r"^the command wrote no file none\.txt; before, no request"):
+    with pytest.raises(EnvironmentFailure, match=r"^the command wrote no file none\.txt; no request"):
         await late.test_skill(describe_run(Path())[1], ITEMS, Skill(text=RULE), ModelConfig(model="m"))
-
-
-async def test_an_environment_that_fails_before_it_asks_is_a_warning() -> None:
-    """If the environment fails before the agent gets a task, a warning says that the skill was not tested."""
-
-    class Broken:
-        identity = "broken"
-
-        def items(self, split: Split) -> tuple[Item, ...]:
-            return ITEMS
-
-        async def run(self, item: Item, session: Any, *, seed: int) -> Grade:
-            raise OSError("no world")
-
-    target = CommandTarget(AGENT, skill_file="SKILL.md")
-    warning = await target.test_skill(Broken(), ITEMS, Skill(text=RULE), ModelConfig(model="m"))
-    assert str(warning).endswith("because of the environment: OSError: no world")
 
 
 async def test_a_check_says_that_the_skill_reaches_the_agent(tmp_path: Path) -> None:
@@ -518,20 +447,15 @@ async def test_a_check_says_that_the_skill_reaches_the_agent(tmp_path: Path) -> 
     assert len(endpoint.bodies) == asked == 1
 
 
-async def test_the_test_of_the_skill_can_be_switched_off(tmp_path: Path) -> None:
-    """An agent that may read the file later is trained without the test."""
-    target = CommandTarget(AGENT, skill_file="AGENTS.md", preflight=False)
-    assert (await train(tmp_path, Endpoint(), target)).status == "completed"
-
-
 def test_a_command_needs_a_place_for_its_skill() -> None:
-    """Without a file or a seed, with both, or with a path out of the folder, the target is refused."""
+    """Without a file, or with a path out of the folder, the target is refused."""
     wrong: list[dict[str, Any]] = [
         {},
         {"skill_file": "a", "seed": "b"},
+        {"seed": " \n"},
+        {"seed": "a", "skill_name": "counting", "skill_description": "Counts."},
         {"skill_file": "../a"},
         {"skill_file": "/a"},
-        {"seed": " \n"},
         {"skill_file": "a", "workspace": "no-such-folder"},
         {"skill_file": "a", "command": "my-agent {task}"},
         {"profile": "no-such-agent"},
@@ -539,7 +463,6 @@ def test_a_command_needs_a_place_for_its_skill() -> None:
         {"skill_file": "a", "limits": {"second": 1}},
         {"skill_file": "a", "skill_name": "counting"},
         {"skill_file": "a", "skill_name": "No Name", "skill_description": "Counts."},
-        {"seed": "a", "skill_name": "counting", "skill_description": "Counts."},
     ]
     for arguments in wrong:
         with pytest.raises(ConfigError):
@@ -558,7 +481,6 @@ async def test_a_setup_that_cannot_work_is_no_failure_of_the_agent(
             {"command": ["sh", "agent.sh"], "skill_file": "a"},
             r"agent\.sh is not in the folder in which it runs",
         ),
-        ({"command": ["true"], "seed": "Be helpful."}, "the command sent no request to the gateway"),
         (
             {"command": [*AGENT, "at", "/embeddings"], "skill_file": "a"},
             "the gateway refused a request of the agent: the gateway has no /v1/embeddings",
@@ -613,10 +535,9 @@ def test_a_profile_knows_where_an_agent_reads_its_instructions() -> None:
     assert named.skill_file == ".claude/skills/counting/SKILL.md"
     text = named.write_skill(Skill(text=RULE))
     assert text == f'---\nname: "counting"\ndescription: "Counts: fruit."\n---\n\n{RULE}'
-    assert CommandTarget(profile="opencode", seed="Be brief.").skill_file is None
 
 
-async def test_a_side_call_needs_no_seed_and_is_no_turn() -> None:
+async def test_a_side_call_is_no_turn() -> None:
     """A request that is no part of the task, such as for a title, is answered and booked under its own purpose."""
     sender = Sender()
     target = CommandTarget([*AGENT, "title"], seed="Be helpful.", side_call="You write titles.")
@@ -626,22 +547,15 @@ async def test_a_side_call_needs_no_seed_and_is_no_turn() -> None:
     assert [call_id.purpose for call_id in sender.calls] == ["side_call", "rollout"]
 
 
-def test_a_workspace_is_read_once_in_a_run(tmp_path: Path) -> None:
-    """The identity of a connected target is that of its start; the next run sees the changed file."""
+def test_what_a_command_is_decides_its_identity(tmp_path: Path) -> None:
+    """Another command, workspace or limit makes another target; a run reads the workspace once."""
     notes = tmp_path / "notes.md"
     notes.write_text("a", encoding="utf-8")
     target = CommandTarget(AGENT, skill_file="a", workspace=str(tmp_path))
     connected = target.connect(Sender(), ModelConfig(model="m"))
-    before = connected.identity
+    identities = {target.identity, connected.identity}
     notes.write_text("b", encoding="utf-8")
-    assert connected.identity == before
-    assert target.connect(Sender(), ModelConfig(model="m")).identity != before
-
-
-def test_what_a_command_is_decides_its_identity(tmp_path: Path) -> None:
-    """Another command, workspace or limit makes another target."""
-    (tmp_path / "notes.md").write_text("a", encoding="utf-8")
-    first = CommandTarget(AGENT, skill_file="a", workspace=str(tmp_path)).identity
-    (tmp_path / "notes.md").write_text("b", encoding="utf-8")
-    second = CommandTarget(AGENT, skill_file="a", workspace=str(tmp_path)).identity
-    assert len({first, second, CommandTarget(AGENT, skill_file="a", limits={"seconds": 1}).identity}) == 3
+    assert connected.identity in identities
+    assert target.connect(Sender(), ModelConfig(model="m")).identity not in identities
+    limited = CommandTarget(AGENT, skill_file="a", workspace=str(tmp_path), limits={"seconds": 1})
+    assert len({*identities, target.identity, limited.identity}) == 4

@@ -1,4 +1,4 @@
-"""Fan-out is bounded and ordered, and cancels everything on failure; pure work runs on one thread."""
+"""Ordered fan-out, and work beside the loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import anyio
@@ -24,7 +24,6 @@ from reflact.concurrency import (
     fan_out_then,
     finish_if_cancelled,
     open_task_group,
-    run_both,
     run_in_thread,
     start_ahead,
 )
@@ -38,7 +37,6 @@ async def checkpoints(count: int) -> None:
 
 @given(delays=st.lists(st.integers(0, 5), max_size=12), limit=st.none() | st.integers(1, 4))
 def test_results_keep_the_order_of_the_inputs(delays: list[int], limit: int | None) -> None:
-    """Results stand where their inputs stood, whatever the order of completion."""
 
     async def call(indexed: tuple[int, int]) -> int:
         await checkpoints(indexed[1])
@@ -50,25 +48,7 @@ def test_results_keep_the_order_of_the_inputs(delays: list[int], limit: int | No
     assert anyio.run(run) == tuple(range(len(delays)))
 
 
-@pytest.mark.parametrize(("limit", "peak"), [(1, 1), (3, 3), (None, 8)])
-async def test_no_more_than_the_limit_run_at_once(limit: int | None, peak: int) -> None:
-    """The limit is reached and never passed; without one all run at once."""
-    running = 0
-    highest = 0
-
-    async def call(turns: int) -> None:
-        nonlocal running, highest
-        running += 1
-        highest = max(highest, running)
-        await checkpoints(turns)
-        running -= 1
-
-    await fan_out(call, [5] * 8, limit=limit)
-    assert highest == peak
-
-
 async def test_the_first_error_is_raised_bare_and_cancels_the_others() -> None:
-    """A failing part ends the fan-out with its own error; parts that wait forever are cancelled."""
     cancelled: list[int] = []
 
     async def call(number: int) -> None:
@@ -86,79 +66,8 @@ async def test_the_first_error_is_raised_bare_and_cancels_the_others() -> None:
     assert sorted(cancelled) == [0, 1, 2, 4]
 
 
-async def test_a_group_raises_one_error_out_of_nested_groups() -> None:
-    """However deep an error arose, it leaves a group unwrapped."""
-
-    async def fail() -> None:
-        raise KeyError("deep")
-
-    with pytest.raises(KeyError, match="deep"):
-        async with open_task_group(), open_task_group() as inner:
-            inner.start_soon(fail)
-
-
-class Boom(Exception):
-    """An error that a part raises."""
-
-
-@given(
-    lanes=st.lists(st.lists(st.integers(0, 6), max_size=6), max_size=3),
-    limits=st.tuples(st.none() | st.integers(1, 3), st.none() | st.integers(1, 3)),
-)
-def test_further_work_stands_in_the_order_of_prefixes(
-    lanes: list[list[int]], limits: tuple[int | None, int | None]
-) -> None:
-    """Results of both kinds are the same whatever finishes first, and each prefix is asked about once."""
-    asked: list[list[int]] = [[] for _ in lanes]
-
-    async def call(delay: int) -> int:
-        await checkpoints(delay)
-        return delay
-
-    def ready(lane: int, prefix: Sequence[int]) -> list[int]:
-        asked[lane].append(len(prefix))
-        return [sum(prefix)] * (prefix[-1] % 3)
-
-    async def then(total: int) -> str:
-        await checkpoints(total % 5)
-        return f"sum {total}"
-
-    async def run() -> Any:
-        return await fan_out_then(call, lanes, ready=ready, then=then, limit=limits[0], then_limit=limits[1])
-
-    sums = [
-        tuple(f"sum {sum(lane[: n + 1])}" for n, last in enumerate(lane) for _ in range(last % 3))
-        for lane in lanes
-    ]
-    assert anyio.run(run) == (tuple(tuple(lane) for lane in lanes), tuple(sums))
-    assert asked == [list(range(1, len(lane) + 1)) for lane in lanes]
-
-
-async def test_both_kinds_of_work_have_limits_of_their_own() -> None:
-    """Each limit is reached and never passed, over all lanes together."""
-    running = {"call": 0, "then": 0}
-    highest = {"call": 0, "then": 0}
-
-    async def work(kind: str) -> str:
-        running[kind] += 1
-        highest[kind] = max(highest[kind], running[kind])
-        await checkpoints(6)
-        running[kind] -= 1
-        return kind
-
-    async def call(number: int) -> str:
-        return await work("call")
-
-    def ready(lane: int, prefix: Sequence[str]) -> list[str]:
-        return ["then"]
-
-    await fan_out_then(call, [range(8), range(8)], ready=ready, then=work, limit=5, then_limit=3)
-    assert highest == {"call": 5, "then": 3}
-
-
 @pytest.mark.parametrize("failing", ["call", "ready", "then"])
 async def test_an_error_in_any_part_of_overlapped_work_ends_all_of_it(failing: str) -> None:
-    """The error leaves bare; earlier and further work that waits forever is cancelled, nothing is left."""
     ends: list[str] = []
 
     async def forever(name: str) -> None:
@@ -173,21 +82,21 @@ async def test_an_error_in_any_part_of_overlapped_work_ends_all_of_it(failing: s
         if number == 2:
             await checkpoints(5)
             if failing == "call":
-                raise Boom("call")
+                raise LookupError("call")
         return number
 
     def ready(lane: int, prefix: Sequence[int]) -> list[int]:
         if failing == "ready" and len(prefix) == 3:
-            raise Boom("ready")
+            raise LookupError("ready")
         return [len(prefix)]
 
     async def then(number: int) -> None:
         if failing == "then" and number == 3:
-            raise Boom("then")
+            raise LookupError("then")
         await forever("then")
 
     before = asyncio.all_tasks()
-    with anyio.fail_after(60), pytest.raises(Boom, match=failing):
+    with anyio.fail_after(60), pytest.raises(LookupError, match=failing):
         await fan_out_then(call, [range(4)], ready=ready, then=then)
     assert sorted(ends) == ["call", "then", "then"]
     assert asyncio.all_tasks() == before
@@ -210,46 +119,39 @@ class Endless:
             self.cleaned += 1
 
 
-async def only_left(tasks: set[asyncio.Task[Any]]) -> None:
+async def only_left(tasks: set[asyncio.Task[Any]], endless: Endless) -> int:
     """Let the loop finalise what was dropped; fail unless these tasks alone remain."""
     gc.collect()
     with anyio.fail_after(60):
         while asyncio.all_tasks() != tasks:
             await anyio.lowlevel.checkpoint()
+    return endless.cleaned
 
 
-async def test_leaving_a_stream_waits_until_its_producer_has_cleaned_up() -> None:
-    """After ``async with``, by break or by error, nothing is left running."""
+async def test_a_stream_that_is_left_waits_until_its_producer_has_cleaned_up() -> None:
+    """By a break, by an error, and without ``async with``, where the event loop does so."""
     before = asyncio.all_tasks()
-    for error in (None, LookupError("of the reader")):
+
+    async def read(error: Exception | None, *, bare: bool) -> int:
         endless = Endless()
+        stream = Stream(endless, buffer=1)
         with suppress(LookupError):
-            async with Stream(endless, buffer=1) as stream:
+            async with nullcontext() if bare else stream:
                 async for _ in stream:
                     if error is not None:
                         raise error
                     break
-        assert endless.cleaned == 1
-        await only_left(before)
+        return await only_left(before, endless) if bare else endless.cleaned
 
-
-async def test_a_bare_break_ends_the_producer_too() -> None:
-    """The loop finalises a stream that was only broken out of."""
-    before = asyncio.all_tasks()
-    endless = Endless()
-
-    async def read() -> None:
-        async for _ in Stream(endless, buffer=1):
-            break
-
-    await read()
-    await only_left(before)
-    assert endless.cleaned == 1
+    assert await read(None, bare=False) == 1
+    assert await read(LookupError("of the reader"), bare=False) == 1
+    assert await read(None, bare=True) == 1
 
 
 async def test_work_is_seen_through_although_its_caller_is_cancelled() -> None:
-    """Work under way when its caller is cancelled ends first; then the caller is cancelled all the same."""
-    begun, go_on, ends = anyio.Event(), anyio.Event(), list[str]()
+    begun = anyio.Event()
+    go_on = anyio.Event()
+    ends: list[str] = []
 
     async def work() -> None:
         begun.set()
@@ -272,7 +174,6 @@ async def test_work_is_seen_through_although_its_caller_is_cancelled() -> None:
 
 
 async def test_work_that_hangs_is_not_seen_through() -> None:
-    """A cancelled caller does not wait for ever."""
     with anyio.fail_after(60):
         async with open_task_group() as tasks:
             tasks.start_soon(lambda: finish_if_cancelled(anyio.sleep_forever, seconds=0.01))
@@ -280,54 +181,36 @@ async def test_work_that_hangs_is_not_seen_through() -> None:
             tasks.cancel_scope.cancel()
     assert tasks.cancel_scope.cancelled_caught
 
+    async def fail() -> None:
+        raise ZeroDivisionError
 
-async def test_what_is_seen_through_gives_its_result_or_its_error() -> None:
-    """Undisturbed, the result comes back, and an error comes out bare."""
-
-    async def half(number: int) -> float:
-        return 1 / number
-
-    assert await finish_if_cancelled(lambda: half(2)) == 0.5
     with pytest.raises(ZeroDivisionError):
-        await finish_if_cancelled(lambda: half(0))
+        await finish_if_cancelled(fail)
 
 
 LONG = "x" * (INLINE_LIMIT + 1)
 
 
-async def test_what_is_short_is_done_in_place() -> None:
-    """Work on little runs on the thread that asks."""
+async def test_long_work_is_done_on_one_thread_and_short_work_in_place() -> None:
     assert await run_in_thread(threading.get_ident, "little") == threading.get_ident()
-    assert await run_in_thread(threading.get_ident, LONG) != threading.get_ident()
+    threads = await fan_out(lambda _: run_in_thread(work_long, LONG), range(10))
+    assert threading.get_ident() not in threads
+    assert AT_WORK == []
 
 
-async def test_one_piece_follows_the_other() -> None:
-    """However many ask at once, one piece of long work is at work at a time."""
-    at_work, most = 0, 0
-
-    def work() -> None:
-        nonlocal at_work, most
-        at_work += 1
-        most = max(most, at_work)
-        time.sleep(0.002)
-        at_work -= 1
-
-    await fan_out(lambda _: run_in_thread(work, LONG), range(10))
-    assert most == 1
+AT_WORK: list[int] = []
 
 
-async def test_an_error_is_raised_where_it_was_asked_for() -> None:
-    """What the work raises reaches the caller as it is."""
-
-    def fail() -> None:
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        await run_in_thread(fail, LONG)
+def work_long() -> int:
+    """Fail if another call is at work."""
+    assert AT_WORK == []
+    AT_WORK.append(1)
+    time.sleep(0.002)
+    AT_WORK.clear()
+    return threading.get_ident()
 
 
 async def test_a_caller_that_is_cancelled_leaves_at_once() -> None:
-    """Cancelling does not wait for the work, and the next work waits for its end."""
     begun, go_on = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -345,7 +228,6 @@ async def test_a_caller_that_is_cancelled_leaves_at_once() -> None:
 
 
 async def test_functions_that_start_ahead_fail_when_they_are_asked_for() -> None:
-    """All run together, or each when it is asked for; an early error waits for its turn and ends nothing else."""
     started: list[str] = []
 
     async def slow() -> str:
@@ -369,23 +251,7 @@ async def test_functions_that_start_ahead_fail_when_they_are_asked_for() -> None
         started.clear()
 
 
-async def test_two_functions_that_run_together_share_their_errors() -> None:
-    """Both results are returned; an error of either cancels the other."""
-
-    async def answer() -> int:
-        return 1
-
-    async def fail() -> int:
-        raise ValueError("no")
-
-    assert await run_both(answer, answer) == (1, 1)
-    for pair in ((fail, anyio.sleep_forever), (anyio.sleep_forever, fail)):
-        with pytest.raises(ValueError, match="no"):
-            await run_both(*pair)
-
-
 async def test_fan_outs_share_slots() -> None:
-    """Together they never have more calls at work than there are slots, and earlier ones come first."""
     places, at_work, most, begun = Slots(3), 0, 0, list[int]()
 
     async def work(n: int) -> None:

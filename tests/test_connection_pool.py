@@ -109,26 +109,6 @@ async def test_a_pool_comes_back_once(how: str) -> None:
     assert len(pools) == 2
 
 
-async def test_pools_that_a_burst_left_idle_are_closed() -> None:
-    """The end of a later call closes pools whose time has passed, and a call after it uses the one that is left."""
-    pools = Pools()
-    pools.let.set()
-    async with PooledTransport(pools.open, keep_alive=0) as network:
-        burst = [await network.handle_async_request(request()) for _ in range(3)]
-        for response in burst:
-            await response.aclose()
-        assert [pool.closed for pool in pools] == [True, True, False]
-        await (await network.handle_async_request(request())).aclose()
-        assert [pool.sent for pool in pools] == [1, 1, 2]
-
-
-async def test_without_pools_of_ones_own_the_network_is_asked() -> None:
-    """A port that nobody listens on is a failure to connect."""
-    async with PooledTransport() as network:
-        with pytest.raises(httpx.ConnectError):
-            await network.handle_async_request(httpx.Request("GET", "http://127.0.0.1:9/"))
-
-
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The environment without variables of proxies and certificates."""
@@ -181,7 +161,6 @@ async def test_a_proxy_that_cannot_be_reached_is_named(environment: pytest.Monke
         ("SSL_CERT_FILE", "/nowhere/ca.pem", r"SSL_CERT_FILE names /nowhere/ca\.pem, .*No such file"),
         ("SSL_CERT_FILE", "/", "SSL_CERT_FILE names /, "),
         ("SSL_CERT_FILE", "/dev/null", "SSL_CERT_FILE names /dev/null, "),
-        ("SSL_CERT_DIR", "/nowhere", "SSL_CERT_DIR names /nowhere, .*Not a directory"),
     ],
 )
 async def test_a_wrong_variable_is_one_sentence(

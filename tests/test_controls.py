@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from rich.console import Console
 from pure_world import PureNetwork, differences, left_by, write_world
 from pure_world import settings as pure_settings
 from reflact import Trainer, events
-from reflact.config.training import TrainerConfig
 from reflact.data import DataSet
 from reflact.environments import (
     DatasetEnvironment,
@@ -27,29 +25,17 @@ from reflact.environments import (
     NormalizedGrader,
     NumericGrader,
     RegexGrader,
-    SimulatorEnvironment,
     TokenF1Grader,
 )
-from reflact.protocols import Session
 from reflact.records import Claim, Improvement, RunSummary, SkillScore, SkillVersion
 from reflact.reporting.facts import ResultFact
 from reflact.reporting.history import read_run
 from reflact.reporting.live import EventLines
 from reflact.reporting.terminal import print_summary
-from reflact.stages.null_answers import (
-    MAX_CHECKED_ITEMS,
-    REFUSAL,
-    ConstantTarget,
-    choose_checked_items,
-    describe_high_scores,
-    find_frequent_answer,
-    list_null_answers,
-)
+from reflact.stages.null_answers import REFUSAL, find_frequent_answer
 from reflact.stages.reply_models import AnalystReply
-from reflact.testing import ToyEnvironment, append_reply, toy_optimizer
-from reflact.text import describe_constant
-from reflact.types import Grade, Score, Skill, Split
-from test_run_cost_estimate import PLAIN, measured
+from reflact.testing import append_reply
+from reflact.types import Split
 from toy_runs import Actor, build_trainer, playing, run, settings
 
 ON: dict[str, Any] = {"test": {"enabled": True, "placebo": True, "null_answers": True}}
@@ -58,7 +44,6 @@ NAMES = ["baseline", "placebo", "null_empty", "null_refusal", "null_frequent", "
 
 
 def items(split: str, references: Sequence[Any]) -> tuple[Item, ...]:
-    """Return items of a split with these references."""
     return tuple(
         Item(id=f"{split}-{number}", input=f"{split} {number}", reference=reference)
         for number, reference in enumerate(references)
@@ -93,29 +78,6 @@ async def test_constants_are_graded_beside_baseline_and_best(tmp_path: Path) -> 
     assert "answer" not in json.loads(done.summary.model_dump_json())["scores"][0]
 
 
-async def test_without_a_test_split_controls_are_measured_on_validation(tmp_path: Path) -> None:
-    """The last split is the one that the claim is made on."""
-    done = await run(tmp_path, test={"enabled": False, "placebo": True, "null_answers": True})
-    assert [(score.name, score.split) for score in done.summary.scores] == [(n, Split.val) for n in NAMES]
-
-
-@pytest.mark.parametrize(
-    ("off", "left"),
-    [
-        ("placebo", [n for n in NAMES if n != "placebo"]),
-        ("null_answers", [NAMES[0], *NAMES[1:2], *NAMES[5:]]),
-    ],
-)
-async def test_each_control_can_be_switched_off(tmp_path: Path, off: str, left: list[str]) -> None:
-    """Neither changes the identity of the run."""
-    done = await run(tmp_path, test={**ON["test"], off: False})
-    assert [score.name for score in done.summary.scores if score.split is Split.test] == left
-    assert any(event.kind == "null_answers_graded" for event in done.events) == (off == "placebo")
-    more = await run(tmp_path, **ON)
-    assert [score.name for score in more.summary.scores if score.split is Split.test] == NAMES
-    assert more.records == done.records
-
-
 async def test_a_task_that_a_constant_solves_says_so_before_anything_is_asked(tmp_path: Path) -> None:
     """One warning names the constant, its score and what it means: event, line and summary."""
     asked_before: list[int] = []
@@ -148,17 +110,6 @@ async def test_a_task_that_a_constant_solves_says_so_before_anything_is_asked(tm
     assert again.scores == summary.scores
 
 
-def test_a_warning_needs_half_of_the_items() -> None:
-    """It names the best constant; below half there is none."""
-    low = SkillScore(name="null_empty", answer="", skill_hash="a", split=Split.train, n=50, hard=0.48)
-    half = low.model_copy(update={"hard": 0.5})
-    best = low.model_copy(update={"answer": "no", "hard": 0.6})
-    assert describe_high_scores([low]) is None
-    assert describe_high_scores([]) is None
-    assert (describe_high_scores([half]) or "").startswith("always answering nothing scores 0.500")
-    assert (describe_high_scores([half, best]) or "").startswith('always answering "no" scores 0.600')
-
-
 @pytest.mark.parametrize(
     ("grade", "references", "frequent"),
     [
@@ -177,88 +128,6 @@ def test_the_most_frequent_right_answer(grade: Grader, references: list[Any], fr
     """Answers that the grader takes as equal are counted together; the first of several equal counts is chosen."""
     world = questions(references, grade)
     assert find_frequent_answer(world, world.items(Split.train)) == frequent
-
-
-def test_an_own_function_has_its_plain_references_as_answers() -> None:
-    """Text and numbers are answers; objects and truth values are not."""
-
-    def own(item: Item, answer: str) -> bool:
-        return answer == str(item.reference)
-
-    for references, frequent in (([3, 3, "x"], "3"), ([True, True], None), ([{"a": 1}, {"a": 1}], None)):
-        world = questions(references, own)
-        assert find_frequent_answer(world, world.items(Split.train)) == frequent
-
-
-def test_equal_constants_are_graded_once() -> None:
-    """If most items want a refusal, it is not listed twice."""
-    world = questions([REFUSAL, REFUSAL])
-    names = [answer.name for answer in list_null_answers(world, world.items(Split.train))]
-    assert names == ["null_empty", "null_refusal"]
-
-
-def test_few_items_are_checked_before_a_training() -> None:
-    """They are spread evenly over the split, so sorted data does not mislead; fewer are all taken."""
-    many = items("train", range(10 * MAX_CHECKED_ITEMS))
-    assert [item.reference for item in choose_checked_items(many)] == [*range(0, 10 * MAX_CHECKED_ITEMS, 10)]
-    assert choose_checked_items(many[:7]) == many[:7]
-
-
-def test_a_constant_is_short_in_messages() -> None:
-    """It is cut, and line breaks are spaces."""
-    assert describe_constant("") == "always answering nothing"
-    assert describe_constant("a\n  b") == 'always answering "a b"'
-    assert describe_constant("x" * 100) == f'always answering "{"x" * 28}...{"x" * 29}"'
-
-
-async def test_an_interactive_environment_is_driven_by_the_constant(tmp_path: Path) -> None:
-    """Its rollout gets the constant for every message; without references there is no frequent answer."""
-    replies: list[str] = []
-
-    async def play(seed: int, session: Session) -> Grade:
-        said = [await session.reply("first"), await session.reply("second")]
-        replies.extend(said)
-        assert len(session.turns) == 4
-        return Grade(score=Score.of(said == ["", ""]), answer=said[-1])
-
-    world = SimulatorEnvironment(play, name="talk", train=4, val=4, test=4)
-    done = await run(tmp_path, environment=world, script=APPENDING, **ON)
-    nulls = {score.name: score.hard for score in done.summary.scores if score.answer is not None}
-    assert nulls == {"null_empty": 1.0, "null_refusal": 0.0}
-    assert replies[:2] == ["", ""]
-    assert done.summary.warnings[0].startswith("always answering nothing scores 1.000 on 4 train items")
-
-
-async def test_a_conversation_that_a_constant_does_not_end_is_ended(tmp_path: Path) -> None:
-    """It has the score 0, as if a model's context were full."""
-
-    async def play(seed: int, session: Session) -> Grade:
-        while (answer := await session.reply("go on")) not in {"unknown", REFUSAL}:
-            pass
-        return Grade(score=Score.of(1), answer=answer)
-
-    done = await run(
-        tmp_path, environment=SimulatorEnvironment(play, name="talk", train=4, val=4, test=4), **ON
-    )
-    nulls = {score.name: score.hard for score in done.summary.scores if score.answer is not None}
-    assert nulls == {"null_empty": 0.0, "null_refusal": 1.0}
-    assert done.summary.missing == ()
-
-
-async def test_an_environment_that_cannot_take_a_constant_is_named(tmp_path: Path) -> None:
-    """The run completes without null answers, and says what is missing and why."""
-
-    class Picky(ToyEnvironment):
-        async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-            if not hasattr(session, "_lines") and not hasattr(session, "_inner"):
-                raise TypeError("this is no session of mine")
-            return await super().run(item, session, seed=seed)
-
-    done = await run(tmp_path, environment=Picky(train=8, val=4, test=4), **ON)
-    assert done.summary.status == "completed"
-    assert [line.split(":")[0] for line in done.summary.missing] == [f"{name} on test" for name in NAMES[2:5]]
-    assert all("this is no session of mine" in line for line in done.summary.missing)
-    assert not any(event.kind == "null_answers_graded" for event in done.events)
 
 
 async def test_constants_are_not_graded_again_by_a_resumed_run(tmp_path: Path) -> None:
@@ -303,30 +172,11 @@ def test_a_budget_that_ends_at_the_placebo_leaves_the_other_scores(tmp_path: Pat
     assert differences(left_by(tmp_path / "again"), left_by(tmp_path / "whole")) == []
 
 
-async def test_the_estimate_counts_the_placebo(tmp_path: Path) -> None:
-    """One rollout for each test item, by default; null answers cost no call."""
-    on, actual = await measured(tmp_path / "on", {**PLAIN, "test": {"placebo": True}}, toy_optimizer())
-    off, without = await measured(tmp_path / "off", {**PLAIN, "test": {"placebo": False}}, toy_optimizer())
-    rollouts = [next(row.calls for row in e.rows if row.purpose == "rollout") for e in (on, off)]
-    assert rollouts[0] - rollouts[1] == 6
-    assert actual["rollout"] - without["rollout"] == 6
-
-
-async def test_a_constant_target_is_a_target() -> None:
-    """It says the same under every document, and notes the conversation."""
-    session = ConstantTarget("42").session(Skill(text="Say 43."), rollout="r")
-    assert await session.reply("what?") == "42"
-    assert [(turn.role, turn.content) for turn in session.turns] == [("user", "what?"), ("assistant", "42")]
-    assert ConstantTarget("42").identity != ConstantTarget("43").identity
-
-
 def score(name: str, hard: float, answer: str | None = None) -> SkillScore:
-    """Return a score on the test split."""
     return SkillScore(name=name, answer=answer, skill_hash="a" * 64, split=Split.test, n=80, hard=hard)
 
 
 def ended(*scores: SkillScore, best: int = 1) -> RunSummary:
-    """Return the summary of a run with these scores."""
     version = SkillVersion(number=best, skill_hash="a" * 64, origin="step 1")
     return RunSummary(run_id="r1", status="completed", best=version, scores=scores)
 
@@ -350,25 +200,3 @@ def test_the_closing_lines_say_what_controls_say_against_the_best_skill() -> Non
     claimed = ended(best, frequent).model_copy(update={"claim": Claim(improvement=gain, confirmed=True)})
     assert ResultFact(summary=claimed).result.startswith("Better: ")
     assert ResultFact(summary=claimed).result.endswith(constant)
-
-
-def test_controls_fit_a_table_of_80_columns(tmp_path: Path) -> None:
-    """Baseline, placebo, null answers and best have one line each, with their intervals."""
-    scores = [
-        score(name, 0.5, "" if name.startswith("null") else None).model_copy(
-            update={"low": 0.4, "high": 0.6, "soft": 0.5, "successes": 40.0}
-        )
-        for name in NAMES
-    ]
-    text = io.StringIO()
-    print_summary(Console(file=text, width=80), ended(*scores), tmp_path)
-    shown = ["baseline", "placebo", "empty", "refusal", "frequent", "best, final"]
-    rows = [line for line in text.getvalue().splitlines() if re.search(r" test +\d+ +\d+ ", line)]
-    assert [re.split(" +test", row.strip())[0] for row in rows] == shown
-    assert all("0.400 to 0.600" in row and len(row) <= 80 for row in rows)
-
-
-def test_controls_are_on_by_default() -> None:
-    """A configuration that does not name them measures both."""
-    test = TrainerConfig().test
-    assert (test.placebo, test.null_answers) == (True, True)

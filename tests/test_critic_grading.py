@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from doubles import RUN, open_context
-from flattered_world import flattered, trace_of
 from memory_pairs import make_pair
 from reflact import Critic, Item, Rollout, Score
 from reflact.calibration.grading import (
     CriticAnnotator,
     CriticGrader,
-    explain_empty_answer,
     item_input,
-    measure_critic,
 )
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import apply_grader
 from reflact.errors import (
-    BudgetSpent,
     ConfigError,
     ContextOverflow,
     EnvironmentFailure,
-    ProviderDown,
-    ReflactError,
     ReplyError,
 )
 from reflact.stages.reflect import Minibatch, annotate_failures
@@ -76,12 +69,6 @@ async def test_phi_after_the_answer_is_the_score(phi: float, hard: float, soft: 
         assert len(llm.calls) == 1
 
 
-async def test_what_the_critic_says_is_the_feedback() -> None:
-    """The failure analyst reads reasoning, number and threshold; full marks need no words."""
-    assert (await graded(saying(4))).feedback == "a critic scored it 4 of 10, 8 needed: It is polite."
-    assert (await graded(saying(10))).feedback is None
-
-
 @pytest.mark.parametrize(
     ("evidence", "before", "after", "guard"),
     [
@@ -125,22 +112,6 @@ async def test_an_answer_that_says_nothing_earns_nothing(answer: str, words: str
     assert llm.calls == []
 
 
-@pytest.mark.parametrize(
-    ("question", "purpose", "answer"),
-    [
-        ("alpha 100", None, "alpha:100"),
-        ("anna met bob", "Set the capitals.", "Anna met Bob"),
-        ("Who won in 2090? Say 'I do not know' where nobody can.", None, "I do not know."),
-        ("Who won in 2090?", "Answer, or say: I don't know.", "I don't know."),
-        ("Who won in 2090?", None, "I do not know who, but it was in May."),
-        ("Which word is missing?", None, "unknown"),
-    ],
-)
-def test_what_says_something_is_put_to_the_critic(question: str, purpose: str | None, answer: str) -> None:
-    """Another form of the question may be the answer, and so may not knowing where that is asked for."""
-    assert explain_empty_answer(answer, question=question, purpose=purpose or question) is None
-
-
 async def test_the_critic_sees_input_answer_and_purpose() -> None:
     """The item's input is the state before and, unless said otherwise, the purpose; never the reference."""
     llm = saying(9)
@@ -169,29 +140,12 @@ async def test_a_judge_without_a_verdict_is_no_zero(error: Exception) -> None:
     assert notes == ("reply 1: a critic gave no score", "reply 2: a critic gave no score")
 
 
-@pytest.mark.parametrize("error", [ProviderDown("down"), BudgetSpent("spent")])
-async def test_errors_of_the_endpoint_pass(error: Exception) -> None:
-    """What an endpoint or a budget refuses is an error as it is: it decides no score, and not what analysts read."""
-    llm = ScriptedLLM(lambda *_: error)
-    with pytest.raises(type(error)):
-        await graded(llm)
-    with pytest.raises(ReflactError, match=str(error)):
-        await CriticAnnotator(Critic(llm).pin_to(())).annotate(ITEM, ROLLOUT)
-
-
 def test_what_has_no_identity_is_refused() -> None:
     """A critic that may change cannot be part of a run's identity or keys."""
     critic = Critic(saying(1))
     for build in (CriticGrader, CriticAnnotator):
         with pytest.raises(ConfigError, match=re.escape("await critic.pin()")):
             build(critic)
-
-
-@pytest.mark.parametrize("passes_at", [0, -1, 10.5, float("nan")])
-def test_a_threshold_is_a_phi(passes_at: float) -> None:
-    """A threshold off the scale would pass all answers, or none."""
-    with pytest.raises(ConfigError, match="pass_threshold"):
-        CriticGrader(Critic(saying(1)).pin_to(()), pass_threshold=passes_at)
 
 
 def key(grader: CriticGrader) -> str:
@@ -212,18 +166,6 @@ def test_all_that_a_score_depends_on_is_in_the_environments_identity() -> None:
     )
     assert len({key(grader) for grader in graders}) == len(graders)
     assert key(CriticGrader(critic.pin_to(()), pass_threshold=8)) == key(graders[0])
-
-
-async def test_the_summary_says_what_the_critic_is_worth(tmp_path: Path) -> None:
-    """A pinned critic is measured on traces with gold, and the figures stand in the summary's line."""
-    critic = Critic(flattered()).pin_to(())
-    traces = [await trace_of(critic, f"t{n}", n, count=2, claims=[n % 2 == 0, False]) for n in range(20)]
-    measured = await measure_critic(critic, traces)
-    assert measured.error.value == pytest.approx(0.75)
-    used = CriticGrader(critic, measurements=measured).scored_by.accuracy
-    assert (used.traces, used.transitions) == (20, 40)
-    assert (used.error, used.accuracy) == (measured.error, measured.accuracy)
-    assert await measure_critic(critic, []) is None
 
 
 NUMBERS = {"phi_before": 1, "phi_after": 1, "confidence": 0.9}
@@ -258,20 +200,6 @@ async def fed_back(
     await store.open_run(RUN, {}, None)
     noted = await annotate_failures(batch, annotator, await open_context(UNMOVED, store))
     return [rollout.feedback for rollout in noted.rollouts]
-
-
-async def test_notes_stand_below_the_feedback_of_failures() -> None:
-    """A failure's analyst reads the environment's words first and then the notes, line by line."""
-    assert await fed_back(Noting("one", "two"), InMemoryRunStore()) == ["No bow.\none\ntwo"]
-    assert await fed_back(Noting("one"), InMemoryRunStore(), feedback=None) == ["one"]
-    assert await fed_back(Noting(), InMemoryRunStore(), feedback=None) == [None]
-
-
-async def test_successes_are_not_annotated() -> None:
-    """Nobody is asked about what went well."""
-    noting = Noting("one")
-    assert await fed_back(noting, InMemoryRunStore(), source="success") == ["No bow."]
-    assert noting.asked == []
 
 
 async def test_a_restart_reads_the_same_notes() -> None:

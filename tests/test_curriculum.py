@@ -8,19 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from critic_world import event
 from reflact.calibration.curriculum import (
     RoundMeasurement,
     RoundPlan,
-    apportion,
     deal_mistakes,
     has_plateaued,
-    measure,
     plan_next_round,
 )
-from reflact.calibration.metrics import ScoredStep
 from reflact.calibration.pairs import DistanceBand
-from reflact.memory.models import MISTAKE_KINDS, Label
+from reflact.memory.models import MISTAKE_KINDS
 
 
 def plan_after(*history: RoundMeasurement, max_rounds: int = 9) -> RoundPlan | None:
@@ -42,23 +38,6 @@ def test_the_weakest_kind_gets_most_and_every_kind_something() -> None:
     assert max(shares, key=lambda kind: shares[kind]) == "inflated_score"
     assert shares["ignored_evidence"] == shares["scale_inconsistency"] == 0.125
     assert sum(shares.values()) == pytest.approx(1)
-
-
-def test_little_evidence_attracts_little() -> None:
-    """One error in one step says less than fifteen in twenty."""
-    by_mistake = {"inflated_score": (15, 20), "ignored_evidence": (1, 1)}
-    shares = plan_after(RoundMeasurement(0.5, 1, by_mistake)).shares
-    assert shares["inflated_score"] > shares["ignored_evidence"] > 0.125
-
-
-def test_contrasts_get_subtler_from_round_to_round() -> None:
-    """The largest distance shrinks towards the margin and stays wide enough to be met."""
-    rising = [measured(n / 10) for n in range(9)]
-    plans = [plan_after(*rising[: n + 1]) for n in range(8)]
-    widths = [plan.band.farthest - plan.band.nearest for plan in plans if plan is not None]
-    assert widths == sorted(widths, reverse=True)
-    assert widths[:3] == [9, 4.5, 2.25]
-    assert min(widths) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -84,29 +63,6 @@ def test_a_plateau_of_accuracy_and_error_ends_the_rounds(
     assert (plan_after(*history) is None) is is_over
 
 
-def test_rounds_end_when_all_are_made() -> None:
-    """However much each of them gained."""
-    assert plan_after(*[measured(n / 10) for n in range(4)], max_rounds=3) is None
-
-
-def test_scores_are_measured_by_kind() -> None:
-    """Of each kind counts how many steps that invite it were not scored within the tolerance."""
-    scored = [
-        ScoredStep(
-            trace_id=str(n),
-            step=0,
-            label=Label(progress_before=1, progress_after=5, source="program"),
-            evaluation=event(before=1, after=5 if n else 9).evaluation,
-            wrong_progress=(9,),
-            mistakes=("inflated_score",),
-        )
-        for n in range(4)
-    ]
-    result = measure(scored, scored)
-    assert (result.error, result.by_mistake) == (1, {"inflated_score": (1, 4)})
-    assert measure([None], scored) is None
-
-
 WEIGHTS = st.lists(st.integers(1, 20), min_size=1, max_size=6)
 
 
@@ -122,15 +78,3 @@ def test_what_is_dealt_has_the_shares(weights: list[int], n_events: int, per_eve
         assert abs(counts[kind] - share * n_events * per_event) < 1 + 1e-6
         often = -(-counts[kind] // n_events) if n_events else 0
         assert all(hand.count(kind) <= often for hand in hands)
-
-
-@given(weights=WEIGHTS, n_places=st.integers(0, 40))
-def test_places_are_rounded_without_bias(weights: list[int], n_places: int) -> None:
-    """Over evenly spread marks every kind gets its share on average, and at each mark that but for one."""
-    shares = [(f"k{n}", weight / sum(weights)) for n, weight in enumerate(weights)]
-    found = [apportion(shares, n_places, offset=n / 64) for n in range(64)]
-    for kind, share in shares:
-        counts = [one[kind] for one in found]
-        assert all(abs(count - share * n_places) < 1 + 1e-6 for count in counts)
-        assert sum(counts) / 64 == pytest.approx(share * n_places, abs=2 / 64)
-    assert all(sum(one.values()) == n_places for one in found)

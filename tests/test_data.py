@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -22,10 +21,8 @@ from reflact.data import (
     read_rows,
     shuffle,
 )
-from reflact.environments.dataset import DatasetEnvironment
-from reflact.environments.graders import NormalizedGrader
 from reflact.errors import DataError
-from reflact.types import Item, Split, digest_json
+from reflact.types import Item, Split
 
 ids = st.sets(st.text(min_size=1, max_size=4), min_size=1, max_size=40).map(sorted)
 sizes = st.integers(1, 12)
@@ -58,23 +55,21 @@ def _counts(dataset: DataSet) -> tuple[int, ...]:
 
 
 def test_a_folder_holds_its_splits_as_files_or_folders(tmp_path: Path) -> None:
-    """Each split is a file or a folder with one file, .json or .jsonl, under its name or an alias."""
     _write(tmp_path / "train" / "part.jsonl", _rows(3, "a"))
     _write(tmp_path / "selection.json", _rows(2, "b"))
     _write(tmp_path / "valid_unseen" / "x.json", _rows(1, "c"))
     (tmp_path / "train" / "README.md").write_text("about", encoding="utf-8")
-    dataset = load_dataset(tmp_path, "2:1:7", 42)
+    dataset = load_dataset(tmp_path, "2:1:7")
     assert _counts(dataset) == (3, 2, 1)
     assert [item.id for item in dataset.train] == ["a0", "a1", "a2"]
 
 
 def test_items_keep_all_their_fields(tmp_path: Path) -> None:
-    """Inputs may be any JSON; blank lines, line separators inside text and a byte order mark are no items."""
     path = tmp_path / "all.jsonl"
     row = '{"id": "ä", "input": {"q": [1, null]}, "task_type": "sum", "reference": [3.5]}'
     path.write_text(f'\ufeff\n{row}\r\n\n{{"id": "b", "input": "x\u2028y"}}', encoding="utf-8")
     first = Item(id="ä", input={"q": [1, None]}, task_type="sum", reference=[3.5])
-    assert load_dataset(path, "1:0:0", 42).train == (first, Item(id="b", input="x\u2028y"))
+    assert load_dataset(path, "1:0:0").train == (first, Item(id="b", input="x\u2028y"))
 
 
 @pytest.mark.parametrize(
@@ -84,89 +79,78 @@ def test_items_keep_all_their_fields(tmp_path: Path) -> None:
         ("a.json", '{"id": "a"}', "expected a list of items, found an object"),
         ("a.json", "[3]", r"row 1: expected an object with an input, found a number"),
         ("a.json", "[]", "a.json has no items"),
-        ("a.json", '[{"input": 1, "refrence": 2}]', "did you mean 'refrence'\\? .*reference: refrence"),
-        ("a.json", '[{"prompt": 2, "x": 3}]', r"write data.fields.input: COLUMN \(its columns are prompt, x"),
+        ("a.json", '[{"input": 1, "refrence": 2}]', "no column 'reference'; .*reference: refrence"),
+        ("a.json", '[{"prompt": 2, "x": 3}]', r"data.fields.input: COLUMN \(its columns are prompt, x"),
         ("a.json", '[{"id": "a", "input": null}]', "row 1: the column 'input', which is the input, is empty"),
-        ("a.json", '[{"id": true, "input": 1}]', "row 1: the field 'id' is wrong: .*valid string"),
+        ("a.json", '[{"id": true, "input": 1}]', "row 1: the field 'id' .* is wrong: .*valid string"),
         ("a.json", '[{"id": "a", "input": NaN}]', "NaN is not a JSON number"),
-        ("a.json", '[{"id": "a", "input": 1e999}]', "row 1: the field 'input' is wrong: .*finite"),
+        ("a.json", '[{"id": "a", "input": 1e999}]', "row 1: the field 'input' .* is wrong: .*finite"),
         ("a.json", '[{"id": "a", "input": "\\ud800"}]', "row 1: half of a surrogate pair"),
         ("a.json", "[" * 100_000, "nested too deeply"),
         ("a.jsonl", '{"input": 1}\n{"input": 2, "m": {"b": 1, "b": 2}}', "a.jsonl row 2 .* name 'b' twice"),
         ("a.csv", "sep=;\nid;input\na\n", "a.csv row 3: it has 1 cells, but the header has 2"),
         ("a.csv", 'id,input\na,"b', r"a.csv row 2 is not valid CSV"),
         ("a.csv", "id,input,id\na,b,c\n", r"a.csv row 1: the header has 'id' more than once"),
-        (
-            "a.csv",
-            f"input,reference\n{'x' * 200_000},1\n",
-            r"row 2 is not valid CSV: .*save the data as \.jsonl",
-        ),
         ("a.txt", "id,input", "must end in .csv, .json or .jsonl"),
     ],
 )
 def test_malformed_files_are_one_sentence(tmp_path: Path, name: str, content: str, words: str) -> None:
-    """What is wrong is said with the file and the row, and unknown fields with the nearest right one."""
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=words) as error:
-        load_dataset(tmp_path / name, "2:1:7", 42)
+        load_dataset(tmp_path / name, "2:1:7")
     assert name in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_text_in_another_encoding_is_refused(tmp_path: Path) -> None:
-    """A file that is not UTF-8 is named as such."""
-    (tmp_path / "a.json").write_bytes('[{"input": "ä"}]'.encode("latin-1"))
-    with pytest.raises(DataError, match=r"a.json is not UTF-8 text"):
-        load_dataset(tmp_path / "a.json", "2:1:7", 42)
-
-
 def test_missing_and_ambiguous_splits_are_errors(tmp_path: Path) -> None:
-    """A path with nothing, a missing split, two sources of one, and two files in one are told apart."""
     with pytest.raises(DataError, match="there is no data at"):
-        load_dataset(tmp_path / "nowhere", "2:1:7", 42)
+        load_dataset(tmp_path / "nowhere", "2:1:7")
     _write(tmp_path / "train.json", _rows(1))
     with pytest.raises(DataError, match=r"has no val split: looked for val or validation or "):
-        load_dataset(tmp_path, "2:1:7", 42)
+        load_dataset(tmp_path, "2:1:7")
     _write(tmp_path / "val.json", _rows(1))
     _write(tmp_path / "selection.json", _rows(1))
     with pytest.raises(DataError, match=r"more than one val split: val.json, selection.json"):
-        load_dataset(tmp_path, "2:1:7", 42)
+        load_dataset(tmp_path, "2:1:7")
     (tmp_path / "selection.json").unlink()
     (tmp_path / "test").mkdir()
     with pytest.raises(DataError, match=r"exactly one .json, .jsonl or .csv file; it contains none"):
-        load_dataset(tmp_path, "2:1:7", 42)
+        load_dataset(tmp_path, "2:1:7")
     _write(tmp_path / "test" / "a.json", _rows(1))
     _write(tmp_path / "test" / "b.json", _rows(1))
     with pytest.raises(DataError, match=r"it contains a.json, b.json"):
-        load_dataset(tmp_path, "2:1:7", 42)
+        load_dataset(tmp_path, "2:1:7")
 
 
 @pytest.mark.parametrize(
     ("n", "ratio", "counts"),
-    [(10, "2:1:7", (2, 1, 7)), (4, "2:1:7", (1, 0, 3)), (7, "1:1:1", (3, 2, 2)), (5, "0:1:0", (0, 5, 0))],
+    [
+        *[
+            (10, "2:1:7", (2, 1, 7)),
+            (4, "2:1:7", (1, 0, 3)),
+            (7, "1:1:1", (3, 2, 2)),
+            (5, "0:1:0", (0, 5, 0)),
+        ],
+        *[(3, None, (1, 1, 1)), (10, None, (3, 3, 4)), (120, None, (40, 40, 40)), (200, None, (40, 40, 120))],
+        *[(399, None, (79, 40, 280)), (400, None, (80, 40, 280)), (1000, None, (200, 100, 700))],
+    ],
 )
-def test_one_file_is_split_by_its_ratio(tmp_path: Path, n: int, ratio: str, counts: tuple[int, ...]) -> None:
-    """Sizes follow the ratio by largest remainders, and every item is in exactly one split."""
-    dataset = load_dataset(_write(tmp_path / "all.jsonl", _rows(n)), ratio, 42)
+def test_one_file_is_split_by_its_ratio_or_its_size(
+    tmp_path: Path, n: int, ratio: str | None, counts: tuple[int, ...]
+) -> None:
+    path = _write(tmp_path / "all.jsonl", _rows(n))
+    dataset = load_dataset(path, ratio)
     assert _counts(dataset) == counts
     assert {item.id for split in Split for item in dataset.items(split)} == {f"q{k}" for k in range(n)}
-
-
-@pytest.mark.parametrize("ratio", ["0:0:0", "1:1", "a:b:c", "-1:1:1", "²:1:1"])
-def test_a_ratio_that_is_none_is_refused(tmp_path: Path, ratio: str) -> None:
-    """A ratio is three whole numbers, not all zero."""
     with pytest.raises(DataError, match="is not train:val:test in whole numbers"):
-        load_dataset(_write(tmp_path / "all.json", _rows(4)), ratio, 42)
+        load_dataset(path, "0:0:0")
 
 
-def test_the_split_depends_on_the_items_and_the_seed_alone(tmp_path: Path) -> None:
-    """Rows in another order fall into the same splits; another seed deals them anew. Values are pinned."""
+def test_the_split_depends_on_the_items_alone(tmp_path: Path) -> None:
     rows = _rows(10)
-    dataset = load_dataset(_write(tmp_path / "a.jsonl", rows), "4:3:3", 42)
-    turned = load_dataset(_write(tmp_path / "b.jsonl", rows[::-1]), "4:3:3", 42)
-    other = load_dataset(_write(tmp_path / "a.jsonl", rows), "4:3:3", 43)
+    dataset = load_dataset(_write(tmp_path / "a.jsonl", rows), "4:3:3")
+    turned = load_dataset(_write(tmp_path / "b.jsonl", rows[::-1]), "4:3:3")
     assert [set(turned.items(s)) for s in Split] == [set(dataset.items(s)) for s in Split]
-    assert [set(other.items(s)) for s in Split] != [set(dataset.items(s)) for s in Split]
     assert [item.id for item in dataset.train] == TRAIN_OF_SEED_42
     assert dataset.fingerprint == FINGERPRINT_OF_SEED_42
 
@@ -175,84 +159,40 @@ def test_the_split_depends_on_the_items_and_the_seed_alone(tmp_path: Path) -> No
     "row", [{"id": "a", "input": "x", "reference": "y"}, {"input": "x", "reference": "y"}]
 )
 def test_repeated_ids_name_their_rows(tmp_path: Path, row: Row) -> None:
-    """The error names both rows; an id that was made from content tells nothing and is left out."""
     first = _rows(1)
     path = _write(tmp_path / "all.jsonl", [row, *first, row, *first])
     words = "the item id 'a' is used 2 times" if "id" in row else "^the same item is in the data 2 times"
-    others = r"Others are repeated too: .*row 2, .*row 4 \(2 in all\)"
-    with pytest.raises(DataError, match=rf"{words}: .*row 1, .*row 3; (ids must|keep one).* {others}"):
-        load_dataset(path, "1:1:1", 42)
-
-
-def test_a_row_without_a_right_answer_is_named(tmp_path: Path) -> None:
-    """A grader that cannot use a reference names the file and the row, and the other rows like it."""
-    rows = [{"input": f"q{k}", "reference": "" if k in {1, 4} else "a"} for k in range(6)]
-    data = load_dataset(_write(tmp_path / "all.jsonl", rows), "1:1:1", 42)
-    with pytest.raises(
-        DataError, match=r"all.jsonl row 2: the item cannot .* has no reference; .* 1 more .*all.jsonl row 5"
-    ):
-        DatasetEnvironment(data, grade=NormalizedGrader())
+    with pytest.raises(DataError, match=rf"{words}: .*row 1, .*row 3; (ids must|keep one)"):
+        load_dataset(path, "1:1:1")
 
 
 def test_fields_name_the_columns_and_others_are_metadata(tmp_path: Path) -> None:
-    """`data.fields` names columns, integers become ids, and every other column is kept as metadata."""
     fields = FieldsConfig(id="nr", input="ask", reference="gold", task_type="level")
     row: Row = {"nr": 7, "ask": "x", "gold": [1], "level": 3, "source": {"page": 2}}
     path = _write(tmp_path / "all.jsonl", [row])
-    (item,) = load_dataset(path, "1:0:0", 42, fields=fields).train
+    (item,) = load_dataset(path, "1:0:0", fields=fields).train
     expected = Item(id="7", input="x", reference=[1], task_type="3", metadata={"source": {"page": 2}})
     assert item == expected
     with pytest.raises(DataError, match=r"row 1: there is no column 'q', which data.fields.input names; its"):
-        load_dataset(path, "1:0:0", 42, fields=FieldsConfig(input="q"))
+        load_dataset(path, "1:0:0", fields=FieldsConfig(input="q"))
 
 
 def test_csv_rows_are_items(tmp_path: Path) -> None:
-    """A CSV file may have semicolons, line breaks in quotes, an unnamed index column and empty cells."""
     path = tmp_path / "all.csv"
     path.write_text(';question;answer;level\r\n0;"a;\r\nb";1;\r\n\r\n1;c;2;hard\r\n', encoding="utf-8-sig")
-    first, second = load_dataset(path, "1:0:0", 42).train
+    first, second = load_dataset(path, "1:0:0").train
     assert (first.input, first.reference, first.metadata) == ("a;\r\nb", "1", {"level": None})
     assert (second.input, second.reference, second.metadata) == ("c", "2", {"level": "hard"})
     assert len({first.id, second.id}) == 2
 
 
-def test_questions_with_context_and_answers_are_recognised(tmp_path: Path) -> None:
-    """Rows of SkillOpt's question answering need no `data.fields`."""
-    row: Row = {"id": 1, "question": "Who?", "context": "Ann came.", "answers": ["Ann", "ann"]}
-    (item,) = load_dataset(_write(tmp_path / "all.json", [row]), "1:0:0", 42).train
-    assert item == Item(id="1", input="Ann came.\n\nQuestion: Who?", reference=["Ann", "ann"])
-
-
-def test_ids_from_content_are_stable(tmp_path: Path) -> None:
-    """An item without an id has the same one in every order and format, and other columns do not change it."""
-    rows: list[Row] = [{"input": f"{n}", "reference": "r"} for n in range(5)]
-    first = load_dataset(_write(tmp_path / "a.jsonl", rows), "1:0:0", 42).train
-    more = [{**row, "note": "n"} for row in rows[::-1]]
-    second = load_dataset(_write(tmp_path / "b.json", more), "1:0:0", 42).train
-    assert {item.id for item in first} == {item.id for item in second}
-    assert all(len(item.id) == 12 for item in first)
-
-
-@pytest.mark.parametrize(
-    ("n", "counts"),
-    [
-        *[(3, (1, 1, 1)), (10, (3, 3, 4)), (60, (20, 20, 20)), (120, (40, 40, 40))],
-        *[(200, (40, 40, 120)), (399, (79, 40, 280)), (400, (80, 40, 280)), (1000, (200, 100, 700))],
-    ],
-)
-def test_without_a_ratio_the_size_decides(tmp_path: Path, n: int, counts: tuple[int, ...]) -> None:
-    """A small file gets a useful validation split; a large one is split 2:1:7."""
-    assert _counts(load_dataset(_write(tmp_path / "all.jsonl", _rows(n)), None, 42)) == counts
-
-
 def test_near_copies_stay_together_and_are_counted_if_they_do_not(tmp_path: Path) -> None:
-    """Inputs that differ in white space and case are one question; splits that are given are not changed."""
     forms = ("Which Q{}?", " which  q{}?", "WHICH Q{}?\n")
     rows: list[Row] = [{"question": forms[n // 20].format(n % 20), "answer": n} for n in range(60)]
-    dataset = load_dataset(_write(tmp_path / "all.jsonl", rows), None, 42)
+    dataset = load_dataset(_write(tmp_path / "all.jsonl", rows), None)
     assert describe_near_copies(dataset) is None
     check_dataset(dataset)
-    turned = load_dataset(_write(tmp_path / "b.jsonl", rows[::-1]), None, 42)
+    turned = load_dataset(_write(tmp_path / "b.jsonl", rows[::-1]), None)
     assert [set(turned.items(s)) for s in Split] == [set(dataset.items(s)) for s in Split]
     assert sum(_counts(dataset)) == 60
     near = [{"id": "t", "input": "Q  Question 0 "}, {"id": "u", "input": "another"}]
@@ -262,50 +202,21 @@ def test_near_copies_stay_together_and_are_counted_if_they_do_not(tmp_path: Path
 
 
 def test_a_test_split_may_be_absent(tmp_path: Path) -> None:
-    """A folder without a test split loads only if none is needed, and the error says how to do without."""
     _write(tmp_path / "train.json", _rows(2))
     _write(tmp_path / "val.json", _rows(2, "v"))
     with pytest.raises(DataError, match=r"has no test split: .*set test.enabled: false"):
-        load_dataset(tmp_path, None, 42)
-    dataset = load_dataset(tmp_path, None, 42, needs_test=False)
+        load_dataset(tmp_path, None)
+    dataset = load_dataset(tmp_path, None, needs_test=False)
     check_dataset(dataset)
     assert _counts(dataset) == (2, 2, 0)
-
-
-@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=60), st.tuples(*[st.integers(1, 9)] * 3))
-def test_no_type_is_far_from_its_share(
-    tmp_path_factory: pytest.TempPathFactory, types: list[str], ratio: tuple[int, int, int]
-) -> None:
-    """Whatever the types and the ratio, a type's count in a split is within two of its share."""
-    rows = [{**row, "task_type": kind} for row, kind in zip(_rows(len(types)), types, strict=True)]
-    path = _write(tmp_path_factory.mktemp("data") / "all.json", rows)
-    dataset = load_dataset(path, ":".join(map(str, ratio)), 42)
-    for split in Split:
-        found = Counter(item.task_type for item in dataset.items(split))
-        for kind, count in Counter(types).items():
-            share = count * len(dataset.items(split)) / len(types)
-            assert abs(found[kind] - share) < 2
-
-
-def test_the_fingerprint_changes_with_any_item() -> None:
-    """Content, place and order are all part of it; an item without metadata has the digest of its fields."""
-    a, b, c, d = _rows(4)
-    changed = {**d, "metadata": {"k": 1}}
-    sets = [([a, b], [c], [d]), ([b, a], [c], [d]), ([a], [b, c], [d]), ([a, b], [c], [changed])]
-    assert len({_set(*splits).fingerprint for splits in sets}) == 4
-    digest = digest_json({"id": "a", "input": "x", "task_type": None, "reference": 1})
-    assert Item(id="a", input="x", reference=1).fingerprint == digest
 
 
 @pytest.mark.parametrize(
     ("splits", "words"),
     [
         ((_rows(1), [], _rows(3, "t")), r"the val split is empty \(train 1, val 0, test 3\)"),
-        ((_rows(2), _rows(1), _rows(1, "t")), r"the item id 'q0' is used 2 times \(in train, val\)"),
-        (
-            ([*_rows(1), {"id": "q0", "input": 0}], _rows(1, "v"), _rows(1, "t")),
-            r"2 times \(in train\)",
-        ),
+        ((_rows(2), _rows(1), _rows(1, "t")), r"the item id 'q0' is used twice \(in train and val\)"),
+        (([*_rows(1), {"id": "q0", "input": 0}], _rows(1, "v"), []), r"twice \(in train and train\)"),
         (
             (_rows(1), _rows(1, "v"), [{"id": "t", "input": "q question 0"}]),
             "items 'q0' in train and 't' in test have the same input",
@@ -313,20 +224,17 @@ def test_the_fingerprint_changes_with_any_item() -> None:
     ],
 )
 def test_unfit_data_is_refused(splits: tuple[list[Row], list[Row], list[Row]], words: str) -> None:
-    """Before anything is spent, each kind of unfit data is named in one sentence."""
     with pytest.raises(DataError, match=words):
         check_dataset(_set(*splits))
 
 
 def test_random_numbers_are_pinned() -> None:
-    """A seed and a label give these numbers in every Python version; labels are independent."""
     assert [make_rng(42, "epoch").random() for _ in range(2)] == [FIRST_OF_EPOCH] * 2
     assert make_rng(42, "other").random() != FIRST_OF_EPOCH
     assert shuffle(range(10), 42, "epoch") == SHUFFLE_OF_TEN
 
 
 def test_plans_are_pinned() -> None:
-    """A plan is the same in every Python version, and another in every epoch."""
     plan = plan_epoch("abcdefg", epoch=1, seed=42, batch_size=2, accumulation=3)
     assert ["".join(batch) for step in plan for batch in step] == PLAN_OF_SEVEN
     assert plan_epoch("abcdefg", epoch=2, seed=42, batch_size=2, accumulation=3) != plan
@@ -336,7 +244,6 @@ def test_plans_are_pinned() -> None:
 def test_every_item_is_dealt_once_an_epoch(
     ids: list[str], epoch: int, seed: int, batch_size: int, accumulation: int
 ) -> None:
-    """All items are dealt once, in full batches but the last; refills come after and repeat none."""
     plan = plan_epoch(ids, epoch=epoch, seed=seed, batch_size=batch_size, accumulation=accumulation)
     turned = plan_epoch(ids[::-1], epoch=epoch, seed=seed, batch_size=batch_size, accumulation=accumulation)
     assert turned == plan
@@ -349,13 +256,6 @@ def test_every_item_is_dealt_once_an_epoch(
     assert all(len(set(batch)) == len(batch) == min(batch_size, len(ids)) for batch in batches[dealt:])
 
 
-def test_impossible_plans_are_errors() -> None:
-    """A plan needs items, distinct ids and positive sizes."""
-    for ids, size in (([], 1), (["a"], 0), (["a", "a"], 1)):
-        with pytest.raises(ValueError, match=r"at least 1|distinct"):
-            plan_epoch(ids, epoch=1, seed=1, batch_size=size)
-
-
 @pytest.mark.parametrize(
     ("text", "place"),
     [
@@ -365,7 +265,6 @@ def test_impossible_plans_are_errors() -> None:
     ],
 )
 def test_the_separator_of_a_file_is_found(tmp_path: Path, text: str, place: str) -> None:
-    """It is the one between the column names, outside of quotation marks, or named as spreadsheets do."""
     path = tmp_path / "items.csv"
     path.write_text(text, encoding="utf-8")
     (row,) = read_rows(path)
@@ -375,7 +274,6 @@ def test_the_separator_of_a_file_is_found(tmp_path: Path, text: str, place: str)
 @pytest.mark.parametrize("form", ["folder", "column", "lists"])
 @pytest.mark.parametrize("name", ["val", "validation", "dev"])
 def test_splits_have_the_names_of_others(tmp_path: Path, form: str, name: str) -> None:
-    """Files, a column and the lists of an object may have the names that well-known sets use."""
     parts = {split: _rows(n, split) for n, split in ((3, "train"), (2, name), (1, "test"))}
     path = tmp_path / "data.json"
     if form == "folder":
@@ -386,17 +284,16 @@ def test_splits_have_the_names_of_others(tmp_path: Path, form: str, name: str) -
         path.write_text(json.dumps(parts), encoding="utf-8")
     else:
         _write(path, [{**row, "split": split.title()} for split, rows in parts.items() for row in rows])
-    assert _counts(load_dataset(path, None, 42)) == (3, 2, 1)
+    assert _counts(load_dataset(path, None)) == (3, 2, 1)
 
 
 def test_a_ratio_and_other_names_overrule_a_column_of_splits(tmp_path: Path) -> None:
-    """A column counts only if it names the split of each item, validation is among them, and no ratio is set."""
     names = ["train"] * 7 + ["val"] * 2
     path = _write(
         tmp_path / "a.json", [{**row, "split": name} for row, name in zip(_rows(9), names, strict=True)]
     )
-    assert _counts(load_dataset(path, None, 42)) == (7, 2, 0)
-    assert _counts(load_dataset(path, "1:1:1", 42)) == (3, 3, 3)
+    assert _counts(load_dataset(path, None)) == (7, 2, 0)
+    assert _counts(load_dataset(path, "1:1:1")) == (3, 3, 3)
     for other in ("fold 1", "test"):
         _write(path, [{**row, "split": "train" if k else other} for k, row in enumerate(_rows(9))])
-        assert _counts(load_dataset(path, None, 42)) == (3, 3, 3)
+        assert _counts(load_dataset(path, None)) == (3, 3, 3)

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import sqlite3
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -19,8 +13,6 @@ import anyio.lowlevel
 import pytest
 from sqlite_utils import Migrations
 
-from memory_pairs import make_pair
-from reflact import MemoryStore
 from reflact.concurrency import fan_out, open_task_group
 from reflact.errors import StoreError
 from reflact.store.database import Database, Tables
@@ -104,35 +96,29 @@ async def test_a_failing_write_is_undone_alone(database: Database) -> None:
         tables.execute("INSERT INTO notes (text) VALUES ('mine')")
         raise LookupError("mine")
 
-    entered, go_on = threading.Event(), threading.Event()
-    answers: dict[str, object] = {}
-
-    async def answer(name: str, work: Callable[[Tables], object]) -> None:
+    async def answer(work: Callable[[], Awaitable[object]]) -> object:
         try:
-            answers[name] = await database.write(work)
+            return await work()
         except (StoreError, LookupError) as error:
-            answers[name] = error
+            return error
 
+    writes = (
+        partial(put, database, "a"),
+        partial(database.write, two_then_fail),
+        partial(put, database, None),
+        partial(put, database, "b"),
+    )
+    entered, go_on = threading.Event(), threading.Event()
     async with open_task_group() as tasks:
         tasks.start_soon(database.write, holding(entered, go_on))
         await until(entered.is_set)
-        tasks.start_soon(
-            answer, "before", lambda t: t.execute("INSERT INTO notes (text) VALUES ('a')").rowcount
-        )
-        tasks.start_soon(answer, "own", two_then_fail)
-        tasks.start_soon(
-            answer, "sql", lambda t: t.execute("INSERT INTO notes (text) VALUES (NULL)").rowcount
-        )
-        tasks.start_soon(
-            answer, "after", lambda t: t.execute("INSERT INTO notes (text) VALUES ('b')").rowcount
-        )
+        answers = [tasks.start_soon(answer, write) for write in writes]
         await anyio.wait_all_tasks_blocked()
         go_on.set()
+    first, own, sql, last = (each.return_value for each in answers)
     assert await texts(database) == ["a", "b"]
-    assert (answers["before"], answers["after"]) == (1, 1)
-    assert isinstance(answers["own"], LookupError)
-    assert isinstance(answers["sql"], StoreError)
-    assert "NOT NULL constraint failed: notes.text" in str(answers["sql"])
+    assert (first, last, type(own)) == (1, 1, LookupError)
+    assert "NOT NULL constraint failed: notes.text" in str(sql)
     assert database.n_transactions == 2
 
 
@@ -186,98 +172,6 @@ async def test_readers_do_not_block_the_writer(database: Database) -> None:
         go_on.set()
         assert await texts(database) == ["meanwhile"]
     assert seen == [0, 0]
-
-
-async def test_closing_gives_all_callers_their_outcomes(path: Path) -> None:
-    """Callers outside the block have their results when it ends, however many there are."""
-    async with Database(path, NOTES) as opened:
-        callers = [asyncio.ensure_future(put(opened, f"{number}")) for number in range(500)]
-        await anyio.lowlevel.checkpoint()
-    assert sum(caller.done() for caller in callers) == 500
-
-
-async def test_an_outcome_that_no_future_can_hold_harms_no_other(database: Database) -> None:
-    """Work that raises StopIteration fails with another error, and what shares its batch succeeds."""
-
-    def stop(_: Tables) -> None:
-        raise StopIteration
-
-    async def fails(call: Callable[[Callable[[Tables], None]], Awaitable[None]]) -> None:
-        with pytest.raises(RuntimeError, match="StopIteration"):
-            await call(stop)
-
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as tasks:
-            for call in (database.read, database.write):
-                tasks.start_soon(fails, call)
-            tasks.start_soon(put, database, "kept")
-        assert await texts(database) == ["kept"]
-
-
-async def test_callers_on_two_loops_get_their_outcomes(database: Database) -> None:
-    """Writes of two event loops that share a transaction wake both, and each loop reads what both wrote."""
-    entered, go_on, has_asked = (threading.Event() for _ in range(3))
-
-    async def work_elsewhere() -> list[str]:
-        with anyio.fail_after(60):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(put, database, "there")
-                await anyio.wait_all_tasks_blocked()
-                has_asked.set()
-            return await texts(database)
-
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(database.write, holding(entered, go_on))
-            await until(entered.is_set)
-            tasks.start_soon(put, database, "here")
-            await anyio.wait_all_tasks_blocked()
-            elsewhere = tasks.start_soon(anyio.to_thread.run_sync, anyio.run, work_elsewhere)
-            await until(has_asked.is_set)
-            go_on.set()
-        assert elsewhere.return_value == await texts(database) == ["here", "there"]
-
-
-async def test_reads_cannot_write(database: Database) -> None:
-    """A read that tries to write is refused."""
-    with pytest.raises(StoreError, match="read-only"):
-        await database.read(lambda tables: tables.execute("DELETE FROM notes").rowcount)
-
-
-async def test_requests_that_begin_as_the_database_closes_are_served(path: Path) -> None:
-    """A write and reads of the same iteration of the event loop as the closing have their outcomes."""
-    async with open_task_group() as tasks, Database(path, NOTES) as database:
-        written = tasks.start_soon(put, database, "a")
-        reads = [tasks.start_soon(texts, database), tasks.start_soon(database.read, lambda _: "long")]
-        await anyio.lowlevel.checkpoint()
-    assert written.return_value == 1
-    assert reads[0].return_value in ([], ["a"])
-    assert reads[1].return_value == "long"
-
-
-async def test_no_threads_are_left_behind(path: Path) -> None:
-    """After closing, also after a failed opening, the process has the threads that it had before."""
-    before = set(threading.enumerate())
-    async with Database(path, NOTES) as database:
-        await fan_out(lambda n: put(database, str(n)), range(8))
-        await fan_out(lambda _: texts(database), range(8))
-        assert set(threading.enumerate()) > before
-    overwrite(path, b"no database" * 1000)
-    with pytest.raises(StoreError):
-        async with Database(path, NOTES):
-            pass
-    assert set(threading.enumerate()) == before
-
-
-async def test_it_works_only_while_open(path: Path) -> None:
-    """Before opening and after closing, reads and writes are refused in a sentence."""
-    database = Database(path, NOTES)
-    with pytest.raises(StoreError, match="not open"):
-        await put(database, "early")
-    async with database:
-        pass
-    with pytest.raises(StoreError, match="not open"):
-        await texts(database)
 
 
 async def test_a_database_may_be_opened_after_a_fork_but_not_before(path: Path) -> None:
@@ -338,25 +232,6 @@ async def test_a_file_that_is_no_database(path: Path) -> None:
                 pass
 
 
-async def test_a_damaged_file(path: Path) -> None:
-    """Overwritten pages are reported as damage, not as missing rows."""
-    async with Database(path, NOTES) as database:
-        await fan_out(lambda n: put(database, f"{n}" * 500), range(200))
-    overwrite(path, b"\xff" * 4096 * 10, at=4096 * 2)
-    with pytest.raises(StoreError, match="damaged"):
-        async with Database(path, NOTES) as database:
-            await texts(database)
-
-
-async def test_a_full_disk(database: Database) -> None:
-    """Where no page is left, the write is refused with the reason and earlier ones are still there."""
-    await put(database, "earlier")
-    await database.write(lambda tables: tables.execute("PRAGMA max_page_count = 1").fetchone())
-    with pytest.raises(StoreError, match="disk is full"):
-        await put(database, "x" * 1_000_000)
-    assert await texts(database) == ["earlier"]
-
-
 async def test_a_lock_is_waited_for(path: Path) -> None:
     """A write that meets another process's lock goes through once that is given up."""
     async with Database(path, NOTES) as database:
@@ -370,27 +245,6 @@ async def test_a_lock_is_waited_for(path: Path) -> None:
         assert await texts(database) == ["patient"]
 
 
-async def test_writes_behind_a_lock_wait_as_long_as_one(path: Path) -> None:
-    """What was handed over while an earlier write waited for a lock does not wait as long again."""
-    failed: list[float] = []
-    async with Database(path, NOTES, lock_timeout=1.5) as database:
-        await put(database, "before")
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            begun = anyio.current_time()
-
-            async def wait(number: int) -> None:
-                await anyio.sleep(0.1 * number)
-                with pytest.raises(StoreError, match="another process kept it locked"):
-                    await put(database, f"{number}")
-                failed.append(anyio.current_time() - begun)
-
-            await fan_out(wait, range(5))
-            other.execute("ROLLBACK")
-        assert await texts(database) == ["before"]
-    assert max(failed) < 2.5
-
-
 async def test_a_check_finds_damage_that_no_read_has_met(path: Path) -> None:
     """A page that was overwritten is found by the check, also where reads do not come by."""
     async with Database(path, NOTES) as database:
@@ -401,97 +255,3 @@ async def test_a_check_finds_damage_that_no_read_has_met(path: Path) -> None:
         assert await database.fetch_rows("SELECT text FROM notes WHERE id = 1") == [("0" * 500,)]
         with pytest.raises(StoreError, match="damaged"):
             await database.check_integrity()
-
-
-READ_ONLY = """
-    import os, sys, anyio
-    from pathlib import Path
-    from reflact.errors import StoreError
-    from reflact.store.runs import open_store
-
-    async def main(path):
-        async with open_store(Path(path)):
-            pass
-
-    anyio.run(anyio.lowlevel.checkpoint)
-    if os.geteuid() == 0:
-        os.seteuid(65534)
-    for path in sys.argv[1:]:
-        try:
-            anyio.run(main, path)
-        except StoreError as error:
-            print(error)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="folders have no write permission there")
-def test_a_read_only_folder(reachable_folder: Path) -> None:
-    """In a folder that may not be written to, opening ends in one sentence that says so."""
-    folder = reachable_folder / "run"
-    folder.mkdir()
-    with closing(sqlite3.connect(folder / "existing.db")) as other:
-        other.execute("CREATE TABLE t (id)")
-    (folder / "existing.db").chmod(0o444)
-    folder.chmod(0o555)
-    paths = [str(folder / "new.db"), str(folder / "existing.db")]
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(READ_ONLY), *paths],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONWARNINGS": "error"},
-    )
-    assert done.stderr == ""
-    for path, said in zip(paths, done.stdout.splitlines(), strict=True):
-        assert path in said
-        assert "writable" in said
-
-
-def join_threads() -> None:
-    """Wait for all threads of stores."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("reflact-store"):
-            thread.join()
-
-
-async def cut_off(path: Path, begin: Callable[[MemoryStore, anyio.abc.TaskGroup], None]) -> None:
-    """Begin something on a store, and be cancelled while it is under way."""
-    with anyio.CancelScope() as scope:
-        async with MemoryStore(path) as memory, anyio.create_task_group() as tasks:
-            begin(memory, tasks)
-            await anyio.wait_all_tasks_blocked()
-            scope.cancel()
-
-
-def test_a_read_that_outlives_its_loop_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What a thread finds out for somebody who is gone is dropped; nothing is logged."""
-    go_on = threading.Event()
-
-    def begin(memory: MemoryStore, tasks: anyio.abc.TaskGroup) -> None:
-        tasks.start_soon(memory._database.read, lambda _: go_on.wait())
-
-    anyio.run(cut_off, tmp_path / "memory.db", begin)
-    go_on.set()
-    join_threads()
-    assert not caplog.records
-
-
-def test_writes_that_a_lock_kept_waiting_say_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A command that is stopped while it waits for another one's lock leaves no traceback."""
-    path = tmp_path / "memory.db"
-
-    async def make() -> None:
-        async with MemoryStore(path):
-            pass
-
-    def begin(memory: MemoryStore, tasks: anyio.abc.TaskGroup) -> None:
-        tasks.start_soon(memory.submit, make_pair(0))
-
-    anyio.run(make)
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        anyio.run(cut_off, path, begin)
-        join_threads()
-    assert not caplog.records

@@ -17,22 +17,14 @@ from reflact.environments.dataset import DatasetEnvironment, build_environment, 
 from reflact.environments.graders import (
     ExactGrader,
     Grader,
-    JsonFieldsGrader,
     NormalizedGrader,
     NumericGrader,
     TokenF1Grader,
 )
 from reflact.errors import ConfigError, DataError
-from reflact.protocols import Session
 from reflact.targets import ChatTarget
 from reflact.testing import ScriptedLLM
 from reflact.types import Grade, Item, Score, Skill, Split
-
-
-def _session(answer: str | Exception) -> tuple[Session, ScriptedLLM]:
-    """Return a session that answers every message with the same text, or with an error, and its model."""
-    llm = ScriptedLLM(lambda *_: answer)
-    return ChatTarget(llm).session(Skill(text=""), rollout="r"), llm
 
 
 def _data(*items: Item) -> DataSet:
@@ -46,21 +38,14 @@ def _data(*items: Item) -> DataSet:
         ("{x} {input} $y", "{} $x \\1 \x00", "{x} {} $x \\1 \x00 $y"),
         ("%s {0} {input.id} {{input}}", "a", "%s {0} {input.id} {a}"),
         ("{input}", {"b": [1], "a": "é"}, '{\n  "a": "é",\n  "b": [\n    1\n  ]\n}'),
-        ("n = {input}", 7, "n = 7"),
+        ("{level}: {input} {other}", "{level}", "3: {level} {other}"),
     ],
 )
 def test_holes_are_filled_in_one_pass(template: str, given_: JsonValue, message: str) -> None:
-    """Every hole is filled, and none that came in with the data; other inputs are JSON with sorted keys."""
+    """Those of the input and of named columns are filled, and none that came in with the data."""
     environment = DatasetEnvironment(_data(), grade=ExactGrader(), template=template)
-    assert environment.render_message(Item(id="q", input=given_)) == message
-
-
-def test_metadata_is_shown_only_if_the_template_names_it() -> None:
-    """A template may name columns; text in a value is no variable, and unnamed columns stay away."""
-    item = Item(id="q", input="{level}", metadata={"level": 3, "source": "secret"})
-    for template, message in (("{input}", "{level}"), ("{level}: {input} {other}", "3: {level} {other}")):
-        environment = DatasetEnvironment(_data(), grade=ExactGrader(), template=template)
-        assert environment.render_message(item) == message
+    item = Item(id="q", input=given_, metadata={"level": 3, "source": "secret"})
+    assert environment.render_message(item) == message
 
 
 def test_data_without_references_names_the_line_that_mends_it(tmp_path: Path) -> None:
@@ -75,24 +60,20 @@ def test_data_without_references_names_the_line_that_mends_it(tmp_path: Path) ->
 
 
 async def test_an_item_is_asked_once_and_its_answer_graded() -> None:
-    """One message goes out, and the grader gets the item and what came back."""
+    """One message goes out, and the grader, also an async function, gets what came back."""
     item = Item(id="q", input="2 + 2", reference="4")
+    llm = ScriptedLLM(lambda *_: "55")
+    session = ChatTarget(llm).session(Skill(text=""), rollout="r")
     environment = DatasetEnvironment(_data(item), grade=ExactGrader(), template="Q: {input}")
-    session, llm = _session("5")
     graded = await environment.run(item, session, seed=0)
     assert [call.prompt.messages[-1].content for call in llm.calls] == ["Q: 2 + 2"]
-    assert graded == Grade(score=Score.of(0), answer="5", feedback='expected "4", got "5"')
-
-
-async def test_a_grader_of_ones_own() -> None:
-    """An async function judges the answer; no reference is needed."""
+    assert graded == Grade(score=Score.of(0), answer="55", feedback='expected "4", got "55"')
 
     async def short(item: Item, answer: str) -> float:
         return 1 / len(answer)
 
-    item = Item(id="q", input="?")
-    environment = DatasetEnvironment(_data(item), grade=short)
-    assert (await environment.run(item, _session("four")[0], seed=0)).score == Score.of(0.25)
+    own = DatasetEnvironment(_data(item), grade=short)
+    assert (await own.run(item, session, seed=0)).score == Score.of(0.5)
 
 
 @pytest.mark.parametrize("split", [Split.train, Split.test])
@@ -106,13 +87,10 @@ def test_references_are_checked_before_anything_is_asked(split: Split) -> None:
     DatasetEnvironment(data, grade=lambda item, answer: True)
 
 
-LABELS = ("us", "US")
-
-
 @pytest.mark.parametrize("grade", [NormalizedGrader(), TokenF1Grader()])
 def test_a_grader_that_takes_two_labels_for_one_is_refused(grade: Grader) -> None:
     """Both names are told with the grader that tells them apart; texts that do not repeat may differ in case."""
-    items = [Item(id=f"q{n}", input=n, reference=LABELS[n % 2]) for n in range(12)]
+    items = [Item(id=f"q{n}", input=n, reference=("us", "US")[n % 2]) for n in range(12)]
     with pytest.raises(DataError, match=r"'US' and 'us' for one: set environment.grader: exact"):
         DatasetEnvironment(_data(*items), grade=grade)
     DatasetEnvironment(_data(*items), grade=ExactGrader())
@@ -124,17 +102,13 @@ def _own(item: Item, answer: str) -> bool:
 
 
 def test_identity_holds_all_that_scores_depend_on() -> None:
-    """Name, version, template, grader and its settings each make a difference; construction does not."""
+    """Name, version, template, grader and its settings each make a difference; the text is pinned."""
     graders: tuple[Grader, ...] = (ExactGrader(), NumericGrader(), NumericGrader(tolerance=1), _own)
     changes: tuple[dict[str, Any], ...] = ({}, {"version": 2}, {"name": "other"}, {"template": "{input}?"})
     identities = [DatasetEnvironment(_data(), grade=g, **c).identity for g in graders for c in changes]
     assert len(set(identities)) == 16
     assert identities[-4] == DatasetEnvironment(_data(), grade=_own).identity
-
-
-def test_identity_is_pinned() -> None:
-    """Stored rollouts are found again only while this text stays what it is."""
-    assert DatasetEnvironment(_data(), grade=NumericGrader()).identity == (
+    assert identities[4] == (
         '{"environment":"dataset","grader":{"grader":"numeric","settings":{"relative_tolerance":null,'
         '"tolerance":0.0},"version":1},"template":"{input}","version":1}'
     )
@@ -160,19 +134,8 @@ def test_a_configuration_describes_an_environment(tmp_path: Path) -> None:
     assert [len(environment.items(split)) for split in Split] == [5, 3, 2]
     same = DatasetEnvironment(_data(), grade=NumericGrader(tolerance=0.5), template="Q: {input}")
     assert environment.identity == same.identity
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (EnvironmentConfig(), NormalizedGrader()),
-        (EnvironmentConfig(grader="token_f1", threshold=0.5), TokenF1Grader(threshold=0.5)),
-        (EnvironmentConfig(grader="json_fields"), JsonFieldsGrader()),
-    ],
-)
-def test_a_configuration_names_a_grader(config: EnvironmentConfig, expected: Grader) -> None:
-    """Each grader can be chosen by name, and gets the settings that it has."""
-    assert build_grader(TrainerConfig(environment=config)) == expected
+    grader = EnvironmentConfig(grader="token_f1", threshold=0.5)
+    assert build_grader(TrainerConfig(environment=grader)) == TokenF1Grader(threshold=0.5)
 
 
 def test_bad_data_is_refused(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ class Waits:
         self._draw = random.Random(seed)
 
     async def some(self) -> None:
-        """Let others run a random number of times."""
         for _ in range(self._draw.randrange(LONGEST_WAIT)):
             await checkpoint()
 
@@ -57,7 +56,6 @@ def slow(script: Script, waits: Waits) -> Script:
 async def history(
     folder: Path, policy: str, sources: Sequence[str], *, concurrency: int, seed: int, overlap: bool
 ) -> tuple[str, ...]:
-    """Train in the toy world and return everything durable as text."""
     waits = Waits(seed)
     config = {
         "out_dir": folder,

@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 import typer
 from build_site import list_doors, to_tabs
+from generate_docs import list_config_keys
 from typer.testing import CliRunner
 
 from filled_schema import fill_schema
 from processes import Program
 from reflact.cli.app import app
-from reflact.config.loading import list_config_keys
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])

@@ -6,7 +6,6 @@ Plays ``benchmarks/endpoint_quirks.py``, which also writes the table of ``docs/r
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ import anyio
 import httpx
 import pytest
 
-from reflact import Trainer, read_run
+from reflact import Trainer
 from reflact.reporting.facts import ResultFact
 from reflact.testing import Fault, FaultyTransport
 
@@ -183,24 +182,6 @@ def test_a_refusal_for_ever_is_no_endless_loop(tmp_path: Path, role: str, name: 
         assert first.claim.improvement.n == 8
 
 
-def test_an_analyst_that_is_refused_is_one_without_a_reply(tmp_path: Path) -> None:
-    """The other one's edits are taken, and the record has the reason."""
-    check(tmp_path, ("optimizer", "filtered_prompt"), REFUSALS["optimizer", "filtered_prompt"])
-    (step,) = anyio.run(read_run, tmp_path / "run").steps
-    reasons = [report.no_reply_reason for report in step.reports]
-    assert [reason is None for reason in reasons].count(True) == 1
-    assert step.verdict.action == "accept_new_best"
-
-
-def test_an_overflow_has_one_advice(tmp_path: Path) -> None:
-    """The run says what fits the prompt into the context, and neither another model nor another mode."""
-    outcome = check(tmp_path, ("optimizer", "context_too_small"), REFUSALS["optimizer", "context_too_small"])
-    reason = str(outcome.summary.reason)
-    assert "To mend it" not in reason
-    assert "preset" not in reason
-    assert "--fork" in ResultFact(summary=outcome.summary).describe_next(tmp_path)
-
-
 class Killing:
     """Ends the line after so many requests."""
 
@@ -224,16 +205,3 @@ def test_a_run_may_resume_with_what_is_refused(tmp_path: Path, requests: int) ->
     summary = anyio.run(whole.train, backend_options=HURRIED)
     assert (summary.status, summary.score("best", quirks.Split.test).successes) == ("completed", 10)
     assert quirks.FLAGGED in summary.warnings[0]
-
-
-def list_names(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return the names of outcomes."""
-    return [outcome.name for outcome in outcomes]
-
-
-def test_the_program_plays_what_is_asked() -> None:
-    """Names choose quirks, and each outcome is a row with the cells of the header."""
-    outcomes = list(quirks.play_all(["no_quirk", "firewall_page"]))
-    assert list_names(outcomes) == ["no_quirk", "firewall_page"]
-    cells = quirks.HEADER.splitlines()[0].count("|")
-    assert [outcome.row.replace("\\|", "").count("|") for outcome in outcomes] == [cells, cells]

@@ -117,8 +117,6 @@ async def test_a_kill_at_any_write_loses_and_repeats_no_event(tmp_path: Path, th
 
 
 class Demo:
-    """Processes that replay the demo into one folder."""
-
     def __init__(self, folder: Path, concurrency: int) -> None:
         self.folder = folder
         options = [f"train.rollout_concurrency={concurrency}", f"reflect.concurrency={concurrency}"]
@@ -135,12 +133,10 @@ class Demo:
         self._command = [sys.executable, "-c", "from reflact.cli import main; main()", *train, *sets]
 
     def start(self, stdout: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
-        """Start a process."""
         return subprocess.Popen(self._command, stdout=stdout, text=True)
 
     @property
     def log(self) -> list[str]:
-        """The stored events, as they are stored."""
         return [str(event) for (event,) in rows(self.folder, LOG)]
 
 

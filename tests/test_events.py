@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
-from contextlib import closing, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,17 +11,14 @@ import anyio
 import httpx
 import pytest
 
-from doubles import PROMPT, Endpoint, call_id, completion, config, connected, opened
+from doubles import PROMPT, Endpoint, call_id, config, connected, opened
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer, events
 from reflact.concurrency import open_task_group
-from reflact.errors import ProviderError, ReplyError
 from reflact.records import Usage
 from reflact.stages.reply_models import ReasonedRankReply
 from reflact.store.runs import open_store
-from reflact.testing import InMemoryRunStore
 
-KINDS: tuple[type[events._Event], ...] = get_args(get_args(events.Event)[0])
 STARTED = events.StepStarted(run_id="r", step=2, epoch=1, item_ids=("a", "b"))
 SAMPLE = call_id("all", purpose="ranking")
 
@@ -48,85 +43,6 @@ def test_identities_and_bytes_are_those_of_older_logs() -> None:
     assert STARTED.id == "e7f0950a226e6499"
 
 
-def test_every_event_has_a_time_in_utc() -> None:
-    """It is made with the event, and a line of JSON brings it along."""
-    before = datetime.now(UTC)
-    event = events.WarningIssued(run_id="r", message="m")
-    assert before <= event.at <= datetime.now(UTC)
-    assert event.at.tzinfo is UTC
-    again = events.EVENT_ADAPTER.validate_json(event.model_dump_json())
-    assert again == event
-    assert again.at == event.at
-
-
-def test_the_union_is_closed() -> None:
-    """It holds every event that there is, each with a kind of its own."""
-    public = {
-        kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, events._Event)
-    }
-    assert {kind for kind in public if not kind.__name__.startswith("_")} == set(KINDS)
-    assert len({kind.model_fields["kind"].default for kind in KINDS}) == len(KINDS)
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_only_live_events_get_old(kind: type[events._Event]) -> None:
-    """A durable event stays true; what a live one is about are fields of it."""
-    assert set(kind.subject_fields) <= kind.model_fields.keys()
-    assert not (kind.durable and kind.subject_fields)
-
-
-def test_a_newer_live_event_about_the_same_makes_one_old() -> None:
-    """Progress of one stage is about one thing, that of another about another."""
-    first = events.StageProgressed(run_id="r", stage="rollout", done=1, total=3)
-    parts = [first, first.model_copy(update={"done": 2}), first.model_copy(update={"stage": "reflect"})]
-    assert parts[0].subject == parts[1].subject
-    assert len({part.subject for part in parts}) == 2
-    assert STARTED.subject is None
-
-
-async def test_the_store_keeps_the_time_beside_the_event(tmp_path: Path) -> None:
-    """The row's time is the event's, and what is read back has it; the stored text has none."""
-    at = datetime(2026, 5, 4, 3, 2, 1, 987654, tzinfo=UTC)
-    async with open_store(tmp_path / "run.db") as store:
-        await store.open_run("r", {}, {})
-        await store.append_event(STARTED.model_copy(update={"at": at}))
-        (event,) = await store.events("r")
-    assert (event, event.at) == (STARTED, at)
-    with closing(sqlite3.connect(tmp_path / "run.db")) as database:
-        ((text, stored),) = database.execute("SELECT event, at FROM events").fetchall()
-    assert text == STARTED.canonical_content
-    assert datetime.fromisoformat(stored) == at
-
-
-async def called(endpoint: Endpoint, store: InMemoryRunStore, **chosen: Any) -> events.ModelCallFinished:
-    """Make one call and return what is told of it."""
-    told: list[events.Event] = []
-
-    async def emit(event: events.Event) -> None:
-        told.append(event)
-
-    async with connected(endpoint, config(**chosen), store=store, emit=emit) as client:
-        with suppress(ProviderError, ReplyError):
-            await client.ask(PROMPT, ReasonedRankReply, call_id=SAMPLE)
-    (event,) = (event for event in told if isinstance(event, events.ModelCallFinished))
-    return event
-
-
-GOOD = completion('{"reasoning": "r", "selected": [1]}')
-
-
-async def test_a_call_is_told_once_with_all_its_attempts() -> None:
-    """A reply that was mended counts two attempts and what both consumed; from the store nothing is sent."""
-    store = await opened()
-    endpoint = Endpoint(completion("no JSON"), GOOD)
-    event = await called(endpoint, store)
-    assert (event.outcome, event.attempts, event.from_store) == ("reply", 2, False)
-    assert (event.role, event.purpose, event.call_id, event.step) == ("optimizer", "ranking", SAMPLE.label, 1)
-    assert event.usage.calls == 2
-    again = await called(Endpoint(), store)
-    assert (again.outcome, again.attempts, again.usage, again.from_store) == ("reply", 2, event.usage, True)
-
-
 class Hanging(Endpoint):
     """Sets ``reached`` when a request arrives, and never answers it."""
 
@@ -135,7 +51,6 @@ class Hanging(Endpoint):
         self.reached = anyio.Event()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Wait until the request is cancelled."""
         self.reached.set()
         await anyio.sleep_forever()
         raise AssertionError
@@ -159,42 +74,18 @@ async def test_an_interrupted_call_is_not_reported_as_failed() -> None:
     assert not any(isinstance(event, events.ModelCallFinished) for event in told)
 
 
-async def test_a_call_that_failed_is_told_as_failed() -> None:
-    """Whether no reply was valid or none came, and only what was answered counts."""
-    event = await called(Endpoint(completion("no JSON")), await opened(), reasks=1)
-    assert (event.outcome, event.attempts, event.usage.calls, event.from_store) == ("failed", 2, 2, False)
-    event = await called(Endpoint(httpx.Response(400, json={})), await opened())
-    assert (event.outcome, event.attempts, event.usage, event.from_store) == ("failed", 1, Usage(), False)
-
-
-class Limited(PureNetwork):
-    """A network whose endpoint is asked too much once, by its first request for a slow update."""
-
-    refused = False
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        if not self.refused and "slow_update" in request.headers["x-sample"]:
-            self.refused = True
-            return httpx.Response(429, headers={"retry-after": "0.01"})
-        return await super().handle_async_request(request)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the run is."""
     return tmp_path_factory.mktemp("run")
 
 
 @pytest.fixture(scope="module")
-def network() -> Limited:
-    """What was asked in the run."""
-    return Limited()
+def network() -> PureNetwork:
+    return PureNetwork()
 
 
 @pytest.fixture(scope="module")
-def told(folder: Path, network: Limited) -> list[events.Event]:
-    """All that a run tells."""
-
+def told(folder: Path, network: PureNetwork) -> list[events.Event]:
     async def run() -> list[events.Event]:
         sections: dict[str, Any] = {"train": {"num_epochs": 2}, "budget": {"max_calls": 5000}}
         trainer = Trainer(
@@ -206,29 +97,16 @@ def told(folder: Path, network: Limited) -> list[events.Event]:
 
 
 def of(told: list[events.Event], kind: type[Any]) -> list[Any]:
-    """Return the events of one kind."""
     return [event for event in told if isinstance(event, kind)]
 
 
-def test_every_model_call_is_told(told: list[events.Event], network: Limited) -> None:
+def test_every_model_call_is_told(told: list[events.Event], network: PureNetwork) -> None:
     """One event for each call, with the attempts that the endpoint saw and all that they consumed."""
     calls, summary = of(told, events.ModelCallFinished), of(told, events.RunFinished)[0].summary
     asked = Counter(call_id.rpartition("/")[0] for call_id in network.samples)
     assert Counter({event.call_id.rpartition("/")[0]: event.attempts for event in calls}) == asked
     used = sum((event.usage for event in calls), Usage())
     assert used.output_tokens == sum(entry.usage.output_tokens for entry in summary.spend) > 0
-
-
-def test_calls_of_the_target_name_the_step_under_way(told: list[events.Event]) -> None:
-    """A rollout belongs to no step, yet its calls are told in the one that asks for them."""
-    step, steps = 0, set()
-    for event in told:
-        if isinstance(event, events.StageStarted):
-            step = event.step
-        if isinstance(event, events.ModelCallFinished | events.BudgetUpdated | events.RateLimited):
-            assert event.step == step
-            steps.add((getattr(event, "role", ""), step))
-    assert {("target", 0), ("target", 1), ("optimizer", 1), ("", 1)} <= steps
 
 
 def test_the_budget_is_told_as_it_moves(told: list[events.Event]) -> None:
@@ -250,32 +128,6 @@ def test_stages_begin_and_end(told: list[events.Event]) -> None:
     stages = {event.stage for event in of(told, events.StageStarted)}
     assert stages == set(get_args(events.Stage))
     assert all(event.seconds >= 0 for event in of(told, events.StageFinished))
-
-
-async def test_every_version_of_the_skill_is_told(told: list[events.Event], folder: Path) -> None:
-    """The initial document is version 0; each version is told before what its commit closes with."""
-    made = of(told, events.SkillVersionCreated)
-    async with open_store(folder / "run" / "run.db") as store:
-        versions = await store.versions(made[0].run_id)
-    assert [event.version.number for event in made] == [version.number for version in versions]
-    assert [event.version.skill_hash for event in made] == [version.skill_hash for version in versions]
-    order = [event.kind for event in told if event.durable]
-    assert order[2:6] == ["null_answers_graded", "baseline_measured", "skill_version_created", "step_started"]
-    assert {
-        order[place + 1] for place, kind in enumerate(order) if kind == "skill_version_created" and place > 4
-    } <= {
-        "skill_version_created",
-        "step_committed",
-        "epoch_committed",
-    }
-
-
-def test_a_back_off_is_told_once(told: list[events.Event]) -> None:
-    """Both roles ask one endpoint, which backs off once."""
-    (event,) = of(told, events.RateLimited)
-    assert (event.endpoint, event.status) == ("http://pure.test:80/v1", 429)
-    assert event.seconds > 0
-    assert event.step > 0
 
 
 async def test_the_log_reads_as_it_was_told(told: list[events.Event], folder: Path) -> None:

@@ -29,7 +29,7 @@ from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import AnalystReport, Skill
 from skill_documents import documents
-from toy_runs import LINES, Actor, Part, document, playing, right, run
+from toy_runs import LINES, Actor, Part, document, playing, run
 
 ON: dict[str, Any] = {"appendix": {"enabled": True}}
 ALL = document("double", "square", "negate", "parity")
@@ -45,25 +45,22 @@ def deaf(skill: Skill, message: str, times: int) -> str | None:
     return "unknown" if message.startswith("double") else None
 
 
+THREE = document("double", "square", "negate")
+SMALL: dict[str, Any] = {"environment": ToyEnvironment(train=4, val=4, test=4), "actor": Actor(deaf)}
+
+
 def body_of(text: str) -> str:
     """Return what stands before the appendix."""
     return text.partition("<!-- APPENDIX_START -->")[0].rstrip("\n")
 
 
-async def test_switched_off_there_are_no_reminders(tmp_path: Path) -> None:
-    """Lapses are not asked about and no document gets an appendix."""
-    done = await run(tmp_path, initial=ALL, actor=Actor(deaf))
-    assert (done.asked("lapse_failure"), done.asked("lapse_success")) == ([], [])
-    assert not any("APPENDIX" in text for text in done.texts.values())
-
-
 @MODES
 async def test_a_step_of_lapses_alone_keeps_its_reminders(tmp_path: Path, mode: str) -> None:
-    """No edit is proposed for a lapse, the step has no patches, and the reminder is in the document."""
     done = await run(tmp_path, initial=ALL, actor=Actor(deaf), update={"mode": mode}, **ON)
     assert done.actions == ["no_patches", "no_patches"]
     first = done.records[0]
-    assert first.notes == read_notes(done.current) == (DEAF,)
+    assert [record.notes for record in done.records] == [(DEAF,), None]
+    assert read_notes(done.current) == (DEAF,)
     (made,) = first.created_versions
     assert (made.origin, made.inherited, made.score) == ("step 1 notes", True, 0.75)
     (failures,) = [report for report in first.reports if report.source_type == "failure"]
@@ -74,16 +71,7 @@ async def test_a_step_of_lapses_alone_keeps_its_reminders(tmp_path: Path, mode: 
 
 @MODES
 async def test_an_accepted_step_keeps_its_reminders(tmp_path: Path, mode: str) -> None:
-    """The candidate is a version of its own, and the same text with the new note is the next one."""
-    known = document("double", "square", "negate")
-    done = await run(
-        tmp_path,
-        initial=known,
-        environment=ToyEnvironment(train=4, val=4, test=4),
-        actor=Actor(deaf),
-        update={"mode": mode},
-        **ON,
-    )
+    done = await run(tmp_path, initial=THREE, **SMALL, update={"mode": mode}, **ON)
     (record,) = done.records
     assert record.verdict.action == "accept_new_best"
     accepted, noted = record.created_versions
@@ -98,52 +86,26 @@ async def test_an_accepted_step_keeps_its_reminders(tmp_path: Path, mode: str) -
 
 @MODES
 async def test_a_rejected_step_keeps_its_reminders(tmp_path: Path, mode: str) -> None:
-    """The old document gets the note; nothing of the candidate comes with it."""
-    known = document("double", "square", "negate")
-
-    worse = f"{known}- nonsense"
-    script = playing(
-        IDLE,
-        (RewriteReply, {"summary": "s", "document": worse}),
-    )
-    done = await run(
-        tmp_path,
-        initial=known,
-        environment=ToyEnvironment(train=4, val=4, test=4),
-        actor=Actor(deaf),
-        script=script,
-        update={"mode": mode},
-        **ON,
-    )
+    script = playing(IDLE, (RewriteReply, {"summary": "s", "document": f"{THREE}- nonsense"}))
+    done = await run(tmp_path, initial=THREE, script=script, **SMALL, update={"mode": mode}, **ON)
     (record,) = done.records
     assert record.verdict.action == "reject"
     assert read_notes(done.current) == (DEAF,)
-    assert body_of(done.current) == known.rstrip("\n")
+    assert body_of(done.current) == THREE.rstrip("\n")
     assert record.best.number == 0
-    assert done.best == known
-
-
-async def test_the_same_reminder_stands_there_once(tmp_path: Path) -> None:
-    """Steps that find the same lapse again add nothing, and make no new version."""
-    done = await run(tmp_path, initial=ALL, actor=Actor(deaf), train={"num_epochs": 2}, **ON)
-    assert read_notes(done.current) == (DEAF,)
-    assert [bool(record.created_versions) for record in done.records] == [True, False, False, False]
-    assert [record.notes for record in done.records] == [(DEAF,), None, None, None]
+    assert done.best == THREE
 
 
 async def test_an_inherited_score_is_shown_as_inherited_and_decides_nothing(tmp_path: Path) -> None:
-    """Notes that do harm: the next gate measures the text that has them, and best never gets them."""
-
     def harmed(skill: Skill, message: str, times: int) -> str | None:
         return "unknown" if "Mind" in skill.text else deaf(skill, message, times)
 
-    known = document("double", "square", "negate")
-    done = await run(tmp_path, initial=known, actor=Actor(harmed), script=playing(IDLE), **ON)
+    done = await run(tmp_path, initial=THREE, actor=Actor(harmed), script=playing(IDLE), **ON)
     first, second = done.records
     assert (first.current.inherited, first.current.score) == (True, 0.5)
     assert second.skill_before == first.current.skill_hash
     assert second.verdict.current_score == 0.0
-    assert done.best == known
+    assert done.best == THREE
     (promotion,) = done.promotions
     assert (promotion.current.inherited, promotion.current.score) == (False, 0.0)
     assert promotion.best.number == 0
@@ -157,7 +119,6 @@ async def test_an_inherited_score_is_shown_as_inherited_and_decides_nothing(tmp_
 
 
 async def test_reminders_may_come_from_successes_too(tmp_path: Path) -> None:
-    """With ``source: both`` cases that went well are asked about; with ``failure_only`` they are not."""
     script = playing((ReminderReply, {"reminders": ["Keep to the numbers."]}))
     both = await run(tmp_path / "a", initial=ALL, actor=Actor(deaf), script=script, **ON)
     assert set(read_notes(both.current)) == {DEAF, "Keep to the numbers."}
@@ -168,7 +129,6 @@ async def test_reminders_may_come_from_successes_too(tmp_path: Path) -> None:
 
 
 async def test_a_triage_that_cannot_be_had_leaves_all_cases_to_the_analyst(tmp_path: Path) -> None:
-    """A lapse that quotes no rule of the document is refused; the report says why, and edits are proposed."""
     wrong: JsonValue = {"lapses": [{"case": 1, "rule": "Be kind to strangers.", "reminder": "Be kind."}]}
     done = await run(tmp_path, initial=document("double"), script=playing((LapseReply, wrong)), **ON)
     for record in done.records:
@@ -186,7 +146,6 @@ def crowded(*texts: str) -> tuple[Part, dict[str, Any]]:
 
 
 async def test_too_many_notes_are_compacted(tmp_path: Path) -> None:
-    """Above the threshold one call makes fewer of them; at the threshold there is none."""
     reply, section = crowded("One.", "Two.")
     script = playing(reply, (CompactReply, {"notes": ["Mind all."]}))
     few = await run(tmp_path / "a", initial=ALL, script=script, **section)
@@ -199,7 +158,6 @@ async def test_too_many_notes_are_compacted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reply", ["nothing", {"notes": []}, {"notes": ["a", "b", "c"]}])
 async def test_a_failed_compaction_leaves_the_notes(tmp_path: Path, reply: ScriptedAnswer) -> None:
-    """Where no valid reply can be had all notes stand as they are, and the record and the events say so."""
     given_notes, section = crowded("One.", "Two.", "Three.")
     script = playing(given_notes, (CompactReply, reply))
     done = await run(tmp_path, initial=ALL, script=script, **section)
@@ -217,7 +175,6 @@ lines = st.lists(
 
 @given(documents(), lines)
 async def test_reminding_changes_the_appendix_alone(text: str, reminders: list[str]) -> None:
-    """On any document every byte outside the appendix is where it was, in its order."""
     report = AnalystReport(source_type="failure", index=0, item_ids=("a",), reminders=tuple(reminders))
     context = await open_context(ScriptedLLM(lambda *_: "never asked"))
     noted = await update_appendix(Skill(text=text), [report], context=context, threshold=None)
@@ -235,7 +192,6 @@ def without_appendix(text: str) -> str:
 
 
 async def test_notes_are_carried_into_the_document_that_becomes_current_again() -> None:
-    """A return gives up a document and not its notes; those of both documents stay, each once."""
     older = replace_notes(Skill(text="Old.\n"), ["One."])
     before = replace_notes(Skill(text="New.\n"), ["one.", "Two."])
     carried = carry_notes(older, before)
@@ -245,31 +201,3 @@ async def test_notes_are_carried_into_the_document_that_becomes_current_again() 
     noted = await update_appendix(older, [], context=context, threshold=None, earlier=read_notes(before.text))
     assert noted.skill == carried
     assert noted.notes == ("One.", "Two.")
-
-
-async def test_a_run_that_returns_keeps_its_reminders(tmp_path: Path) -> None:
-    """The older document that becomes current again has the notes of the one that is given up."""
-
-    def lucky_once(skill: Skill, message: str, times: int) -> str | None:
-        solved: tuple[str, ...] = ("square",)
-        if "nonsense" in skill.text:
-            solved = ("square", "parity") if skill.text.count("nonsense") == 1 else ()
-        return right(message) if message.startswith(solved or "-") else "unknown"
-
-    idle = playing((AnalystReply, lambda wanted, shown: append_reply(wanted, f"- nonsense {len(shown)}")))
-    done = await run(
-        tmp_path,
-        initial=document("double"),
-        actor=Actor(lucky_once),
-        script=idle,
-        train={"num_epochs": 4},
-        target={"deterministic": False},
-        gate={"worth": 1.0},
-        **ON,
-    )
-    returns = [record for record in done.records if record.verdict.action == "return"]
-    assert returns
-    for record in returns:
-        lost = read_notes(done.texts[record.skill_before])
-        assert lost
-        assert set(lost) <= set(read_notes(done.texts[record.current.skill_hash]))

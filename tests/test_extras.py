@@ -46,14 +46,12 @@ MISSING: dict[str, tuple[tuple[str, ...], tuple[Callable[[], object], ...]]] = {
 
 
 def test_every_extra_is_known_here() -> None:
-    """A new extra needs a message, and a line in this file."""
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     assert set(project["optional-dependencies"]) == set(MISSING)
 
 
 @pytest.mark.parametrize("extra", MISSING)
 def test_a_missing_extra_is_named(extra: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever needs a package that is not installed says in one line which extra installs it."""
     monkeypatch.chdir(tmp_path)
     packages, uses = MISSING[extra]
     for name in packages:

@@ -7,54 +7,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from reflact.gate.intervals import CLAIM_LEVEL, compute_chance, improvement_interval, mean_interval
 from reflact.records import (
-    ActionCount,
     Claim,
-    EpochRecord,
     FaultCount,
     Improvement,
     RunSummary,
     SkillScore,
     SkillVersion,
-    SlowUpdate,
     Spend,
-    StepRecord,
     Usage,
 )
 from reflact.reporting.facts import (
     ResultFact,
     SpendFact,
-    describe_score,
-    format_change,
-    list_edit_facts,
-    list_epoch_details,
-    list_step_details,
 )
-from reflact.reporting.history import StepDetails
-from reflact.reporting.terminal import build_score_table, build_table, print_step, print_summary, wrap_line
-from reflact.testing import ToyEnvironment
+from reflact.reporting.terminal import build_score_table, build_table, print_summary
 from reflact.types import (
-    AggregateResult,
-    AnalystReport,
-    Edit,
-    EditResult,
-    Measurement,
-    Patch,
-    Score,
-    SelectResult,
     Skill,
     Split,
-    StepSize,
-    Verdict,
 )
-from toy_runs import build_trainer
 
 Snapshot = Callable[[str, str], None]
 V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.2)
@@ -100,7 +75,6 @@ def solve(solved: int, n: int) -> list[float]:
 
 
 def end(**values: Any) -> RunSummary:
-    """Return the summary of a run without scores."""
     return RunSummary.model_validate({"run_id": "r1", "status": "completed", **values})
 
 
@@ -108,20 +82,14 @@ SETTINGS = {"models": {"optimizer": {"model": "tiny"}}, "environment": {"descrip
 BETTER = build_summary(solve(10, 80), solve(45, 80), seconds=35.0)
 RESULTS = {
     "better": BETTER,
-    "fewer baseline items": BETTER.model_copy(
-        update={"scores": (build_score("baseline", solve(10, 79)), BETTER.scores[1])}
-    ),
     "mostly wrong": build_summary(solve(0, 80), solve(30, 80)),
     "not confirmed": build_summary(solve(10, 20), solve(12, 20)),
     "too few differ": build_summary(solve(0, 4), solve(4, 4)),
     "not better": build_summary(solve(10, 20), solve(10, 20), steps=20),
     "worse": build_summary(solve(30, 40), solve(10, 40)),
     "means": build_summary([0.25, 0.5, 0.75] * 10, [0.5, 0.75, 0.8] * 10),
-    "small means": build_summary([0.5, 0.5, 0.5] * 2, [0.502, 0.503, 0.504] * 2),
     "validation": build_summary(solve(5, 20), solve(15, 20), split=Split.val),
-    "trials": build_summary([0.25, 0.5] * 10, [0.75, 1.0] * 10, split=Split.val, trials=4),
     "initial is best": end(best=V0, scores=(build_score("baseline", solve(10, 80), text=""),)),
-    "no scores": end(best=V0, config=SETTINGS, steps=6, actions=(ActionCount(action="no_patches", count=2),)),
     "not measured": end(best=V2, missing=("best on test: the endpoint is down",)),
     "budget": end(status="budget", reason="budget.max_calls is 9", steps=3, best=V2),
     "failed": end(status="failed", reason="no key.", best=None),
@@ -138,32 +106,7 @@ def test_results_are_sentences(snapshot: Snapshot) -> None:
     snapshot("results", "\n".join(blocks))
 
 
-def test_the_verdict_names_the_next_step_of_an_incomplete_run() -> None:
-    """Of a complete run it is the result alone; a good and a bad result have a tone."""
-    for name, summary in RESULTS.items():
-        fact = ResultFact(summary=summary)
-        assert fact.verdict.startswith(fact.result)
-        assert (" Next: " in fact.verdict) is (summary.status != "completed"), name
-    tones = {name: ResultFact(summary=summary).tone for name, summary in RESULTS.items()}
-    assert [name for name, tone in tones.items() if tone == "worse"] == ["worse", "failed", "no reports"]
-    assert tones["better"] == "better"
-    assert tones["not confirmed"] is None
-
-
-def test_the_verdict_is_stored(tmp_path: Path) -> None:
-    """The summary of a run, and its file, have the sentence."""
-    trainer = build_trainer(
-        {"out_dir": tmp_path, "search": {"sources": ["edits"]}, "train": {"num_epochs": 1}},
-        environment=ToyEnvironment(train=4, val=4, test=4),
-    )
-    summary = anyio.run(trainer.train)
-    assert summary.verdict == ResultFact(summary=summary).verdict != ""
-    stored = (tmp_path / "summary.json").read_text(encoding="utf-8")
-    assert RunSummary.model_validate_json(stored).verdict == summary.verdict
-
-
 def print_to_text(printer: Callable[[Console], None], width: int = 100) -> str:
-    """Return what is printed to a file."""
     console = Console(file=(text := io.StringIO()), width=width)
     printer(console)
     return text.getvalue()
@@ -208,100 +151,6 @@ def test_an_unknown_price_is_named(spend: tuple[Usage, ...], words: str) -> None
     assert SpendFact.of(entries).words == words
 
 
-def test_unfinished_calls_have_a_worst_case() -> None:
-    """Calls that were cut off are counted beside the known cost, at most."""
-    usage = Usage(calls=1, usd=0.5)
-    entry = Spend(role="target", purpose="p", usage=usage, unsettled=1, worst_case=Usage(usd=0.25))
-    fact = SpendFact.of([entry])
-    assert fact.words == "$0.50, 1 call, at most $0.25 more for unfinished calls"
-    assert fact.details.endswith("at most 0 tokens, $0.25 more for 1 interrupted call")
-    assert [SpendFact(usage=each).price for each in (Usage(), Usage(calls=3), usage)] == [
-        "-",
-        "unknown",
-        "$0.50",
-    ]
-
-
-@given(st.none() | st.floats(0, 1), st.none() | st.floats(0, 1))
-def test_a_change_never_invents_a_score(before: float | None, after: float | None) -> None:
-    """A score that is None is a dash or is left out, never a number."""
-    text = format_change(before, after)
-    assert text.count("0.") + text.count("1.") == (before is not None) + (after is not None)
-
-
-def test_a_metric_named_soft_hides_no_soft_score() -> None:
-    """A score is shown with its soft part, whatever its metrics are called."""
-    assert describe_score(Score(hard=1, soft=0.5, metrics={"soft": 9})) == "1 (soft 0.5, soft 9)"
-
-
-def build_step(text: str = "") -> StepRecord:
-    """Return a step with all parts of a choice; the text stands in each of them."""
-    kept = Edit(op="append", content=f"one{text}", source_type="failure", support_count=3, merge_level=1)
-    dropped = Edit(op="append", content=f"two{text}", evidence=f"case 2{text}")
-    report = AnalystReport(
-        source_type="failure", index=0, item_ids=("a",), patch=Patch(edits=(kept, dropped))
-    )
-    size = StepSize(count=1, reasoning=f"Small steps.{text}", confidence=0.75, risks=f"None.{text}")
-    return StepRecord(
-        step=2,
-        epoch=1,
-        skill_before="a" * 64,
-        item_ids=("a",),
-        rollout=Measurement(skill_hash="a" * 64, split=Split.train, n=4, hard=0.5),
-        n_failures=2,
-        reports=(report,),
-        merged=AggregateResult(patch=Patch(reasoning=f"Both fit.{text}", edits=(kept, dropped))),
-        chosen=SelectResult(
-            patch=Patch(reasoning=f"The first helps more.{text}", edits=(kept,)),
-            pool_size=2,
-            budget=1,
-            ranked=True,
-            decision=size,
-        ),
-        edits=(EditResult(edit=kept, status="applied"),),
-        rewrite_summary=f"Joined.{text}",
-        candidate_hash="b" * 64,
-        verdict=Verdict(action="accept", reason=f"It is better.{text}"),
-        current=V1,
-        best=V1,
-    )
-
-
-def build_details(text: str = "") -> StepDetails:
-    """Return a step with memory and the end of its epoch."""
-    slow = SlowUpdate(
-        action="accepted", helped="helped", reasoning=f"It grew.{text}", guidance=f"Go on.{text}"
-    )
-    epoch_end = EpochRecord(
-        epoch=1,
-        step=2,
-        last_hash="b" * 64,
-        slow_update=slow,
-        meta_skill=f"Add lines.{text}",
-        meta_skill_reasoning=f"Lines helped.{text}",
-        current=V1,
-        best=V1,
-    )
-    return StepDetails(
-        record=build_step(text), epoch_end=epoch_end, memory=f"Be brief.{text}", diff="--- a\n+++ b\n"
-    )
-
-
-def test_a_step_shows_how_its_edits_were_chosen(snapshot: Snapshot) -> None:
-    """A step has the pool with support, the merge, the step size, the ranking, the guidance and the memory."""
-    snapshot("step", print_to_text(lambda console: print_step(console, build_details())))
-    facts = list_edit_facts(build_step())
-    assert [fact.outcome for fact in facts] == ["applied", "not chosen"]
-
-
-def test_steps_steer_no_terminal() -> None:
-    """Texts of models in a step are lines of text whose control characters are escaped."""
-    shown = print_to_text(lambda console: print_step(console, build_details("\x1b[2J\x1b]0;title\x07\u202e")))
-    texts = [*list_step_details(build_step("\x1b")), *list_epoch_details(build_details("\x1b").epoch_end)]  # type: ignore[arg-type]
-    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
-    assert shown.count("\\x1b[2J") >= sum("\x1b" in text for _, text in texts) > 8
-
-
 def test_tables_keep_names_and_numbers_whole() -> None:
     """A narrow table leaves out optional columns, and a heading is text, not markup."""
     scores = [build_score(name, solve(45, 80)) for name in ("baseline", "best")]
@@ -312,13 +161,5 @@ def test_tables_keep_names_and_numbers_whole() -> None:
         assert max(map(len, shown.splitlines())) <= width
         assert shown.count("0.562") == 2
         assert "…" not in shown
-    table = build_table({"run": ["a"], "mean [/b]<b>": ["1"]}, 80)
+    table = build_table([{"run": "a", "mean [/b]<b>": "1"}], 80)
     assert "mean [/b]<b>" in print_to_text(lambda console: console.print(table))
-
-
-def test_long_lines_wrap_at_words() -> None:
-    """The rest of a line that does not fit is indented."""
-    wrapped = wrap_line("warning   these are more words than the line has room for", Console(width=40)).plain
-    first, rest = wrapped.split("\n")
-    assert first.rstrip() == "warning   these are more words than the"
-    assert rest == " " * 10 + "line has room for"

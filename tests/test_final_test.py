@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from reflact.errors import ProviderDown
 from reflact.protocols import Session
-from reflact.reporting.terminal import print_summary
-from reflact.stages.evaluate import GateMetric
-from reflact.stages.final_test import score_skill
 from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.store.runs import open_store
@@ -40,32 +35,20 @@ DIVIDED: dict[str, Any] = {
 
 
 def inputs(split: Split, world: ToyEnvironment = WORLD) -> set[str]:
-    """Return the messages of a split."""
     return {str(item.input) for item in world.items(split)}
 
 
 def harmed(skill: Skill, message: str, times: int) -> str | None:
-    """Answer wrongly wherever the guidance is harmful."""
     return "unknown" if "HARM" in skill.text else None
 
 
 async def rollouts_in(folder: Path) -> list[Rollout]:
-    """Return all rollouts that a run stored."""
     async with open_store(folder / "run.db") as store:
         rows = await store._database.fetch_rows("SELECT rollout FROM rollouts", ())
     return [Rollout.model_validate_json(text) for (text,) in rows]
 
 
-async def test_the_best_skill_needs_no_promotion(tmp_path: Path) -> None:
-    """Where the last skill is the best one nothing is compared and nothing more is rolled out."""
-    done = await run(tmp_path)
-    assert done.promotions == ()
-    assert done.summary.best == done.summary.final
-    assert not any(e.kind == "promotion_judged" for e in done.events)
-
-
 async def test_the_last_skill_is_promoted_by_the_gates_own_rule(tmp_path: Path) -> None:
-    """A last text that was never measured is, and takes the place of the best only if it wins."""
     script = playing(IDLE, HELP)
     done = await run(tmp_path / "a", script=script, **{**DIVIDED, "test": {"enabled": False}})
     (promotion,) = done.promotions
@@ -80,20 +63,7 @@ async def test_the_last_skill_is_promoted_by_the_gates_own_rule(tmp_path: Path) 
     assert (tmp_path / "b" / "best_skill.md").read_text("utf-8") == done.best
 
 
-async def test_without_a_gate_the_better_score_is_promoted(tmp_path: Path) -> None:
-    """The rule of a gate that is off is the bare score, also at the end, and for guidance before it."""
-    off = {"gate": {"enabled": False}}
-    forced = await run(tmp_path / "a", script=playing(IDLE, HELP), **{**DIVIDED, **off})
-    assert forced.promotions[0].verdict.action == "force_accept"
-    assert forced.best == forced.current
-    gated = {**DIVIDED, **off, "slow_update": {"enabled": True, "gated": True}}
-    measured = await run(tmp_path / "b", script=playing(IDLE, HELP), **gated)
-    closed = measured.epochs[-1]
-    assert (closed.best, closed.best.score) == (closed.current, 0.25)
-
-
 async def test_a_promotion_is_tried_once_more(tmp_path: Path) -> None:
-    """A provider that is down while the last skill is measured costs a repetition, not the run."""
     val, lost = inputs(Split.val, DIVIDED["environment"]), Counter[str]()
 
     def down(skill: Skill, message: str, times: int) -> str | None:
@@ -110,8 +80,6 @@ async def test_a_promotion_is_tried_once_more(tmp_path: Path) -> None:
 
 
 async def test_reported_validation_scores_come_from_trials_that_no_gate_saw(tmp_path: Path) -> None:
-    """A skill that was lucky in the gate's pass is reported by what it does in fresh ones."""
-
     def lucky(skill: Skill, message: str, times: int) -> str | None:
         return right(message) if skill.text and times < 1 else "unknown"
 
@@ -137,52 +105,33 @@ async def test_reported_validation_scores_come_from_trials_that_no_gate_saw(tmp_
 async def test_scores_that_chose_the_skill_are_marked(
     tmp_path: Path, gate: dict[str, Any], selected: set[str]
 ) -> None:
-    """A validation score of the trials that the document was chosen by says so; test scores never do."""
     done = await run(tmp_path, gate=gate, **TEST)
     marked = {(s.name, s.split) for s in done.summary.scores if s.selected_on}
     assert marked == {(name, Split.val) for name in selected}
 
 
 async def test_scores_have_buckets_intervals_and_improvements(tmp_path: Path) -> None:
-    """Each document on each split: mean, count, interval, task types; and what was gained item by item."""
     done = await run(tmp_path, environment=ToyEnvironment(train=4, val=4, test=8), **TEST)
-    assert [(s.name, s.split.value) for s in done.summary.scores] == [
-        (name, split) for split in ("val", "test") for name in ("baseline", "best", "final")
-    ]
+    names = ("baseline", "best", "final")
+    scores = done.summary.scores
+    assert [(s.name, s.split.value) for s in scores] == [(n, s) for s in ("val", "test") for n in names]
     test = done.summary.score("best", Split.test)
     learned = next(name for name, line in LINES.items() if line in done.best)
     assert (test.n, test.hard, test.successes, test.unmeasured) == (8, 0.25, 2.0, 0)
-    assert test.skill_hash == Skill(text=done.best).hash
     assert test.low < 0.25 < test.high
+    types = ("double", "square", "negate", "parity")
     assert {b.task_type: (b.n, b.hard) for b in test.buckets} == {
-        name: (2, float(name == learned)) for name in ("double", "square", "negate", "parity")
+        name: (2, float(name == learned)) for name in types
     }
-    kinds = {item.id: item.task_type for item in ToyEnvironment(train=4, val=4, test=8).items(Split.test)}
-    items = [
-        Item(id=name, input="x", task_type=None if kind == "parity" else kind) for name, kind in kinds.items()
-    ]
-    rolled = [
-        r for r in await rollouts_in(tmp_path) if r.item_id in kinds and r.skill_hash == test.skill_hash
-    ]
-    sorted_ = score_skill(
-        "best", Skill(text=done.best), Split.test, rolled, items, metric=GateMetric(metric="hard")
-    )
-    assert {b.task_type: b.n for b in sorted_.buckets} == {"double": 2, "square": 2, "negate": 2, "other": 2}
-    plain = [item.model_copy(update={"task_type": None}) for item in items]
-    assert (
-        score_skill(
-            "best", Skill(text=done.best), Split.test, rolled, plain, metric=GateMetric(metric="hard")
-        ).buckets
-        == ()
-    )
     gains = {(g.name, g.split.value): g for g in done.summary.improvements}
-    assert set(gains) == {(name, split) for split in ("val", "test") for name in ("best", "final")}
+    assert set(gains) == {(name, split) for split in ("val", "test") for name in names[1:]}
     gain = gains["best", "test"]
     assert (gain.n, gain.mean) == (8, 0.25)
     assert gain.low < gain.mean < gain.high
-    assert [e.improvement for e in done.events if e.kind == "improvement_measured"] == list(
-        done.summary.improvements
-    )
+    told = [e.improvement for e in done.events if e.kind == "improvement_measured"]
+    assert told == list(done.summary.improvements)
+    assert {a.action: a.count for a in done.summary.actions} == Counter(done.actions)
+    assert (done.summary.best, done.summary.final) == (done.state.best, done.state.current)
 
 
 class Partial(ToyEnvironment):
@@ -204,7 +153,6 @@ class Partial(ToyEnvironment):
 async def test_the_claim_is_in_the_metric_of_the_gate(
     tmp_path: Path, metric: str, gain: float, words: str
 ) -> None:
-    """What a run trained for decides if it got better, although no item is solved; so do comparisons with controls."""
     world = Partial(train=8, val=4, test=8, rules=2)
     test = {"enabled": True, "placebo": True}
     trains = {"num_epochs": 2}
@@ -212,22 +160,11 @@ async def test_the_claim_is_in_the_metric_of_the_gate(
     assert done.summary.verdict.startswith(words)
     assert "does as well" not in done.summary.verdict
     claim = done.summary.claim
-    assert claim is not None
     assert (claim.confirmed, claim.improvement.mean) == (True, pytest.approx(gain))
     assert {round(g.mean, 9) for g in done.summary.improvements} == {gain}
 
 
-async def test_identical_texts_are_measured_once(tmp_path: Path) -> None:
-    """Baseline, best and last skill of a run that learned nothing are one document on the test split."""
-    done = await run(tmp_path, script=playing(IDLE), **TEST)
-    asked = Counter(message for _, message in done.actor.asked if message in inputs(Split.test))
-    assert set(asked.values()) == {1}
-    assert len({(s.hard, s.n) for s in done.summary.scores if s.split is Split.test}) == 1
-    assert {g.mean for g in done.summary.improvements} == {0.0}
-
-
 async def test_a_placebo_has_the_length_of_the_best(tmp_path: Path) -> None:
-    """A document about something else is measured beside the others, on the last split."""
     done = await run(tmp_path, test={"enabled": True, "placebo": True})
     shown = {text for text, message in done.actor.asked if message in inputs(Split.test)}
     (other,) = shown - {"", done.best}
@@ -238,34 +175,7 @@ async def test_a_placebo_has_the_length_of_the_best(tmp_path: Path) -> None:
     assert {g.name for g in done.summary.improvements} == {"best", "final"}
 
 
-async def test_the_summary_counts_by_epoch_and_action(tmp_path: Path) -> None:
-    """Per-epoch statistics and totals are those of the committed history."""
-    done = await run(tmp_path, train={"num_epochs": 3}, slow_update={"enabled": True})
-    summary = done.summary
-    assert [(e.epoch, e.steps) for e in summary.epochs] == [(1, 2), (2, 2), (3, 2)]
-    for stats in summary.epochs:
-        records = [r for r in done.records if r.epoch == stats.epoch]
-        assert stats.accepts == sum(r.verdict.accepted for r in records)
-        assert stats.rejects == sum(r.verdict.action == "reject" for r in records)
-        end = next(e for e in done.epochs if e.epoch == stats.epoch)
-        assert (stats.current_score, stats.best_score) == (end.current.score, end.best.score)
-        assert not end.current.inherited
-        assert stats.slow_update == (None if end.slow_update is None else end.slow_update.action)
-    assert {a.action: a.count for a in summary.actions} == Counter(done.actions)
-    assert summary.steps == sum(e.steps for e in summary.epochs) == 6
-    assert (summary.best, summary.final) == (done.state.best, done.state.current)
-    stages = {"baseline", "rollout and reflect", "aggregate", "select", "update", "evaluate", "epoch end"}
-    assert stages <= {s.stage for s in summary.stages}
-
-
-async def test_a_text_that_was_not_measured_has_no_score_in_the_statistics(tmp_path: Path) -> None:
-    """An inherited score is no score of the epoch's end; the best skill's stands."""
-    done = await run(tmp_path, script=playing(IDLE), **DIVIDED)
-    assert [(e.current_score, e.best_score) for e in done.summary.epochs] == [(None, 0.0), (None, 0.0)]
-
-
 async def test_a_failure_at_the_end_leaves_out_what_it_hits_alone(tmp_path: Path) -> None:
-    """What can be measured is, the rest is named with its reason, and a later start measures it."""
     test = inputs(Split.test, DIVIDED["environment"])
 
     def down(skill: Skill, message: str, times: int) -> str | None:
@@ -290,37 +200,6 @@ async def test_a_failure_at_the_end_leaves_out_what_it_hits_alone(tmp_path: Path
     assert healthy.records == done.records
 
 
-async def test_without_a_baseline_there_is_no_improvement_and_it_is_said(tmp_path: Path) -> None:
-    """Best and last skill are measured all the same."""
-    test = inputs(Split.test)
-
-    def down(skill: Skill, message: str, times: int) -> None:
-        if message in test and not skill.text:
-            raise ProviderDown("models.target: no answer")
-
-    done = await run(tmp_path, actor=Actor(down), **TEST)
-    assert {s.name for s in done.summary.scores if s.split is Split.test} == {"best", "final"}
-    assert [line.partition(":")[0] for line in done.summary.missing] == [
-        "baseline on test",
-        "improvement of best on test",
-        "improvement of final on test",
-    ]
-    assert {g.split for g in done.summary.improvements} == {Split.val}
-
-
-async def test_without_a_better_document_there_is_no_placebo(tmp_path: Path) -> None:
-    """If the best document is the initial one, no rollout is paid for a placebo, and the closing lines say so."""
-    test = {"enabled": True, "placebo": True}
-    done = await run(tmp_path, script=playing(IDLE), initial="Answer.", test=test)
-    assert [s.name for s in done.summary.scores if s.split is Split.test] == ["baseline", "best", "final"]
-    assert {text.strip() for text, message in done.actor.asked if message in inputs(Split.test)} == {
-        "Answer."
-    }
-    text = io.StringIO()
-    print_summary(Console(file=text, width=100), done.summary, tmp_path)
-    assert "placebo: not measured, since there is no better document" in text.getvalue()
-
-
 async def test_every_opening_is_counted(tmp_path: Path) -> None:
     """An extension that learned nothing opens the split again; the same end, started again, does not.
 
@@ -339,7 +218,6 @@ async def test_every_opening_is_counted(tmp_path: Path) -> None:
 
 
 async def test_a_measurement_by_hand_is_an_opening_too(tmp_path: Path) -> None:
-    """Evaluating a document on the test split counts, and a later start of the run still says so."""
     first = await run(tmp_path, **TEST)
     assert first.summary.test_openings == 1
     models: dict[str, Any] = {"target": Actor(), "optimizer": ScriptedLLM(toy_optimizer())}
@@ -349,7 +227,6 @@ async def test_a_measurement_by_hand_is_an_opening_too(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_fails_leaves_the_split_sealed(tmp_path: Path) -> None:
-    """Before the last step is committed no test item is asked, and no opening counted."""
     train = inputs(Split.train)
 
     def down(skill: Skill, message: str, times: int) -> None:

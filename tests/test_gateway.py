@@ -19,9 +19,9 @@ from openai.types.responses import Response, ResponseCompletedEvent, ResponseStr
 from pydantic import TypeAdapter
 
 from doubles import Endpoint, completion, connected
+from reflact.agents.gateway import INLINE_BYTES, MAX_PARTS, MAX_REQUEST_BYTES, GatewayAddress, open_gateway
+from reflact.agents.gateway_session import GatewaySession
 from reflact.errors import EnvironmentFailure, ModelError
-from reflact.targets.gateway import INLINE_BYTES, MAX_PARTS, MAX_REQUEST_BYTES, GatewayAddress, open_gateway
-from reflact.targets.gateway_session import GatewaySession
 from reflact.types import Skill
 
 
@@ -70,17 +70,13 @@ def ask_as_codex(session: str) -> dict[str, Any]:
         f"<cwd>/w</cwd>\n  <current_date>{session}</current_date>\n",
     ]
     output = f"Chunk ID: {session}\nWall time: 0.0{len(session)} seconds\nOutput:\n42\n"
+    message = {"type": "message", "id": f"a{session}"}
     return {
         "model": "m",
         "stream": True,
         "input": [
-            {
-                "type": "message",
-                "id": f"a{session}",
-                "role": "developer",
-                "content": [input_text("You code.")],
-            },
-            {"type": "message", "id": session, "role": "user", "content": [input_text(t) for t in texts]},
+            {**message, "role": "developer", "content": [input_text("You code.")]},
+            {**message, "role": "user", "content": [*map(input_text, texts)]},
             {"type": "reasoning", "id": session, "summary": [], "encrypted_content": session},
             {"type": "function_call", "name": "exec_command", "arguments": "{}", "call_id": "c1"},
             {"type": "function_call_output", "id": session, "call_id": "c1", "output": output},
@@ -111,13 +107,7 @@ async def test_the_gateway_speaks_the_responses_api() -> None:
     assert asked[0]["messages"] == [
         {"role": "system", "content": "You code."},
         {"role": "user", "content": "# AGENTS.md instructions\nBe brief.\n<cwd>/w</cwd>\n"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [
-                {"id": "c1", "type": "function", "function": {"name": "exec_command", "arguments": "{}"}}
-            ],
-        },
+        {"role": "assistant", "content": None, "tool_calls": [{**call("exec_command", "{}"), "id": "c1"}]},
         {"role": "tool", "tool_call_id": "c1", "content": "Output:\n42\n"},
     ]
     assert [tool["function"]["name"] for tool in asked[0]["tools"]] == ["exec_command"]
@@ -147,77 +137,54 @@ async def test_the_gateway_answers_nobody_without_its_token() -> None:
     assert (run.asked, run.refused) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "reason"),
-    [
-        ("/chat/completions", [], "no request of a chat completion"),
-        ("/chat/completions", {}, "no request of a chat completion"),
-        ("/responses", {}, "input is neither a text nor a list"),
-        ("/responses", {"input": [{"type": "computer_call"}]}, "an item of type computer_call"),
-        ("/responses", {"input": "a", "previous_response_id": "r"}, "stores no responses"),
-        (
-            "/responses",
-            {"input": "a", "tools": [{"type": "web_search"}]},
-            "type web_search runs at its provider",
-        ),
-        ("/messages", {}, "no request of the Messages API"),
-        ("/messages", {"messages": [], "container": "c"}, "cannot pass on container"),
-        (
-            "/messages",
-            {"messages": [], "tools": [{"type": "web_search_20250305", "name": "w"}]},
-            "the tool w of type",
-        ),
-        (
-            "/messages",
-            {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
-            "a block of type document",
-        ),
-        ("/embeddings", {"input": "a"}, "the gateway has no /v1/embeddings"),
-    ],
-)
-async def test_a_refused_request_is_reported_with_its_reason(path: str, body: object, reason: str) -> None:
-    """The agent gets an error status with a sentence, and so does the rollout; the model is not asked."""
-    run = Run()
-    async with run.open() as client:
-        response = await client.post(path, json=body)
-    assert response.status_code in {400, 404}
-    assert reason in response.json()["error"]["message"]
-    assert run.refused == [response.json()["error"]["message"]]
-    assert run.asked == []
+SEARCH = {"type": "web_search_20250305", "name": "w"}
+REFUSED: list[tuple[str, Any, str]] = [
+    ("/chat/completions", [], "no request of a chat completion"),
+    ("/chat/completions", {}, "no request of a chat completion"),
+    ("/responses", {}, "input is neither a text nor a list"),
+    ("/responses", {"input": [{"type": "computer_call"}]}, "an item of type computer_call"),
+    ("/responses", {"input": "a", "previous_response_id": "r"}, "stores no responses"),
+    ("/responses", {"input": "a", "tools": [{"type": "web_search"}]}, "type web_search runs at its provider"),
+    ("/messages", {}, "no request of the Messages API"),
+    ("/messages", {"messages": [], "container": "c"}, "cannot pass on container"),
+    ("/messages", {"messages": [], "tools": [SEARCH]}, "the tool w of type"),
+    ("/messages", {"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "type document"),
+    ("/embeddings", {"input": "a"}, "the gateway has no /v1/embeddings"),
+]
 
 
-async def test_a_compressed_request_is_refused() -> None:
-    """The gateway reads no compressed bodies, and says so."""
-    run = Run()
+async def test_a_refused_request_is_reported_with_its_reason() -> None:
+    """The agent gets an error status with a sentence, and so does the rollout; no model is asked."""
+    for path, body, reason in REFUSED:
+        run = Run()
+        async with run.open() as client:
+            response = await client.post(path, json=body)
+        assert response.status_code in {400, 404}
+        assert reason in response.json()["error"]["message"]
+        assert run.refused == [response.json()["error"]["message"]]
+        assert run.asked == []
     async with run.open() as client:
         headers = {"content-encoding": "zstd"}
         response = await client.post("/responses", content=b"\x28\xb5\x2f\xfd", headers=headers)
     assert response.status_code == 400
-    assert "compressed" in run.refused[0]
+    assert "compressed" in run.refused[-1]
 
 
 async def test_freeform_and_namespaced_tools_are_functions_of_a_completion() -> None:
     """Tools that a chat completion does not have become functions, and their calls come back as the agent knows them."""
     grammar = {"type": "grammar", "syntax": "lark", "definition": "start: BEGIN"}
+    send = {"type": "function", "name": "send"}
     tools = [
         {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": grammar},
-        {
-            "type": "namespace",
-            "name": "mail",
-            "description": "Mail.",
-            "tools": [{"type": "function", "name": "send"}],
-        },
+        {"type": "namespace", "name": "mail", "description": "Mail.", "tools": [send]},
     ]
     items = [
         {"role": "user", "content": "Go on."},
         {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "BEGIN"},
         {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done."},
     ]
-    calls = [
-        call("apply_patch", '{"input": "BEGIN 2"}'),
-        call("apply_patch", "BEGIN 3"),
-        call("mail__send", "{}"),
-    ]
+    patches = [call("apply_patch", text) for text in ('{"input": "BEGIN 2"}', "BEGIN 3")]
+    calls = [*patches, call("mail__send", "{}")]
     run = Run(*calls, content=None)
     body = {"model": "m", "input": items, "tools": tools}
     async with run.open() as client:
@@ -231,59 +198,32 @@ async def test_freeform_and_namespaced_tools_are_functions_of_a_completion() -> 
     first, second, third = response.output
     assert (first.type, second.type, third.type) == ("custom_tool_call", "custom_tool_call", "function_call")
     assert (first.input, second.input, third.name, third.namespace) == ("BEGIN 2", "BEGIN 3", "send", "mail")
-    events = TypeAdapter[list[ResponseStreamEvent]](list[ResponseStreamEvent]).validate_python(
-        read_events(streamed)
-    )
-    assert [event.input for event in events if event.type.endswith("custom_tool_call_input.done")] == [
-        "BEGIN 2",
-        "BEGIN 3",
-    ]
+    adapter = TypeAdapter[list[ResponseStreamEvent]](list[ResponseStreamEvent])
+    events = adapter.validate_python(read_events(streamed))
+    inputs = [event.input for event in events if event.type.endswith("custom_tool_call_input.done")]
+    assert inputs == ["BEGIN 2", "BEGIN 3"]
 
 
 def ask_as_claude_code(session: str) -> dict[str, Any]:
     """Return the second request of Claude Code 2.1 in a session, with its texts cut."""
     reminder = f"# claudeMd\nBe brief.\n# currentDate\nToday's date is {session}.\n\n"
     mark = {"cache_control": {"type": "ephemeral"}}
+    billing = f"x-anthropic-billing-header: cc_version={session}; cc_entrypoint=sdk-cli;"
+    use = {"type": "tool_use", "id": "c1", "name": "Bash", "input": {"command": "ls"}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "a.txt", "is_error": False, **mark}
+    thinking = {"type": "thinking", "thinking": session, "signature": session}
     return {
         "model": "m",
         "max_tokens": 32000,
         "stream": True,
-        "system": [
-            {
-                "type": "text",
-                "text": f"x-anthropic-billing-header: cc_version={session}; cc_entrypoint=sdk-cli;",
-            },
-            {"type": "text", "text": "You code.", **mark},
-        ],
+        "system": [{"type": "text", "text": billing}, {"type": "text", "text": "You code.", **mark}],
         "messages": [
-            {
-                "role": "user",
-                "content": [{"type": "text", "text": reminder}, {"type": "text", "text": "Say hello"}],
-            },
+            {"role": "user", "content": [{"type": "text", "text": text} for text in (reminder, "Say hello")]},
             {"role": "system", "content": "Available agent types: none"},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": session, "signature": session},
-                    {"type": "tool_use", "id": "c1", "name": "Bash", "input": {"command": "ls"}},
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {
-                        "type": "tool_result",
-                        "tool_use_id": "c1",
-                        "content": "a.txt",
-                        "is_error": False,
-                        **mark,
-                    },
-                ],
-            },
+            {"role": "assistant", "content": [thinking, use]},
+            {"role": "user", "content": [result]},
         ],
-        "tools": [
-            {"name": "Bash", "description": "Runs.", "input_schema": {"type": "object", "properties": {}}}
-        ],
+        "tools": [{"name": "Bash", "description": "Runs.", "input_schema": {"type": "object"}}],
         "metadata": {"user_id": session},
         "thinking": {"type": "adaptive"},
         "output_config": {"effort": "high"},
@@ -300,38 +240,24 @@ async def test_the_gateway_speaks_the_messages_api() -> None:
         counted = (await client.post("/messages/count_tokens", json=body)).json()
     first, second = run.asked
     assert first == second
+    calls = [{**call("Bash", '{"command": "ls"}'), "id": "c1"}]
+    bash = {"name": "Bash", "description": "Runs.", "parameters": {"type": "object"}}
     assert first == {
         "messages": [
             {"role": "system", "content": "You code."},
             {"role": "user", "content": "# claudeMd\nBe brief.\n\n\nSay hello"},
             {"role": "system", "content": "Available agent types: none"},
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [{**call("Bash", '{"command": "ls"}'), "id": "c1"}],
-            },
+            {"role": "assistant", "content": None, "tool_calls": calls},
             {"role": "tool", "tool_call_id": "c1", "content": "a.txt"},
         ],
         "max_tokens": 32000,
-        "tools": [
-            {
-                "type": "function",
-                "function": {
-                    "name": "Bash",
-                    "description": "Runs.",
-                    "parameters": {"type": "object", "properties": {}},
-                },
-            }
-        ],
+        "tools": [{"type": "function", "function": bash}],
         "tool_choice": "auto",
     }
     use = {"type": "tool_use", "id": "c2", "name": "Bash", "input": {"command": "ls -a"}}
     assert message["content"] == [{"type": "text", "text": "Wait."}, use]
-    assert (message["stop_reason"], message["usage"]["input_tokens"], message["usage"]["output_tokens"]) == (
-        "tool_use",
-        20,
-        2,
-    )
+    usage = message["usage"]
+    assert (message["stop_reason"], usage["input_tokens"], usage["output_tokens"]) == ("tool_use", 20, 2)
     assert counted["input_tokens"] > 50
     assert collect(read_events(streamed)) == message
 
@@ -355,33 +281,25 @@ def collect(events: list[dict[str, Any]]) -> dict[str, Any]:
     return message
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
+async def test_settings_of_messages_are_those_of_a_completion() -> None:
+    """Settings that a chat completion has pass through under its names."""
+    choice = {"type": "tool", "name": "t", "disable_parallel_tool_use": True}
+    named = {"type": "function", "function": {"name": "t"}}
+    settings: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"tool_choice": {"type": "any"}}, {"tool_choice": "required"}),
         ({"tool_choice": {"type": "none"}}, {"tool_choice": "none"}),
-        (
-            {"tool_choice": {"type": "tool", "name": "t", "disable_parallel_tool_use": True}},
-            {
-                "tool_choice": {"type": "function", "function": {"name": "t"}},
-                "parallel_tool_calls": False,
-            },
-        ),
+        ({"tool_choice": choice}, {"tool_choice": named, "parallel_tool_calls": False}),
         ({"stop_sequences": ["x"], "top_k": 3}, {"stop": ["x"]}),
-    ],
-)
-async def test_settings_of_messages_are_those_of_a_completion(
-    asked: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    """Settings that a chat completion has pass through under its names."""
+    ]
     run = Run()
     tools = [{"name": "t", "input_schema": {}}]
-    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "tools": tools, **asked}
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "tools": tools}
     async with run.open() as client:
-        message = (await client.post("/messages", json=body)).json()
-    assert expected.items() <= run.asked[0].items()
-    assert "top_k" not in run.asked[0]
-    assert (message["content"], message["stop_reason"]) == ([{"type": "text", "text": "Wait."}], "end_turn")
+        for asked, expected in settings:
+            message = (await client.post("/messages", json={**body, **asked})).json()
+            assert expected.items() <= run.asked[-1].items()
+            assert "top_k" not in run.asked[-1]
+            assert message["stop_reason"] == "end_turn"
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/messages"])
@@ -420,24 +338,8 @@ DEEP: Any = "x"
 for _ in range(150):
     DEEP = [DEEP]
 
-ODD = (
-    None,
-    True,
-    0,
-    -1,
-    10**30,
-    1e308,
-    "",
-    "x",
-    "\ud83d",
-    [],
-    {},
-    [[]],
-    [None],
-    {"a": {}},
-    {"role": ["x"]},
-    DEEP,
-)
+SIMPLE = (None, True, 0, -1, 10**30, 1e308, "", "x", "\ud83d", [], {})
+ODD = (*SIMPLE, [[]], [None], {"a": {}}, {"role": ["x"]}, DEEP)
 """Values in place of others."""
 
 Change = tuple[str, int, Any, bool]
@@ -480,7 +382,7 @@ def test_no_message_of_an_agent_ends_a_run(changes: Sequence[Change]) -> None:
 
     async def play() -> None:
         async with connected(Endpoint(completion("Wait."))) as client:
-            session = GatewaySession(client, Skill(text="Be brief."), "r", seed=None)
+            session = GatewaySession(client, Skill(text="Be brief."), "r")
             async with (
                 open_gateway(session._answer, model="m", on_refusal=session._refuse) as address,
                 httpx.AsyncClient(base_url=address.base_url, headers={"x-api-key": address.token}) as agent,
@@ -498,12 +400,13 @@ def test_no_message_of_an_agent_ends_a_run(changes: Sequence[Change]) -> None:
     anyio.run(play)
 
 
-async def test_a_model_that_answers_without_a_choice_is_a_failure_of_the_rollout() -> None:
-    """An answer of the provider that no agent can read is an error for the agent, and a reason for the rollout."""
+@pytest.mark.parametrize("choices", [[], ["odd"], None])
+async def test_a_model_that_answers_without_a_choice_is_a_failure_of_the_rollout(choices: Any) -> None:
+    """An answer that no agent can read is an error for the agent, and a reason for the rollout."""
     run = Run()
 
     async def answer(body: dict[str, Any]) -> str:
-        return json.dumps({"id": "1", "model": "m", "choices": []})
+        return json.dumps({"id": "1", "model": "m", "choices": choices})
 
     run.answer = answer  # type: ignore[method-assign]
     async with run.open() as client:

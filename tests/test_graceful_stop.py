@@ -14,16 +14,13 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-import pure_server
-import pure_world
 from processes import Stopwatch
-from pure_world import PureNetwork, rows
+from pure_world import rows
 from reflact import Trainer
 from reflact.concurrency import open_task_group
 from reflact.protocols import Target
 from reflact.records import RunSummary
 from reflact.testing import ToyEnvironment
-from reflact.training.shutdown import GracefulStop
 from toy_runs import Actor, build_trainer
 
 GRACE = 60.0
@@ -85,7 +82,6 @@ async def goes_on_as_unbroken(config: dict[str, Any], folder: Path) -> RunSummar
 
 
 async def test_what_is_under_way_finishes_and_nothing_new_begins(tmp_path: Path) -> None:
-    """Told to stop with three rollouts under way, a run keeps those three and begins no other."""
     config = settings(tmp_path)
 
     def begun(number: int) -> None:
@@ -106,7 +102,6 @@ async def test_what_is_under_way_finishes_and_nothing_new_begins(tmp_path: Path)
 
 @pytest.mark.parametrize("last", [pytest.param(1, marks=pytest.mark.slow), VALIDATION - 1, VALIDATION])
 async def test_a_step_that_needs_nothing_new_is_committed(tmp_path: Path, last: int) -> None:
-    """Told to stop while the gate's last rollouts are under way, a run decides, commits the step and ends."""
     config = {
         **settings(tmp_path, concurrency=2 * VALIDATION),
         "gate": {"policy": "strict"},
@@ -128,7 +123,6 @@ async def test_a_step_that_needs_nothing_new_is_committed(tmp_path: Path, last: 
 
 
 async def test_a_call_that_hangs_is_cut_off_after_the_grace(tmp_path: Path) -> None:
-    """What is under way gets its grace and no more; what had finished is kept."""
     config = settings(tmp_path, grace=0.05)
 
     def begun(number: int) -> None:
@@ -144,7 +138,6 @@ async def test_a_call_that_hangs_is_cut_off_after_the_grace(tmp_path: Path) -> N
 
 
 async def test_stopping_before_the_start_begins_nothing(tmp_path: Path) -> None:
-    """Told to stop before it has begun, a run asks nothing, says so, and can be started again."""
     target = Watched(lambda _: None)
     early = trainer(settings(tmp_path), target)
     early.stop("at the very start")
@@ -154,7 +147,6 @@ async def test_stopping_before_the_start_begins_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_stream_that_is_stopped_ends_with_its_summary(tmp_path: Path) -> None:
-    """The stream of a stopped run ends by itself; its last event carries the reason."""
     stopped = trainer(settings(tmp_path))
     happened = []
     async with stopped.stream() as stream:
@@ -167,22 +159,7 @@ async def test_a_stream_that_is_stopped_ends_with_its_summary(tmp_path: Path) ->
     assert (last.summary.status, last.summary.reason) == ("cancelled", "seen enough")
 
 
-async def test_a_run_halts_at_its_commit() -> None:
-    """After a stop is requested, a commit is the end; only the first reason counts."""
-    stop, went_on = GracefulStop(GRACE), False
-    with stop.cancel_scope():
-        await stop.stop_after_commit()
-        stop.request("enough")
-        stop.request("more than enough")
-        await stop.stop_after_commit()
-        went_on = True
-    assert (stop.was_stopped, stop.reason) == (True, "enough")
-    assert not went_on
-
-
 async def test_cancelling_stays_cancelling_where_nothing_can_be_stored(tmp_path: Path) -> None:
-    """A store that refuses the last words of a cancelled run does not turn its end into an error."""
-
     def begun(number: int) -> None:
         if number == 3:
             with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as other:
@@ -198,7 +175,6 @@ async def test_cancelling_stays_cancelling_where_nothing_can_be_stored(tmp_path:
     "hanging", [pytest.param(1, marks=pytest.mark.slow), 2 * VALIDATION + 2, 2 * VALIDATION + 7]
 )
 async def test_cancelling_ends_a_run_although_a_call_hangs(tmp_path: Path, hanging: int) -> None:
-    """Cancelled while the baseline, a batch or the gate hangs, a run ends without that call and says why."""
     config = settings(tmp_path)
 
     def begun(number: int) -> None:
@@ -228,7 +204,6 @@ class Locking:
             self.other.execute("BEGIN IMMEDIATE")
 
     async def cancelled(self, run: Trainer) -> float:
-        """Start a run and cancel it once the database is locked; returns the seconds that it then took."""
         async with open_task_group() as tasks:
             tasks.start_soon(run.train)
             while self.other is None:
@@ -244,26 +219,6 @@ class Locking:
 
 @pytest.mark.slow
 async def test_cancelling_does_not_wait_for_another_process(tmp_path: Path) -> None:
-    """Cancelled while another process keeps the database locked, a run is over in a second all the same."""
     config, lock = settings(tmp_path), Locking(tmp_path, 2 * VALIDATION + 2)
     assert await lock.cancelled(trainer(config, Watched(lock))) < 1
     await goes_on_as_unbroken(config, tmp_path)
-
-
-@pytest.mark.slow
-async def test_cancelling_does_not_wait_to_store_an_answer(tmp_path: Path) -> None:
-    """So it is where an answer has come and cannot be stored for the lock; it is asked for again."""
-    lock = Locking(tmp_path, 3)
-
-    def answer(body: dict[str, Any], call_id: str) -> str:
-        lock()
-        return pure_server.answer(body, call_id)
-
-    config = pure_world.settings(
-        pure_world.write_world(tmp_path / "world", train=3, val=3, test=2),
-        tmp_path / "run",
-        train={"num_epochs": 1, "accumulation": 1},
-        appendix={"enabled": False},
-    )
-    assert await lock.cancelled(Trainer(config, transport=PureNetwork(answer))) < 1
-    assert (await Trainer(config, transport=PureNetwork()).train()).status == "completed"

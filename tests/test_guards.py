@@ -51,18 +51,13 @@ BACK = step({"tests": "passing", "n": 1, "b": 0}, {"tests": "failing", "n": 2, "
     ("transition", "evidence", "after", "left"),
     [
         (step(), ["status: paid"], 5, (3, 0.9, ())),
-        (step(), ["status: paid"], 6, (4, 0.9, ())),
         (step(), ["status: paid"], 6.5, (4.5, 0.5, ("jump",))),
-        (step(), ["status: paid"], 10, (8, 0.5, ("jump",))),
         (SAME, ["a: 1"], 9, (0, 0.9, ("no_change",))),
-        (SAME, ["a: 1"], 0, (0, 0.9, ("no_change",))),
         (SAME, [], 2, (0, 0.9, ())),
         (step(), [], 5, (0, 0.2, ("no_evidence",))),
         (step(), ["mails: 0"], 5, (3, 0.2, ("old_evidence",))),
         (step(), ["lamp"], 5, (3, 0.2, ("old_evidence",))),
         (step(), ["lamp", "desk"], 5, (3, 0.9, ())),
-        (step(), ["lamp"], 2, (0, 0.9, ())),
-        (step(), ["order.status"], 5, (3, 0.9, ())),
         (step(), ["order.status"], 0, (-2, 0.9, ())),
         (BACK, ["tests: passing", "n: 2"], 5, (3, 0.9, ())),
         (BACK, ["tests: passing", "b: 0"], 5, (3, 0.2, ("old_evidence",))),
@@ -76,25 +71,14 @@ def test_credit_and_confidence_rest_on_evidence_of_a_change(
     assert (evaluation.delta, evaluation.confidence, names) == left
 
 
-def test_invented_evidence_gives_no_credit() -> None:
-    """One invented quote is enough, beside true ones too; it is struck out and the true ones stay."""
-    left, names = apply_guards(said(evidence=("status: paid", "all tests pass")), case_of(step()))
-    assert (left.delta, left.confidence, left.evidence) == (0, 0.2, ("status: paid",))
-    assert names == ("invented_evidence",)
-
-
 @pytest.mark.parametrize(
     ("before", "after", "quote"),
     [
         ("Build ok.\nAll tests pass.", "Build ok.\n3 tests fail.", "All tests pass."),
         ("Build ok.\nAll tests pass.", "Build ok.\n3 tests fail.", "-All tests pass."),
-        ("Build ok.\nAll tests pass.", "Build ok.\n3 tests fail.", "Build ok. All tests pass."),
-        ("12 tests pass\nok", "ok", "12 tests pass"),
         ("12 tests pass\nok", "ok", "-12 tests pass"),
         ({"tests": "passing", "n": 1}, {"tests": "failing", "n": 2}, "tests: passing"),
         ({"tests": {"unit": "passing", "n": 1}}, {"tests": {"n": 1}}, "tests.unit"),
-        ({"report": "done"}, {}, "report: done"),
-        ({"files": ["a", "b"]}, {"files": ["a"]}, "b"),
         ({"files": ["a", "b"]}, {"files": ["a"]}, 'files[1]: "b"'),
         ("done", {"n": 1}, "done"),
     ],
@@ -114,7 +98,6 @@ def test_what_is_gone_bears_a_loss_and_no_gain(before: JsonValue, after: JsonVal
     ("before", "after", "quote"),
     [
         ({"debt": 5}, {}, "debt: 5 -> (not there)"),
-        ({"debt": 5}, {}, "debt (not there)"),
         ({"status": "open"}, {"status": "paid"}, "status: open -> paid"),
         ("status open\nx", "status paid\nx", "-status open\n+status paid"),
         ({"a": "lamp", "b": ""}, {"a": "", "b": "lamp"}, "lamp"),
@@ -151,29 +134,6 @@ def test_guards_do_not_undo_each_other(
         assert other.delta == left.delta or not changed
 
 
-@pytest.mark.parametrize(
-    ("evidence", "words"),
-    [
-        ((), "evidence is empty: copy words"),
-        (
-            ("all tests pass",),
-            "'all tests pass' stands neither in the state after nor in the change: copy words",
-        ),
-        (("",), "stands neither"),
-    ],
-)
-def test_a_difference_without_evidence_is_objected_to(evidence: tuple[str, ...], words: str) -> None:
-    """The reason says what is wrong and what to do."""
-    assert words in str(find_objection(said(evidence=evidence), case_of(step())))
-
-
-def test_equal_numbers_need_no_evidence() -> None:
-    """Without a change, or without a difference, there is nothing to object to."""
-    assert find_objection(said(progress_after=2, evidence=()), case_of(step())) is None
-    assert find_objection(said(evidence=()), case_of(step(AFTER, AFTER))) is None
-    assert find_objection(said(), case_of(step())) is None
-
-
 THERE = (
     *("status: paid", '"status": "paid"', "STATUS = paid", "order.status", "order.status is paid"),
     *("status changed from open to paid", "The status went from open to paid.", "order.items[1]: desk"),
@@ -206,20 +166,12 @@ def test_quotes_that_are_not_there_are_found() -> None:
         ({"debt": 5}, {}, "debt", True),
         ({"debt": 5}, {"debt": -5}, "debt: -5", True),
         ({"debt": 5}, {"debt": -5.5}, "debt: -5", False),
-        ({"debt": -5}, {"debt": 5}, "debt: -7", False),
         ({"price": 1}, {"price": 3.0}, "price: 3", True),
-        ({"price": 1}, {"price": 3}, "price: 3.0", True),
         ({"price": 1}, {"price": 3.5}, "price: 3", False),
-        ({"price": 1}, {"price": 30}, "price: 3", False),
         ("", "rows 5-7", "7", True),
         ("", "rows 5-7", "-7", False),
-        ("", "rows 5-7", "rows 5-7", True),
-        ("", "on 2024-10-05", "10-05", True),
-        ("", "by (-7)", "-7", True),
         ("", "\u6e29\u5ea6-5", "-5", True),
         ("5 rows\nx", "x", "5 rows", True),
-        ("-5 rows\nx", "x", "-5 rows", True),
-        ("x", "-5 rows\nx", "-5 rows", True),
         ("x", "5 rows\nx", "-5 rows", False),
         ({"a": 1}, {"b": 1}, "1 b", False),
         ({"a": "x"}, {"a": 'say "hi"\tnow'}, 'say "hi" now', True),

@@ -66,7 +66,6 @@ class Provider:
         self.charged: Counter[str] = Counter()
 
     def answer(self, request: httpx.Request) -> list[bytes]:
-        """Answer a request."""
         body, sample = json.loads(request.content), request.headers["x-sample"]
         role = sample.partition("/")[0]
         try:
@@ -94,7 +93,6 @@ class End(NamedTuple):
 
 
 def start(world: Path, folder: Path, provider: Provider) -> End:
-    """Start a run, or start it again."""
     config = settings(
         world,
         folder,
@@ -116,20 +114,17 @@ def start(world: Path, folder: Path, provider: Provider) -> End:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data of all runs."""
     return write_world(tmp_path_factory.mktemp("world"), train=2, val=2, test=2)
 
 
 @pytest.fixture(scope="module")
 def calm(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """What a run leaves whose provider answers well."""
     folder = tmp_path_factory.mktemp("calm")
     assert start(world, folder, Provider(load_cases()[0])).status == "completed"
     return left_by(folder)
 
 
 def read_summary(folder: Path) -> RunSummary:
-    """Return the summary of a run."""
     return RunSummary.model_validate_json((folder / "summary.json").read_text("utf-8"))
 
 
@@ -144,7 +139,6 @@ class Campaign:
         self.wrong: list[str] = []
 
     def play(self) -> None:
-        """Play the case to all roles, always and one in six."""
         if self._case.delivers:
             for every in (1, SELDOM):
                 self._resume(f"all-{every}", [(ROLES, every)], calm=True)
@@ -158,7 +152,6 @@ class Campaign:
             self._resume("all", trials, calm=not is_kept)
 
     def _resume(self, name: str, trials: list[tuple[Collection[str], int]], *, calm: bool) -> None:
-        """Start a run in a folder with each kind of hostility after the other, and then with a mended provider."""
         folder, provider = self._folder / name, Provider(self._case)
         for provider.hostile, provider.every in trials:
             end = start(self._world, folder, provider)
@@ -189,7 +182,6 @@ class Campaign:
 def test_a_run_survives_hostile_replies(
     part: int, world: Path, calm: Ended, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """It ends as completed or in one sentence, its books agree with the provider, and mended it ends like a calm run."""
     wrong: list[str] = []
     every: int = request.config.getoption("--hostile")
     for number, case in enumerate(load_cases()[part::PARTS][::every]):
@@ -207,8 +199,6 @@ def choose_cases() -> dict[str, Case]:
 
 @pytest.mark.parametrize("case", choose_cases().values(), ids=choose_cases())
 def test_a_command_ends_with_one_sentence(case: Case, tmp_path: Path) -> None:
-    """At a terminal, a provider that answers so ends the run with a reason on one line, and exit code 2."""
-
     def answer(handler: BaseHTTPRequestHandler) -> None:
         asked_of(handler)
         handler.close_connection = True
@@ -225,9 +215,7 @@ HUGE = (("bomb",), ("text",), ("events",), ("text", "bomb", "event", "error", "o
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[str]:
-    """The port of a server of huge answers."""
     with subprocess.Popen([*MEMORY, "serve"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         try:
             yield process.stdout.readline().strip()
         finally:
@@ -236,7 +224,6 @@ def port() -> Iterator[str]:
 
 @pytest.mark.parametrize("kinds", HUGE, ids="-".join)
 def test_huge_answers_take_little_memory(kinds: tuple[str, ...], port: str) -> None:
-    """Eight answers of 300 MB, bombs among them, are in flight at once; each ends as a value or a typed error."""
     ended = subprocess.run(
         [*MEMORY, "ask", port, *kinds], stdout=subprocess.PIPE, text=True, check=True, timeout=300
     )

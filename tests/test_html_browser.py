@@ -1,27 +1,38 @@
-"""The page of a calibration, in a real browser: quiet, in place at any width, readable in light and dark."""
+"""Pages of runs and calibrations in a real browser: quiet, in place at any width, readable, and searchable."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import anyio
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.select import Select
 
 from calibration_reports import NOTHING, everything, hostile
-from chromium import asked, needs_chromium, opened, resize, violations
-from reflact.calibration.report import CalibrationReport
-from reflact.reporting.html.calibration import render_calibration_page
+from chromium import asked, needs_chromium, opened, resize, unreached, violations
+from reflact.reporting import RunReport, read_report, render_calibration_page, render_run_page
+from test_html_run import enlarge, poison
+from toy_runs import build_learning_trainer
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
-OWNED = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>" + "w" * 400
-REPORTS = {"everything": everything(), "nothing": NOTHING, "hostile": hostile(OWNED)}
-WIDTHS = (360, 1280)
+OWNED = (
+    "</script><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+    + "w" * 400
+)
+LOADED = (
+    "const [entry] = performance.getEntriesByType('navigation'); return entry.loadEventEnd - entry.startTime"
+)
+OPEN_ALL = "for (const one of [...document.querySelectorAll('details')].slice(0, 50)) one.open = true"
+NAMES = ("toy", "hostile", "large", "calibration", "empty calibration", "hostile calibration")
+MOST_MILLISECONDS = 3_000
 
 OUTSIDE = """
-return [...document.querySelectorAll('svg')].flatMap(svg => {
+return [...document.querySelectorAll('svg')].filter(one => one.checkVisibility()).flatMap(svg => {
   const frame = svg.getBoundingClientRect();
   return [...svg.querySelectorAll('text, line, circle, polygon, rect')].filter(part => {
     const box = part.getBoundingClientRect();
@@ -35,122 +46,125 @@ return [...document.querySelectorAll('svg')].flatMap(svg => {
 
 SCROLLED = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
-SIZES = """
-return [...document.querySelectorAll('svg')].map(svg => {
-  const box = svg.getBoundingClientRect();
-  return [box.left, box.right, box.height, document.documentElement.clientWidth];
-});
-"""
-
-FAINT = """
-const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-const rgba = colour => {
-  canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-  return [...canvas.getImageData(0, 0, 1, 1).data];
-};
-const light = colour => rgba(colour).slice(0, 3).map(v => v / 255)
-  .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-  .reduce((sum, v, n) => sum + v * [0.2126, 0.7152, 0.0722][n], 0);
-const paper = one => {
-  for (let at = one; at; at = at.parentElement) {
-    const colour = getComputedStyle(at).backgroundColor;
-    if (rgba(colour)[3] === 255) return colour;
-  }
-  return 'white';
-};
-const contrast = (one, colour) => {
-  const [a, b] = [light(colour), light(paper(one))].sort((x, y) => y - x);
-  return (a + 0.05) / (b + 0.05);
-};
-const found = [];
-for (const one of document.querySelectorAll('body *')) {
-  const written = [...one.childNodes].some(node => node.nodeType === 3 && node.textContent.trim());
-  const style = getComputedStyle(one);
-  if (one.closest('svg title, svg desc')) continue;
-  if (written) {
-    const ratio = contrast(one, one.closest('svg') ? style.fill : style.color);
-    if (ratio < 4.5) found.push(ratio.toFixed(2) + ' ' + one.outerHTML.slice(0, 120));
-  }
-  if (one.matches('svg .before, svg .after, svg .plain, svg .axis, svg .guide')) {
-    const ratio = contrast(one, style.stroke);
-    if (ratio < 3) found.push(ratio.toFixed(2) + ' ' + one.outerHTML.slice(0, 120));
-  }
-}
-return [getComputedStyle(document.body).backgroundColor, found];
-"""
-"""Texts with a contrast below 4.5 and marks with one below 3, as WCAG 2.2 defines it for AA."""
-
-
-SEEN = "return arguments[0].checkVisibility() && arguments[0].getBoundingClientRect().height > 0"
-
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    """A browser without a window."""
     with opened(tmp_path_factory.mktemp("profile")) as driver:
         yield driver
 
 
-def show(browser: Chrome, folder: Path, report: CalibrationReport, *, width: int, dark: bool = False) -> str:
-    """Open a report's page and return its address."""
-    path = folder / "calibration.html"
-    path.write_text(render_calibration_page(report), encoding="utf-8")
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
+    folder = tmp_path_factory.mktemp("reports") / "run"
+    anyio.run(build_learning_trainer(folder).train)
+    return anyio.run(read_report, folder)
+
+
+@pytest.fixture(scope="module")
+def pages(report: RunReport) -> Mapping[str, str]:
+    """Pages of runs: an ordinary one, hostile texts, 20,000 rollouts, long texts; and of calibrations."""
+    return {
+        "toy": render_run_page(report),
+        "hostile": render_run_page(poison(report, OWNED)),
+        "large": render_run_page(enlarge(report, steps=200, items=10_000)),
+        "long": render_run_page(enlarge(report, steps=200, items=10_000, text="<" * 3_000)),
+        "calibration": render_calibration_page(everything()),
+        "empty calibration": render_calibration_page(NOTHING),
+        "hostile calibration": render_calibration_page(hostile(OWNED)),
+    }
+
+
+def show(browser: Chrome, folder: Path, page: str, *, width: int = 1280, dark: bool = False) -> str:
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8")
     resize(browser, width, dark=dark)
     browser.get(path.as_uri())
     return path.as_uri()
 
 
-@pytest.mark.parametrize("name", REPORTS)
-def test_a_page_is_quiet(browser: Chrome, tmp_path: Path, name: str) -> None:
-    """It asks for nothing but itself and its empty icon, nothing runs, and the console has nothing to say."""
-    browser.get_log("performance")
-    browser.get_log("browser")
-    url = show(browser, tmp_path, REPORTS[name], width=1280)
-    assert set(asked(browser, url)) - {"data:,"} == {url}
-    assert browser.get_log("browser") == []
-    assert browser.title.startswith("Calibration: ")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_is_quiet_and_keeps_to_its_width(
+    browser: Chrome, tmp_path: Path, pages: Mapping[str, str], name: str
+) -> None:
+    """It asks for nothing but itself and its empty icon, nothing runs, and nothing scrolls sideways."""
+    for width in (400, 1280):
+        browser.get_log("performance")
+        browser.get_log("browser")
+        url = show(browser, tmp_path, pages[name], width=width)
+        assert set(asked(browser, url)) - {"data:,"} == {url}
+        assert browser.get_log("browser") == []
+        assert browser.title.startswith(("Run r", "Calibration: "))
+        browser.execute_script(OPEN_ALL)
+        assert browser.execute_script(SCROLLED) == 0
+        if "hostile" not in name:  # names that are longer than any chart are cut off by it
+            assert browser.execute_script(OUTSIDE) == []
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", REPORTS)
-def test_a_page_keeps_to_its_width(browser: Chrome, tmp_path: Path, name: str, width: int) -> None:
-    """Nothing makes the page scroll sideways; charts stand inside it, and their parts inside the charts."""
-    show(browser, tmp_path, REPORTS[name], width=width)
-    assert browser.execute_script(SCROLLED) == 0
-    sizes = browser.execute_script(SIZES)
-    assert (len(sizes) > 0) is (name != "nothing")
-    assert all(0 <= left < right <= inner and height > 60 for left, right, height, inner in sizes)
-    if name != "hostile":  # names that are longer than any chart are cut off by it
-        assert browser.execute_script(OUTSIDE) == []
+@pytest.mark.parametrize("name", ["large", "long"])
+def test_a_large_page_opens_at_once(
+    browser: Chrome, tmp_path: Path, pages: Mapping[str, str], name: str
+) -> None:
+    """A page of 200 steps and 20,000 rollouts is loaded within three seconds, with long texts too."""
+    show(browser, tmp_path, pages[name])
+    times = [browser.execute_script(LOADED)]
+    while times[-1] >= MOST_MILLISECONDS and len(times) < 3:  # another program may have had the processors
+        browser.refresh()
+        times.append(browser.execute_script(LOADED))
+    assert 0 < min(times) < MOST_MILLISECONDS
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_everything_can_be_read(browser: Chrome, tmp_path: Path, dark: bool) -> None:
-    """In both schemes texts and marks have the contrast of WCAG's level AA."""
-    show(browser, tmp_path, everything(), width=1280, dark=dark)
+@pytest.mark.parametrize(("width", "dark"), [(400, True), (1280, False), (1280, True)])
+@pytest.mark.parametrize("name", ["toy", "calibration"])
+def test_everything_can_be_read(
+    browser: Chrome, tmp_path: Path, pages: Mapping[str, str], *, name: str, width: int, dark: bool
+) -> None:
+    """The tab key reaches every control, and axe-core finds no violation: wide and narrow, light and dark."""
+    show(browser, tmp_path, pages[name], width=width, dark=dark)
+    assert unreached(browser) == []
+    browser.execute_script(OPEN_ALL)
     assert violations(browser) == []
-    paper, faint = browser.execute_script(FAINT)
-    assert faint == []
-    red = int(paper.removeprefix("rgb(").split(",")[0])
-    assert (red < 64) is dark
 
 
-def test_numbers_are_as_large_as_text_on_a_narrow_page(browser: Chrome, tmp_path: Path) -> None:
-    """A chart at 360 pixels has letters of at least ten."""
-    show(browser, tmp_path, everything(), width=360)
-    heights = [
-        text.rect["height"] for text in browser.find_elements(By.CSS_SELECTOR, "svg text:not([transform])")
+def test_items_are_filtered_and_sorted(browser: Chrome, tmp_path: Path, report: RunReport) -> None:
+    """With a script, items are chosen by outcome and by words, sorted, and opened with the keyboard."""
+    show(browser, tmp_path, render_run_page(enlarge(report, steps=1, items=40)))
+
+    def count() -> int:
+        return sum(row.is_displayed() for row in browser.find_elements(By.CSS_SELECTOR, "#item-list > li"))
+
+    assert count() == 40
+    button = browser.find_element(By.CSS_SELECTOR, "#item-controls button")
+    button.click()
+    outcome = button.get_attribute("data-outcome")
+    chosen = len(browser.find_elements(By.CSS_SELECTOR, f"#item-list > li[data-outcome={outcome}]"))
+    assert count() == chosen
+    assert f"{chosen} of 40 shown" in browser.find_element(By.TAG_NAME, "output").text
+    button.click()
+    browser.find_element(By.CSS_SELECTOR, "#item-controls input").send_keys("item-17")
+    assert count() == 1
+    Select(browser.find_element(By.CSS_SELECTOR, "#item-controls select")).select_by_value("id")
+    ids = [
+        one.get_attribute("textContent") for one in browser.find_elements(By.CSS_SELECTOR, "#item-list .id")
     ]
-    assert heights
-    assert min(heights) >= 10
+    assert ids == [f"item-{n}" for n in range(40)]
+    (summary,) = (
+        one for one in browser.find_elements(By.CSS_SELECTOR, "#item-list summary") if one.is_displayed()
+    )
+    summary.send_keys(Keys.ENTER)
+    assert "best, score" in summary.find_element(By.XPATH, "..").text
 
 
-def test_a_printed_page_shows_what_is_folded(browser: Chrome, tmp_path: Path) -> None:
-    """On paper nothing can be opened: the settings of the critic are printed, links to sections are not."""
-    show(browser, tmp_path, everything(), width=1280)
-    (folded, *_) = browser.find_elements(By.CSS_SELECTOR, "details pre")
-    assert not browser.execute_script(SEEN, folded)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    assert browser.execute_script(SEEN, folded)
-    assert not browser.find_element(By.TAG_NAME, "nav").is_displayed()
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+def test_the_page_is_complete_without_a_script(
+    browser: Chrome, tmp_path: Path, pages: Mapping[str, str]
+) -> None:
+    """Without scripts, all items are there and can be opened, and controls that would do nothing are hidden."""
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        show(browser, tmp_path, pages["toy"])
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    assert not browser.find_element(By.ID, "item-controls").is_displayed()
+    rows = browser.find_elements(By.CSS_SELECTOR, "#item-list > li")
+    assert len(rows) == 4
+    rows[0].find_element(By.TAG_NAME, "summary").click()
+    assert "expected" in rows[0].text

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from io import StringIO
 
-from calibration_reports import NOTHING, everything, evidence, hostile, measures
+import pytest
+from rich.console import Console
+
+from calibration_reports import NOTHING, everything, hostile
 from html_page import Node, assert_named, assert_self_contained, read, tables
-from reflact.calibration.asked import DropReason
-from reflact.calibration.report import OUTCOME_TEXTS, CalibrationReport, DropCount, MetricsChange
-from reflact.calibration.significance import ReplayTestOutcome
-from reflact.prompts import find_data_folder
-from reflact.records import IntervalEstimate
-from reflact.reporting.html.calibration import (
-    DROP_MEANINGS,
-    describe_context,
-    describe_result,
-    render_calibration_page,
+from reflact.calibration.report import (
+    OUTCOME_TEXTS,
+    CalibrationReport,
+    build_metric_table,
+    describe_consumption,
+    describe_gain,
+    list_change_lines,
+    list_pair_lines,
+    list_power_lines,
+    list_test_lines,
 )
+from reflact.calibration.significance import ReplayTestOutcome
+from reflact.cli.calibrate_output import print_calibration
+from reflact.records import IntervalEstimate
+from reflact.reporting.html.calibration import render_calibration_page
 
 MARKUP = (
     "</style></title><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -26,14 +31,10 @@ MARKUP = (
 )
 
 
-RECORDED = (find_data_folder("calibration") / "report.json").read_bytes()
-ONE_TRACE = MetricsChange(before=measures(1, traces=1), after=measures(1, traces=1), gain=None)
 REPORTS = {
     "everything": everything(),
     "nothing": NOTHING,
     "hostile": hostile(MARKUP),
-    "recorded": CalibrationReport.model_validate_json(RECORDED),
-    "one trace": NOTHING.model_copy(update={"held_out": ONE_TRACE}),
 }
 each_report = pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
 
@@ -41,33 +42,6 @@ each_report = pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
 def page_of(report: CalibrationReport) -> Node:
     """Return the elements of a report's page."""
     return read(render_calibration_page(report))
-
-
-def shown(estimate: IntervalEstimate | None) -> str:
-    """Return a figure as a table shows it."""
-    if estimate is None:
-        return "–"
-    figures = (estimate.value, estimate.low, estimate.high)
-    return "{} [{}, {}]".format(*(f"{one:.2f}".replace("-0.00", "0.00") for one in figures))
-
-
-def drawing(root: Node, name: str) -> Node:
-    """Return the chart of a name."""
-    return next(
-        svg for svg in root.all("svg") if svg.attributes["aria-labelledby"].startswith(f"{name}-title")
-    )
-
-
-def places(chart: Node, look: str) -> list[tuple[float, float]]:
-    """Return the centres of a chart's marks."""
-    found = []
-    for one in chart.all():
-        if one.name == "circle" and one.attributes["class"] == look:
-            found.append((float(one.attributes["cx"]), float(one.attributes["cy"])))
-        elif one.name == "polygon" and one.attributes["class"] == look:
-            corners = [tuple(map(float, corner.split(","))) for corner in one.attributes["points"].split()]
-            found.append((corners[0][0], corners[1][1]))
-    return found
 
 
 @each_report
@@ -97,7 +71,7 @@ def test_hostile_text_stays_text() -> None:
     """Markup in any field of a report appears as it was written, its unseen characters as escapes."""
     root = page_of(hostile(MARKUP))
     written = MARKUP.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
-    for section in ("evidence", "pairs", "cost", "critic"):
+    for section in ("evidence", "pairs", "critic"):
         (part,) = (node for node in root.all("section") if node.attributes["id"] == section)
         assert written in part.text
     assert "\x1b" not in root.text
@@ -105,116 +79,50 @@ def test_hostile_text_stays_text() -> None:
     assert {node.name for node in page_of(everything()).all()} >= {node.name for node in root.all()}
 
 
-@given(st.text(max_size=40))
-def test_no_text_adds_an_element_or_an_attribute(text: str) -> None:
-    """Whatever an outlook says, the page has the elements and attributes that it has without it."""
-
-    def bones(report: CalibrationReport) -> list[tuple[str, tuple[str, ...]]]:
-        return [(node.name, tuple(node.attributes)) for node in page_of(report).all()]
-
-    said = NOTHING.model_copy(update={"power_summary": text, "not_tested_reason": text})
-    assert bones(said) == bones(NOTHING.model_copy(update={"not_tested_reason": ""}))
-
-
-def test_the_figures_are_the_reports() -> None:
-    """Each figure before and after, with its interval and the constant beside it, as the report has it."""
+def test_the_page_says_what_the_terminal_says() -> None:
+    """Pairs, tests, changes, figures and cost are the same words."""
     report = everything()
+    text = page_of(report).text
+    out = StringIO()
+    print_calibration(Console(file=out, width=1000), report)
+    lines = [
+        *list_pair_lines(report),
+        *list_test_lines(report),
+        *list_power_lines(report),
+        *list_change_lines(report.anchors),
+        describe_consumption(report),
+    ]
+    assert [line for line in lines if line not in text] == []
+    assert [line for line in lines if line not in out.getvalue()] == []
     found = tables(page_of(report))
-    for heading, change in (("Held-out traces", report.held_out), ("Anchors", report.anchors)):
-        before, after = change.before, change.after
-        assert after is not None
-        rows = found[f"{heading}: {before.n_traces} traces, {before.n_transitions} steps"][1:]
-        fields = ("error", "bias", "accuracy", "consistency", "brier", "calibration")
-        assert [row[1:3] for row in rows] == [
-            [shown(getattr(before, field)), shown(getattr(after, field))] for field in fields
-        ]
-        constant = before.constant
-        assert [row[3] for row in rows] == [
-            f"{constant.error:.2f}", "–", f"{constant.accuracy:.2f}", "–", f"{constant.brier:.2f}", "–"
-        ]  # fmt: skip
-
-
-def test_the_tests_are_the_reports() -> None:
-    """Every batch stands there with its effect, interval, p and alpha, counts and outcome in words."""
-    rows = tables(page_of(everything()))["Every batch that was tested"][1:]
-    accuracy, no_gain = "not promoted: pairwise accuracy fell", "not promoted: no gain was shown"
-    level, counts = ["0.0021", "0.015"], ["4", "24", "72"]
-    assert rows == [
-        ["Batch 1", "promoted", "0.61 [0.36, 0.86]", *level, "+0.05", *counts],
-        ["Batch 2", accuracy, "0.37 [0.12, 0.62]", *level, "-0.07", *counts],
-        ["Batch 3", no_gain, "-0.43 [-0.68, -0.18]", *level, "–", *counts],
-    ]
-
-
-def test_pairs_drops_groups_and_costs_are_the_reports() -> None:
-    """Counts by kind, by reason and by who asked, and what they mean."""
-    report = everything()
-    found = tables(page_of(report))
-    assert found["Pairs by the mistake that they show"][1:] == [
-        ["credit_for_intention", "20"],
-        ["inflated_score", "12"],
-    ]
-    assert [row[:2] for row in found["Candidates that became no pair"][1:]] == [
-        ["bad_reply", "6"],
-        ["judged_wrong", "3"],
-    ]
-    assert all(row[2] for row in found["Candidates that became no pair"][1:])
-    cost = found["Replies by role and purpose"]
-    assert cost[1] == ["critic, score", "900", "1", "2", "902", "0", "0", "–"]
-    assert cost[-1] == ["all", "", "", "", "1,234", "56,789", "4,321", "1.2345"]
-
-
-def test_the_reliability_diagram_shows_the_bins() -> None:
-    """Each filled bin is a mark at its confidence and share right, with its count below."""
-    report = everything()
-    root = page_of(report)
-    for look, one in (("before", report.held_out.before), ("after", report.held_out.after)):
-        chart = drawing(root, f"reliability-0-{look}")
-        right = [(46 + 284 * part.confidence, 314 - 284 * part.right_share) for part in one.reliability]
-        assert [pytest.approx(place, abs=0.06) for place in right] == places(chart, look)
-        counts = [str(part.n_transitions) for part in one.reliability]
-        assert [text.text for text in chart.all("text") if text.attributes.get("class") == "value"] == counts
-
-
-def test_the_page_begins_with_what_was_promoted() -> None:
-    """One sentence: how many pairs, by how much the error fell, with its interval, on how many traces."""
-    assert describe_result(everything()) == (
-        "4 pairs were promoted, and on 24 held-out traces the critic's mean absolute error went from "
-        "2.00 to 0.50; averaged within each trace it fell by 1.41 points [1.02, 1.83]."
-    )
-    notes = describe_context(everything())
-    assert "On the anchors, which decided nothing, the error fell by 0.83 points" in notes[1]
-    header = next(page_of(everything()).all("header"))
-    assert next(header.all("p")).text == describe_result(everything())
-
-
-def test_the_page_says_why_nothing_was_promoted() -> None:
-    """A refused batch is named with its reason; a batch that was not tested with what was missing."""
-    test = evidence(1, 0.37, promoted=False, outcome="accuracy_fell", accuracy=-0.07)
-    assert describe_result(NOTHING.model_copy(update={"tests": (test,)})) == (
-        "Nothing was promoted: with its one batch the error fell by 0.37 points [0.12, 0.62] on 24 held-out "
-        "traces (not promoted: pairwise accuracy fell)."
-    )
-    untested = NOTHING.model_copy(update={"not_tested_reason": "19 held-out traces are too few"})
-    said = "No batch was tested, so nothing was promoted: 19 held-out traces are too few."
-    assert describe_result(untested) == said
-    assert describe_result(NOTHING) == "No batch was tested, so nothing was promoted."
+    figures = build_metric_table("Anchors", report.anchors.before, report.anchors.after)
+    assert [row[1:] for row in found[figures.caption][1:]] == [list(row[2:]) for row in figures.rows]
 
 
 def test_a_change_without_a_promotion_is_not_claimed() -> None:
-    """What others promoted meanwhile is said, and not ascribed to this calibration."""
+    """What others promoted meanwhile is in the table, and not ascribed to this calibration."""
     full = everything()
     refused = full.model_copy(update={"tests": full.tests[1:]})
-    assert "Nothing was promoted: with the best of 2 batches" in describe_result(refused)
-    assert any(
-        "although no batch of this calibration was promoted" in note for note in describe_context(refused)
-    )
+    (verdict,) = (node for node in page_of(refused).all("div") if "verdict" in node.attributes["class"])
+    assert verdict.text.startswith("nothing promoted.")
+    assert "fell by" not in verdict.text
 
 
-def test_every_reason_and_every_outcome_has_words() -> None:
-    """What a candidate can be dropped for and how a test can end is all explained."""
-    assert DropReason.__args__ == tuple(DROP_MEANINGS)
+def test_every_outcome_has_words() -> None:
+    """How a test can end is explained."""
     assert set(ReplayTestOutcome.__args__) == set(OUTCOME_TEXTS)
-    drops = tuple(DropCount(reason=reason, n_candidates=1) for reason in DROP_MEANINGS)
-    rows = tables(page_of(NOTHING.model_copy(update={"dropped": drops})))["Candidates that became no pair"]
-    assert all(row[2] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("gain", "words"),
+    [
+        ((1.204, 0.8, 1.6), "fell by 1.20 points [0.80, 1.60]"),
+        ((-0.5, -0.75, 0.25), "rose by 0.50 points [-0.25, 0.75]"),
+        ((0.0, 0.0, 0.0), "did not change"),
+        ((-0.0004, -0.0004, 0.0), "rose by 0.00 points [0.00, 0.00]"),
+    ],
+)
+def test_a_change_is_said_by_its_direction(gain: tuple[float, float, float], words: str) -> None:
+    """An error falls or rises by a positive number, and nothing is minus zero."""
+    value, low, high = gain
+    assert describe_gain(IntervalEstimate(value=value, low=low, high=high)) == words

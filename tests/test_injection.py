@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -25,7 +25,7 @@ from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import ExactGrader
 from reflact.errors import ReplyError
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
-from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
+from reflact.messages import Message, RenderedPrompt, ReplyModel
 from reflact.prompts import fence, load_prompts
 from reflact.records import StepBufferEntry
 from reflact.search.rewrite import RewriteInput
@@ -42,6 +42,7 @@ from reflact.targets.chat import ChatTarget
 from reflact.types import (
     Case,
     FailurePattern,
+    FrozenModel,
     Item,
     Rollout,
     RolloutSource,
@@ -50,6 +51,8 @@ from reflact.types import (
     Turn,
     WorkedExample,
 )
+
+V = TypeVar("V", bound=FrozenModel)
 
 Says = Callable[[str], str]
 """Gives the text for a place that is named."""
@@ -133,9 +136,7 @@ def material_of(says: Says) -> Material:
             for item, rollout in zip(_items(says), rollouts, strict=True)
         ),
         answers=(WorkedExample(item_id="w", task=says("example task"), answer=says("example answer")),),
-        notes=join_sections(
-            show_buffer((attempt_of(says),)), show_memory((card_of(says),)), show_meta(says("memory"))
-        ),
+        notes=notes_of(says),
     )
     sources: tuple[RolloutSource, ...] = ("failure", "failure", "success")
     return Material(
@@ -154,33 +155,27 @@ def material_of(says: Says) -> Material:
         notes=notes_of(says),
         attempts=notes_of(says),
         advice=says("memory"),
-        figures=figures_of(says),
+        figures=show_figures([], [Item(id=k, input="i", task_type=says(f"kind {k}")) for k in "01"], ["0"]),
         guidance=says("guidance"),
         lapses=[f"{n}. " + " ".join(says(f"note {n}").replace("<!--", "<--").split()) for n in range(3)],
         tokens=TOKENS,
     )
 
 
-def figures_of(says: Says) -> str:
-    items = [Item(id=str(n), input="i", task_type=says(f"kind {n}")) for n in range(2)]
-    return show_figures([], items, ["0"])
-
-
-def attempt_of(says: Says) -> StepBufferEntry:
-    edits = (edit("replace", says("tried"), "failure", target=says("tried target")),)
-    pattern = FailurePattern(type=says("pattern"), count=1, description=says("pattern in words"))
-    return StepBufferEntry(
-        step=1, action="reject", n_failures=1, n_total=2, patterns=(pattern,), rejected_edits=edits
-    )
-
-
-def card_of(says: Says) -> RejectedEdit:
-    return RejectedEdit(op="replace", target=says("card target"), content=says("card"), origin="step 1")
-
-
 def notes_of(says: Says) -> str:
-    shown = (show_buffer([attempt_of(says)]), show_memory([card_of(says)]), show_meta(says("memory")))
-    return "\n\n".join(shown)
+    tried = edit("replace", says("tried"), "failure", target=says("tried target"))
+    pattern = fill(FailurePattern, says, count=1)
+    attempt = StepBufferEntry(
+        step=1, action="reject", n_failures=1, n_total=2, patterns=(pattern,), rejected_edits=(tried,)
+    )
+    card = fill(RejectedEdit, says, op="replace")
+    return join_sections(show_buffer([attempt]), show_memory([card]), show_meta(says("memory")))
+
+
+def fill(kind: type[V], says: Says, **fixed: Any) -> V:
+    """Return a value whose required and free texts are those of its fields' names."""
+    texts = {name: says(name) for name, field in kind.model_fields.items() if field.annotation is str}
+    return kind(**{**texts, **fixed})
 
 
 async def _judge(listener: Listener, says: Says) -> None:
@@ -196,50 +191,32 @@ async def _judge(listener: Listener, says: Says) -> None:
 
 async def _contrast(listener: Listener, says: Says) -> None:
     """Ask for mistakes, compare pairs, judge evaluations; of text and of JSON states."""
-    events = [
-        ScoreEvent(
-            step=step,
-            transition=transition,
-            evaluation=Evaluation(
-                progress_before=1,
-                progress_after=4,
-                reasoning=says("evaluation"),
-                evidence=(says("evidence"),),
-            ),
-            label=Label(progress_before=1, progress_after=4, source="program", reasoning=says("gold")),
-        )
-        for step, transition in enumerate(_transitions(says))
-    ]
+    label = Label(progress_before=1, progress_after=4, source="program", reasoning=says("gold"))
+    said = _evaluation(says, 4)
+    transitions = enumerate(_transitions(says))
+    events = [ScoreEvent(step=n, transition=each, evaluation=said, label=label) for n, each in transitions]
     await ask_for_pairs(listener, events, says("purpose"), state_tokens=TOKENS)
+
+
+def _evaluation(says: Says, progress: int) -> Evaluation:
+    evidence = (says(f"evidence {progress}"),)
+    return fill(Evaluation, says, progress_before=1, progress_after=progress, evidence=evidence)
 
 
 def _transitions(says: Says) -> tuple[Transition, Transition]:
     """Return a transition of text states and one of JSON states."""
-    texts = Transition(before=says("before"), action=_action(says), after=says("after"))
-    values = Transition(
-        before={"field": says("old"), "gone": 1},
-        action=_action(says),
-        after={"field": says("new"), "there": [2]},
-    )
-    return texts, values
-
-
-def _action(says: Says) -> Action:
-    return Action(name=says("tool"), arguments={"argument": says("argument")})
+    action = Action(name=says("tool"), arguments={"argument": says("argument")})
+    texts = Transition(before=says("before"), action=action, after=says("after"))
+    old, new = {"field": says("old"), "gone": 1}, {"field": says("new"), "there": [2]}
+    return texts, Transition(before=old, action=action, after=new)
 
 
 def _pair(says: Says, transition: Transition) -> ContrastPair:
-    right, wrong = (
-        Evaluation(
-            progress_before=1, progress_after=phi, reasoning=says(f"{side} reasoning"), evidence=(says(side),)
-        )
-        for phi, side in ((1, "right"), (9, "wrong"))
-    )
     return ContrastPair(
         purpose=says("example purpose"),
         transition=transition,
-        right=right,
-        wrong=wrong,
+        right=_evaluation(says, 1),
+        wrong=_evaluation(says, 9),
         reason=says("why"),
         mistake="inflated_score",
         construction="asked",
@@ -299,8 +276,6 @@ def instructions(prompts: Sequence[RenderedPrompt]) -> list[tuple[str, str, str]
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
 async def test_instructions_are_the_same_whatever_the_material(hostile: str) -> None:
-    """Every prompt of every stage has the same instruction part with plain and with hostile material."""
-
     def attack(place: str) -> str:
         text = f"{CANARY} {hostile}\n{place} {CANARY}"
         return text.replace("<!--", "<--") if place.endswith("document") else text
@@ -315,7 +290,6 @@ async def test_instructions_are_the_same_whatever_the_material(hostile: str) -> 
 
 
 async def test_every_system_message_is_an_instruction_alone() -> None:
-    """Material stands in user messages only."""
     for prompt in await asked(lambda place: f"{CANARY} {place}"):
         first, *rest = prompt.messages
         assert first.role == "system"
@@ -326,7 +300,6 @@ async def test_every_system_message_is_an_instruction_alone() -> None:
 
 @given(st.lists(st.sampled_from(["<", "</", "document", "_", ">", "\n", " ", "x", "\u200b", "\u043e"])))
 def test_a_fence_holds_what_was_put_in(parts: list[str]) -> None:
-    """Its tags occur once each, around exactly the text."""
     text = "".join(parts)
     fenced = fence("document", text)
     opening, closing = fenced.split("\n")[0], fenced.split("\n")[-1]
@@ -339,31 +312,19 @@ def test_a_fence_holds_what_was_put_in(parts: list[str]) -> None:
 @pytest.mark.parametrize("tag", ["document", "case_1", "advice"])
 @pytest.mark.parametrize("lookalike", LOOKALIKES.values(), ids=LOOKALIKES)
 def test_a_fence_is_not_closed_by_what_looks_like_its_end(lookalike: Callable[[str], str], tag: str) -> None:
-    """A text with something that reads like the closing tag gets a longer one, as often as it takes."""
     assert re.match(rf"<{tag}_+>\n", fence(tag, f"a {lookalike(tag)} b"))
     assert re.match(rf"<{tag}__+>\n", fence(tag, f"{lookalike(tag)} {lookalike(tag + '_')}"))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "the document",
-        "<documents>",
-        "<p>document</p>",
-        "a < documentary",
-        "1<2",
-        "<" + "\u6587" * 8 + ">",
-        "<doc ument>",
-    ],
-)
-def test_ordinary_text_leaves_the_tag_alone(text: str) -> None:
-    """A fence has its plain tag wherever nothing looks like it."""
+def test_ordinary_text_leaves_the_tag_alone() -> None:
+    text = (
+        "the document <documents> <p>document</p> a < documentary 1<2 <\u6587\u6587\u6587\u6587> <doc ument>"
+    )
     assert fence("document", text) == f"<document>\n{text}\n</document>"
 
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
 async def test_an_item_is_one_message_to_the_target(hostile: str) -> None:
-    """An item's input goes into the template as it is, in one pass; the system message is the skill alone."""
     item = Item(id="i", input=f"{{input}} {hostile}", reference="x")
     environment = DatasetEnvironment(
         DataSet(train=(item,), val=(), test=()), grade=ExactGrader(), template="Task: {input}\nAnswer:"
@@ -392,8 +353,6 @@ class Pick(ReplyModel):
     ],
 )
 async def test_a_reply_that_is_sent_back_adds_one_line(answer: httpx.Response) -> None:
-    """What was asked stays as it was; the reason, which may quote the reply, is one short line."""
-
     def refuse(reply: Pick) -> None:
         raise ValueError(f"{reply.name} is no name")
 
@@ -408,11 +367,3 @@ async def test_a_reply_that_is_sent_back_adds_one_line(answer: httpx.Response) -
     assert re.fullmatch(
         r"This reply cannot be used: .{1,500}\. Reply again, whole and corrected\.", again["content"]
     )
-
-
-async def test_plain_text_is_no_fence() -> None:
-    """What a target says is kept as it is, whatever it looks like."""
-    said = "\n".join(HOSTILE.values()).replace("\x00", "")
-    async with connected(Endpoint(completion(said)), config()) as client:
-        reply = await client.ask(PROMPT, Text, call_id=call_id())
-    assert reply.value.text == said

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import pytest
 
@@ -27,7 +24,6 @@ from reflact.types import Skill, Split, Turn
 
 INSTALLED = find_spec("inspect_ai") is not None
 needs_package = pytest.mark.skipif(not INSTALLED, reason="inspect-ai brings 350 MB")
-needs_evals = pytest.mark.skipif(find_spec("inspect_evals") is None, reason="inspect-evals brings 720 MB")
 SIZES = {"train": 2, "val": 2, "test": 2}
 
 
@@ -142,116 +138,6 @@ class Provider:
 def start(provider: Provider, skill: str = "") -> InspectSession:
     """Return a session of the target."""
     return InspectTarget().connect(provider, ModelConfig(model="m")).session(Skill(text=skill), rollout="r")
-
-
-def make_mock(script: Script) -> Any:
-    """Return a model of Inspect that answers as a script says."""
-    from inspect_ai.model import ChatMessageAssistant, ModelOutput, ModelUsage, get_model
-    from inspect_ai.model._model_output import ChatCompletionChoice
-    from inspect_ai.tool import ToolCall
-
-    def answer(messages: Any, tools: Any, tool_choice: Any, config: Any) -> Any:
-        text, calls = script([(message.role, message.text) for message in messages])
-        made = [ToolCall(id=f"c{n}", function=name, arguments=given) for n, (name, given) in enumerate(calls)]
-        message = ChatMessageAssistant(content=text, tool_calls=made or None)
-        return ModelOutput(model="m", choices=[ChatCompletionChoice(message=message)], usage=ModelUsage())
-
-    return get_model("mockllm/model", custom_outputs=answer)
-
-
-def script_airline(task: Any) -> tuple[Script, Script]:
-    """Return scripts of an agent, which does what it should in every other case, and of its customer."""
-    cases = {}
-    for sample in task.dataset:
-        case = sample.metadata["task"]
-        wanted = case["evaluation_criteria"]
-        calls = [(action["name"], action["arguments"]) for action in wanted["actions"] or ()]
-        cases[sample.id] = (sample.input[0].text, calls, ", ".join(wanted["communicate_info"] or ()))
-
-    def play_agent(messages: Sequence[tuple[str, str]]) -> tuple[str, Sequence[Any]]:
-        case = next(text for role, text in messages if role == "user").removeprefix("Case ")
-        done = sum(role == "assistant" for role, _ in messages)
-        _, calls, words = cases[case]
-        if int(case) % 3 == 0:
-            return "I cannot help with that.", ()
-        return ("", calls[done : done + 1]) if done < len(calls) else (f"Done. {words}", ())
-
-    def play_customer(messages: Sequence[tuple[str, str]]) -> tuple[str, Sequence[Any]]:
-        if any(role == "assistant" for role, _ in messages):
-            return "###STOP###", ()
-        return next(f"Case {case}" for case, (text, *_) in cases.items() if text == messages[0][1]), ()
-
-    return play_agent, play_customer
-
-
-def script_researcher(task: Any) -> tuple[Script, None]:
-    """Return a script of an agent that looks up and answers from what it finds, or at random."""
-
-    def play(messages: Sequence[tuple[str, str]]) -> tuple[str, Sequence[Any]]:
-        role, last = messages[-1]
-        if role != "tool":
-            return ("", [("memory_read", {"key": last})]) if len(last) % 3 else ("I do not know.", ())
-        keys = re.findall(r"Available keys: \['(\w+)'", last)
-        return ("", [("memory_read", {"key": keys[0]})]) if keys else (last, ())
-
-    return play, None
-
-
-@needs_evals
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("path", "make_scripts", "metric"),
-    [
-        pytest.param(
-            "inspect_evals.tau2:tau2_airline", script_airline, None, marks=pytest.mark.slow, id="tau2_airline"
-        ),
-        ("inspect_evals.agent_threat_bench:agent_threat_bench_memory_poison", script_researcher, "utility"),
-        ("inspect_evals.agent_threat_bench:agent_threat_bench_memory_poison", script_researcher, "security"),
-    ],
-)
-def test_scores_of_tasks_with_tools_are_those_of_inspect(
-    path: str, make_scripts: Any, metric: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Solvers with tools, a simulated user and several values get the scores of Inspect, at any concurrency."""
-    from inspect_ai import eval as evaluate
-    from inspect_ai.dataset import MemoryDataset
-    from inspect_ai.scorer import value_to_float
-
-    monkeypatch.setenv("INSPECT_DISPLAY", "none")
-    module, _, name = path.partition(":")
-    task = getattr(import_module(module), name)()
-    some = sorted(task.dataset, key=lambda sample: str(sample.id))[-3:]  # a case of tau2 takes seconds
-    task.dataset = MemoryDataset(some)
-    agent, user = make_scripts(task)
-    models = {} if user is None else {"user": make_mock(user)}
-    (log,) = evaluate(task, model=make_mock(agent), model_roles=models, log_dir=str(tmp_path))
-    assert log.status == "success"
-    theirs = {}
-    for sample in log.samples or []:
-        value = next(iter((sample.scores or {}).values())).value
-        several = value if isinstance(value, dict) else {}
-        theirs[str(sample.id)] = (
-            value_to_float()(several[metric] if metric else value),
-            {name: value_to_float()(each) for name, each in several.items()},
-        )
-    environment = InspectEnvironment(task, train=1, val=1, test=1, models=models, metric=metric)
-    ours: dict[str, tuple[float, dict[str, float]]] = {}
-
-    async def run(item: Any) -> None:
-        provider = Provider(agent)
-        score = (await environment.run(item, start(provider, "Be brief."), seed=0)).score
-        ours[item.id] = score.hard, score.metrics
-        assert all(body["messages"][0]["content"].startswith("Be brief.\n\n") for body in provider.bodies)
-
-    async def run_all() -> None:
-        async with anyio.create_task_group() as group:
-            for split in Split:
-                for item in environment.items(split):
-                    group.start_soon(run, item)
-
-    asyncio.run(run_all())
-    assert ours == theirs
-    assert len({hard for hard, _ in theirs.values()}) > 1
 
 
 @needs_package

@@ -61,7 +61,6 @@ class Processes:
         }
 
     def start(self, out_dir: Path, *, wide: bool) -> ForkServerProcess:
-        """Start a process that trains: one epoch with many calls in flight, or three with all that ends them."""
         sections: dict[str, Any] = {"train": {"num_epochs": 1, "batch_size": 6}} if wide else {}
         config = settings(self._worlds[wide], out_dir, **sections)
         if wide:
@@ -72,19 +71,16 @@ class Processes:
         return process
 
     def finish(self, out_dir: Path, *, wide: bool) -> Ended:
-        """Train to the end in a process, and read what it left."""
         process = self.start(out_dir, wide=wide)
         process.join(120)
         assert process.exitcode == 0
         return left_by(out_dir)
 
     def requests(self, how: str = "forget") -> list[tuple[str, str]]:
-        """Return the bodies and samples that the server was asked for since the last time."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{how}", timeout=30) as response:
             return [(body, call_id) for body, call_id in json.load(response)]
 
     def until_asked(self, process: ForkServerProcess) -> float:
-        """Wait until the server is asked something, or a process ends; returns the seconds that it took."""
         since = time.monotonic()
         while process.is_alive() and not self.requests("seen"):
             process.join(0.02)
@@ -93,10 +89,8 @@ class Processes:
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    """A server in its own process, and processes at hand."""
     command = [sys.executable, str(HERE / "pure_server.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
         try:
             yield Processes(int(server.stdout.readline()), tmp_path_factory.mktemp("worlds"))
         finally:
@@ -139,7 +133,6 @@ class Kept(NamedTuple):
 
     @property
     def settled(self) -> set[str]:
-        """The samples whose calls are settled."""
         return {str(call_id) for _, call_id, *_ in self.tables["settled"]}
 
 
@@ -147,7 +140,6 @@ NOTHING = Kept({name: frozenset() for name in KEPT})
 
 
 def looked_into(out_dir: Path) -> Kept:
-    """Check that the database is sound, and return what it holds."""
     if not rows(out_dir, "SELECT 1 FROM sqlite_master WHERE name = 'commits'"):
         return NOTHING
     assert rows(out_dir, "PRAGMA integrity_check") == (("ok",),)
@@ -156,7 +148,6 @@ def looked_into(out_dir: Path) -> Kept:
 
 
 def unsettled(out_dir: Path) -> Counter[str]:
-    """Return how often each sample was cut off in flight."""
     return Counter(str(s) for (s,) in rows(out_dir, "SELECT call_id FROM calls WHERE state <> 'settled'"))
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +20,16 @@ from emulator import Terminal
 from reflact import events
 from reflact.config.training import TrainerConfig
 from reflact.events import EVENT_ADAPTER, Event
-from reflact.messages import CallId
-from reflact.records import SkillVersion, SlowUpdate, Usage
+from reflact.records import SkillVersion, Usage
 from reflact.reporting.live import (
     EventLines,
-    JsonView,
     LineView,
-    LiveDisplay,
-    LiveState,
     LiveView,
-    describe_progress,
-    render_draft,
-    restore_state,
+    render_display,
     show_run,
-    update_state,
 )
-from reflact.types import AnalystReport, Edit, EditResult, Fallback, GateAction, Verdict
+from reflact.reporting.progress import RunProgress
+from reflact.types import Edit, EditResult, Fallback, GateAction, Verdict
 
 Snapshot = Callable[[str, str], None]
 RUN = "r1"
@@ -44,60 +37,45 @@ V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.25)
 V1 = SkillVersion(number=1, skill_hash="b" * 64, origin="step 1", score=0.5)
 USAGE = Usage(calls=128, input_tokens=45_210, output_tokens=3_100, usd=0.25)
 EVIL = "\x1b[2J\x1b]0;title\x07[bold]x[/bold]\u202e"
-ESCAPED = r"\x1b[2J\x1b]0;title\x07[bold]x[/bold]\u202e"
 PLAN = events.RunStarted(run_id=RUN, steps_per_epoch=14, n_train=56, n_val=40, n_test=80)
 PLAN_LINE = "run r1: 56 train, 40 val, 80 test items; 14 steps per epoch"
 
 
+def make(kind: str, **values: Any) -> Event:
+    return EVENT_ADAPTER.validate_python({"run_id": RUN, "kind": kind, **values})
+
+
 def start_step(step: int) -> Event:
-    """Return the start of a step."""
-    return events.StepStarted(run_id=RUN, step=step, epoch=1, item_ids=("a",))
+    return make("step_started", step=step, epoch=1, item_ids=("a",))
 
 
-def commit_step(step: int, action: GateAction = "reject", current: SkillVersion = V1) -> Event:
-    """Return the commit of a step."""
-    return events.StepCommitted(run_id=RUN, step=step, epoch=1, action=action, current=current, best=current)
+def commit_step(step: int, action: GateAction = "reject") -> Event:
+    return make("step_committed", step=step, epoch=1, action=action, current=V1, best=V1)
 
 
-def progress(stage: events.Stage, done: int, total: int, *, step: int = 5, stored: int = 0) -> Event:
-    """Return the progress of a stage."""
-    counts = {"done": done, "total": total, "from_store": stored}
-    return events.StageProgressed(run_id=RUN, step=step, stage=stage, **counts)
+def progress(stage: str, done: int, total: int, *, step: int = 5, stored: int = 0) -> Event:
+    return make("stage_progressed", step=step, stage=stage, done=done, total=total, from_store=stored)
 
 
-def draft(value: JsonValue, attempt: int = 1) -> events.DraftUpdated:
-    """Return a partial reply."""
-    call = {"run_id": RUN, "role": "optimizer", "purpose": "merge", "call_id": "a"}
-    return events.DraftUpdated(**call, attempt=attempt, draft=value)  # type: ignore[arg-type]
+def draft(value: JsonValue) -> Event:
+    return make("draft_updated", role="optimizer", purpose="merge", call_id="a", attempt=1, draft=value)
 
 
-BEGINNING: tuple[Event, ...] = (
+BEGINNING = (
     PLAN,
-    events.GatePowerEstimated(run_id=RUN, description="It measures.", trials=4, rollouts=320),
-    events.BaselineMeasured(run_id=RUN, score=0.25, n=40, trials=2),
+    make("gate_power_estimated", description="It measures.", trials=4, rollouts=320),
+    make("baseline_measured", score=0.25, n=40, trials=2),
 )
-APPLIED = EditResult(edit=Edit(op="append", content="x"), status="applied")
-REJECTED = EditResult(edit=Edit(op="delete", target="y"), status="rejected", reason="not there")
 BETTER = Verdict(action="accept_new_best", reason="more", candidate_score=0.5, current_score=0.25)
-STEP: tuple[Event, ...] = (
-    start_step(1),
-    progress("rollout", 2, 2, step=1),
-    events.RolloutsFinished(run_id=RUN, step=1, n=2, failures=1, unmeasured=0),
-    events.EditsApplied(run_id=RUN, step=1, pool_size=2, budget=4, results=(APPLIED, REJECTED)),
-    events.CandidateJudged(run_id=RUN, step=1, verdict=BETTER),
-    commit_step(1, "accept_new_best"),
-)
-ACTIONS: tuple[GateAction, ...] = ("accept_new_best", "reject", "no_patches", "set_aside")
-STEPS = tuple(commit_step(step, action) for step, action in enumerate(ACTIONS, start=1))
-PAUSE = events.RateLimited(run_id=RUN, endpoint="https://api.test/v1", status=429, seconds=12.0, rate=3.25)
-BUDGET = events.BudgetUpdated(run_id=RUN, usage=USAGE, seconds=90.0, max_usd=1.0)
+PAUSE = make("rate_limited", endpoint="https://api.test/v1", status=429, seconds=12.0, rate=3.25)
+BUDGET = make("budget_updated", usage=USAGE, seconds=90.0, max_usd=1.0)
 DRAFT = draft({"edits": [{"op": "append", "content": f"rule {number}"} for number in range(40)]})
 EVERYTHING = (
     *BEGINNING,
-    *STEPS,
+    commit_step(1, "accept_new_best"),
     start_step(5),
-    events.StageFinished(run_id=RUN, step=5, stage="rollout", seconds=12.0),
-    events.StageStarted(run_id=RUN, step=5, stage="evaluate"),
+    make("stage_finished", step=5, stage="rollout", seconds=12.0),
+    make("stage_started", step=5, stage="evaluate"),
     progress("evaluate", 6, 24),
     BUDGET,
     PAUSE,
@@ -105,194 +83,106 @@ EVERYTHING = (
 )
 
 
-# -------------------------------------------------------------------------------------------- lines
-
-
-def list_lines(*happened: Event) -> list[str]:
-    """Return the lines of events."""
-    event_lines = EventLines()
-    return [line for event in happened if (line := event_lines.format_event(event)) is not None]
-
-
 def test_events_have_lines(snapshot: Snapshot) -> None:
-    """A step has one line with nothing of the step before; warnings, fallbacks and ends have a line each."""
+    """A step has one line with nothing of the step before; pauses have one line in each step."""
+    applied = EditResult(edit=Edit(op="append", content="x"), status="applied")
+    rejected = EditResult(edit=Edit(op="delete", target="y"), status="rejected", reason="not there")
     fallback = Fallback(
-        label="merge/failure/1/0", reason='no: {"error": "too long"}', replacement="the first draft"
+        label="merge/failure/1/0", reason='no: {"error": "too long"}', replacement="the draft"
     )
     repeated = Verdict(action="no_change", reason="The same.", repeats="in step 1")
-    reports = [
-        AnalystReport(source_type="failure", index=n, item_ids=("a",), no_reply_reason=reason)
-        for n, reason in enumerate([None, "It failed."])
-    ]
-    slow = SlowUpdate(action="accepted", verdict=BETTER)
-    closed = events.EpochCommitted(
-        run_id=RUN,
-        step=2,
-        epoch=1,
-        slow_update=slow,
-        meta_skill="x",
-        fallbacks=(fallback,),
-        current=V1,
-        best=V0,
-    )
+    report = {"source_type": "failure", "index": 0, "item_ids": ("a",)}
+    slow = {"action": "accepted", "verdict": BETTER}
+    closed = {"slow_update": slow, "meta_skill": "x", "fallbacks": (fallback,), "current": V1, "best": V0}
     happened = (
         *BEGINNING,
-        *STEP,
+        start_step(1),
+        progress("rollout", 2, 2, step=1),
+        make("rollouts_finished", step=1, n=2, failures=1, unmeasured=0),
+        make("edits_applied", step=1, pool_size=2, budget=4, results=(applied, rejected)),
+        make("candidate_judged", step=1, verdict=BETTER),
+        commit_step(1, "accept_new_best"),
         start_step(2),
-        *(events.AnalystReported(run_id=RUN, step=2, report=report) for report in reports),
-        events.CandidateJudged(run_id=RUN, step=2, verdict=repeated),
+        PAUSE,
+        PAUSE,
+        make("analyst_reported", step=2, report=report),
+        make("analyst_reported", step=2, report={**report, "no_reply_reason": "It failed."}),
+        make("candidate_judged", step=2, verdict=repeated),
         commit_step(2, "no_change"),
         start_step(3),
+        make("rate_limited", endpoint="https://api.test/v1", status=None, seconds=1.0),
         commit_step(3, "no_patches"),
-        events.FallbackUsed(run_id=RUN, step=2, fallback=fallback),
-        closed,
-        events.VersionReturned(run_id=RUN, step=2, skill_hash="a" * 64, reason="v0 is better"),
-        events.TrainingStopped(run_id=RUN, step=3, reason="no patience"),
-        events.PromotionJudged(run_id=RUN, step=3, verdict=BETTER, best=V1),
-        events.TestSplitOpened(run_id=RUN, step=3, count=1),
-        events.StepRetried(run_id=RUN, step=3, reason="too few rollouts"),
-        events.WarningIssued(run_id=RUN, message="take care"),
+        make("fallback_used", step=2, fallback=fallback),
+        make("epoch_committed", step=2, epoch=1, **closed),
+        make("version_returned", step=2, skill_hash="a" * 64, reason="v0 is better"),
+        make("training_stopped", step=3, reason="no patience"),
+        make("promotion_judged", step=3, verdict=BETTER, best=V1),
+        make("test_split_opened", step=3, count=1),
+        make("step_retried", step=3, reason="too few rollouts"),
+        make("warning_issued", message="take care"),
     )
-    snapshot("event_lines", "\n".join(line.rstrip() for line in list_lines(*happened)) + "\n")
+    event_lines = EventLines()
+    lines = [line.rstrip() for event in happened if (line := event_lines.format_event(event)) is not None]
+    snapshot("event_lines", "\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize(
-    ("purpose", "part", "words"),
-    [
-        ("analyst_failure", "0", "analyst of minibatch 1 of the failures"),
-        ("lapse_success", "2/1", "triage of minibatch 2 of the successes in batch 3"),
-        ("draft_merge", "failure/2/0", "merge of failures, level 2, group 1"),
-        ("write_document", "1", "rewrite 2"),
-        ("score", "0123456789012345", "score"),
-    ],
-)
-def test_a_call_is_named_in_words(purpose: str, part: str, words: str) -> None:
-    """A fallback names the call that failed with numbers from 1, and no id."""
-    fallback = Fallback(label=f"{purpose}/{part}", reason="It failed.", replacement="nothing")
-    (line,) = list_lines(events.FallbackUsed(run_id=RUN, step=1, fallback=fallback))
-    assert line == f"fallback  nothing (instead of: {words}): It failed."
-    assert CallId(role="optimizer", purpose=purpose, part=part, step=3).title == f"{words} in step 3"
+# ------------------------------------------------------------------------------------ the progress
 
 
-def test_repeated_pauses_have_one_line_in_each_step() -> None:
-    """An endpoint has one line for each status in a step, and a new one in the next step."""
-    gone = PAUSE.model_copy(update={"status": None, "rate": None})
-    lines = list_lines(PAUSE, PAUSE, gone, gone, start_step(2), PAUSE)
-    assert lines == [
-        "limit     https://api.test/v1 answered 429; waiting 12 s, then 3.25 calls/s",
-        "retry     https://api.test/v1 cannot be reached; trying again",
-        lines[0],
-    ]
-
-
-# ------------------------------------------------------------------------------------------ the state
-
-
-def state_at(*moments: tuple[float, Event], name: str = "demo") -> LiveState:
-    """Return the state after events, each with its second."""
-    state = LiveState(name=name, epochs=2, opened_at=10.0)
-    for at, event in moments:
-        state = update_state(state, event, at)
-    return state
-
-
-def state_after(*happened: Event, name: str = "demo") -> LiveState:
-    """Return the state after events that all came at second 100."""
-    return state_at(*((100.0, event) for event in happened), name=name)
-
-
-FIRST = ((0, PLAN), (0, start_step(1)), (10, commit_step(1)))
-
-
-@pytest.mark.parametrize(
-    ("moments", "now", "left"),
-    [
-        ([], 9.0, None),
-        ([(0, PLAN), (1, start_step(1))], 9.0, None),
-        ([(0, start_step(1)), (5, commit_step(1))], 9.0, None),
-        ([(0, PLAN), (3, commit_step(4))], 9.0, None),
-        ([(0, PLAN), (0, start_step(28)), (5, commit_step(28))], 5.0, None),
-        ([*FIRST, (10, start_step(2))], 14.0, 27 * 10.0 - 4),
-        ([*FIRST, (10, start_step(2))], 99.0, 26 * 10.0),
-        ([*FIRST, (10, start_step(2)), (30, commit_step(2))], 30.0, 26 * 15.0),
-    ],
-)
-def test_the_steps_that_are_left_count_as_the_mean_of_timed_steps(
-    moments: list[tuple[float, Event]], now: float, left: float | None
-) -> None:
-    """Without a plan or a step that was seen from start to commit, and after the last step, nothing is estimated."""
-    assert state_at(*moments).estimate_seconds_left(now) == pytest.approx(left)
-
-
-def test_an_earlier_start_is_restored_without_its_times() -> None:
-    """Its steps, scores and plan are known again, and none of the moments."""
-    earlier = (PLAN, start_step(1), commit_step(1, "accept_new_best"), start_step(2))
-    state = restore_state(LiveState(epochs=2, opened_at=100.0), earlier)
-    assert (state.total_steps, state.last_step, state.best) == (28, 1, V1)
-    assert (state.step_seconds, state.step_started_at) == ((), None)
-
-
-def test_a_commit_clears_what_only_its_step_was_about() -> None:
-    """Stages and the draft are gone, and a step that is reported twice is counted once."""
-    before = state_after(*EVERYTHING)
-    assert (len(before.stages), before.draft is None) == (2, False)
-    after = update_state(before, commit_step(5), 1.0)
-    assert (after.stages, after.draft, after.last_step) == ((), None, 5)
+def follow(*happened: Event, name: str = "demo") -> RunProgress:
+    """Return the progress after events that all came at second 100."""
+    run = RunProgress(name=name, epochs=2, opened_at=10.0)
+    for event in happened:
+        run.update(event, 100.0)
+    return run
 
 
 def test_progress_in_one_line_has_counts_cost_and_rest() -> None:
-    """Measurements of a stage count together; rollouts from the store say nothing about the pace."""
-    begin = events.StageStarted(run_id=RUN, step=5, stage="evaluate")
-    begun = [(100.0, event) for event in (*BEGINNING, start_step(5), begin)]
-    assert describe_progress(state_at(), 130.0) == "progress  starting"
-    half = state_at(*begun, (130.0, progress("evaluate", 26, 50, stored=25)), (130.0, BUDGET))
-    assert describe_progress(half, 130.0) == (
-        "progress  step 5 of 28, evaluate 26 of 50 rollouts (25 from the store, about 12 min left); $0.25, 128 calls"
+    """Rollouts from the store say nothing about the pace; the steps that are left count as the timed ones.
+
+    An earlier start is restored without its times.
+    """
+    run = follow(*BEGINNING, start_step(5), make("stage_started", step=5, stage="evaluate"))
+    run.update(progress("evaluate", 26, 50, stored=25), 130.0)
+    run.update(BUDGET, 130.0)
+    assert run.describe(130.0) == (
+        "progress  step 5 of 28; evaluate 26 of 50 (25 from the store, about 12 min left); "
+        "128 calls, 45.2k tokens in, 3,100 out, $0.25, 25% of max_usd"
     )
-    all_stored = state_at(*begun, (100.0, progress("evaluate", 25, 50, stored=25)))
-    assert describe_progress(all_stored, 130.0).endswith("evaluate 25 of 50 rollouts (25 from the store)")
-    call = {"run_id": RUN, "role": "optimizer", "purpose": "merge", "call_id": "a", "outcome": "failed"}
-    end = events.ModelCallFinished(**call, attempts=1, usage=Usage(), seconds=1.0)  # type: ignore[arg-type]
-    merging = events.StageStarted(run_id=RUN, step=5, stage="aggregate")
-    merged = state_at((100.0, start_step(5)), (100.0, merging), (110.0, end))
-    assert (
-        describe_progress(merged, 130.0)
-        == "progress  step 5, aggregate for 30 s (1 call done); 1 call failed"
-    )
-    timed = state_at((100.0, start_step(1)), (160.0, commit_step(1)), (160.0, PLAN), (161.0, start_step(2)))
-    assert describe_progress(timed, 165.0) == "progress  step 2 of 28; about 27 min to the last step"
+    run.update(commit_step(5), 130.0)
+    run.update(start_step(6), 130.0)
+    assert run.estimate_seconds_left(140.0) == 22 * 30.0 + 20.0
+    assert (run.stages, run.draft_event, run.last_step) == ({}, None, 5)
+    earlier = RunProgress(epochs=2, opened_at=100.0)
+    earlier.restore((PLAN, start_step(1), commit_step(1), start_step(2)))
+    assert (earlier.total_steps, earlier.last_step, earlier.best) == (28, 1, V1)
+    assert earlier.estimate_seconds_left(140.0) is None
 
 
-# ---------------------------------------------------------------------------------------- the display
+# ------------------------------------------------------------------------------------- the display
 
 
 def build_console(width: int = 80, height: int = 24, encoding: str = "utf-8") -> Console:
-    """Return a console without colours."""
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     return Console(file=file, width=width, height=height, color_system=None, _environ={})
 
 
-def render(state: LiveState, console: Console | None = None, *, now: float = 105.0) -> list[str]:
-    """Return the rows of the display as text."""
-    lines = (console or build_console()).render_lines(LiveDisplay(state, now), pad=False)
+def render(run: RunProgress, console: Console | None = None) -> list[str]:
+    lines = render_display(run, console or build_console(), 105.0)
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
 def test_the_display_shows_the_run(snapshot: Snapshot) -> None:
-    """A large screen shows more of the draft, a tiny one the most important rows, and ASCII gets ASCII."""
-    refused = events.DraftDiscarded(
-        run_id=RUN, role="optimizer", purpose="merge", call_id="a", attempt=1, reason=f"no {EVIL}\nanchor"
-    )
+    """A tiny screen shows the most important rows, a usual one the end of the draft too, and ASCII gets ASCII."""
+    call = {"role": "optimizer", "purpose": "merge", "call_id": "a", "attempt": 1}
+    refused = make("draft_discarded", **call, reason=f"no {EVIL}\nanchor")
     screens = {
-        "tiny": render(state_after(*EVERYTHING), build_console(60, 8)),
-        "usual": render(state_after(*EVERYTHING)),
-        "large": render(state_after(*EVERYTHING), build_console(160, 40)),
-        "ascii": render(
-            state_after(*EVERYTHING, draft("Größe"), name="Grüße"), build_console(encoding="ascii")
-        ),
-        "beginning": render(state_after()),
-        "baseline": render(state_after(PLAN, progress("evaluate", 1, 2, step=0))),
-        "refused": render(state_after(*BEGINNING, start_step(5), DRAFT, refused)),
+        "tiny": render(follow(*EVERYTHING), build_console(60, 8)),
+        "usual": render(follow(*EVERYTHING)),
+        "ascii": render(follow(*EVERYTHING, draft("Größe"), name="Grüße"), build_console(encoding="ascii")),
+        "beginning": render(follow()),
+        "baseline": render(follow(PLAN, progress("evaluate", 1, 2, step=0))),
+        "refused": render(follow(*BEGINNING, start_step(5), DRAFT, refused)),
     }
     text = "\n".join("\n".join((f"# {name}", *rows, "")) for name, rows in screens.items())
     snapshot("live_display", text)
@@ -315,20 +205,12 @@ def test_the_display_fits_every_screen(
     happened: list[Event], value: JsonValue, width: int, height: int, encoding: str
 ) -> None:
     """At any size and in any encoding the display leaves a line free, and no row is too wide or steers."""
-    rows = render(state_after(*happened, draft(value)), build_console(width, height, encoding))
+    rows = render(follow(*happened, draft(value)), build_console(width, height, encoding))
     assert len(rows) <= max(1, height - 1)
     for row in rows:
         assert cell_len(row) <= width
         assert not any(ord(c) < 32 or ord(c) == 127 for c in row)
         row.encode(encoding)
-
-
-@pytest.mark.parametrize("value", [{"edits": [{"op": "append", "content": EVIL}]}, {"document": EVIL}, EVIL])
-def test_a_draft_cannot_steer_the_terminal(value: JsonValue) -> None:
-    """Control sequences, marks of direction and markup are shown as text."""
-    console = build_console(100)
-    (line,) = render_draft(value, console, console.options, height=6)
-    assert line.plain.rstrip().endswith(ESCAPED)
 
 
 # ------------------------------------------------------------------------------------------ the views
@@ -346,7 +228,6 @@ class Screen(io.StringIO):
         self.written = threading.Event()
 
     def write(self, text: str) -> int:
-        """Show text."""
         self.writes += [text] if text else []
         self.terminal.write(text)
         self.written.set()
@@ -358,30 +239,21 @@ class Screen(io.StringIO):
         return self.terminal.scrolled + self.terminal.screen
 
 
-def build_view(screen: Screen, *, frames_per_second: float = 1e-6, **environment: str) -> LiveView:
+def build_view(screen: Screen, *, frames_per_second: float = 1e-6) -> LiveView:
     """Return a live view. By default, only the test draws."""
-    console = Console(file=screen, force_terminal=True, width=80, height=24, _environ=environment)
-    state = LiveState(name="demo", epochs=1)
-    return LiveView(console, state, clock=lambda: 5.0, frames_per_second=frames_per_second)
-
-
-@contextmanager
-def show_view(screen: Screen, *happened: Event, **environment: str) -> Iterator[LiveView]:
-    """Give a live view that shows events."""
-    with build_view(screen, **environment) as view:
-        for event in happened:
-            view.show_event(event)
-        view.refresh()
-        yield view
+    console = Console(file=screen, force_terminal=True, width=80, height=24, _environ={})
+    run = RunProgress(name="demo", epochs=1)
+    return LiveView(console, run, clock=lambda: 5.0, frames_per_second=frames_per_second)
 
 
 def test_lines_stay_above_the_display() -> None:
     """After many lines and frames there is one display, below all lines; at the end it is removed."""
     screen = Screen()
-    with show_view(screen, PLAN) as view:
+    with build_view(screen) as view:
+        view.show_event(PLAN)
         for step in range(1, 31):
             view.show_event(commit_step(step))
-            view.refresh()
+            view.draw()
         steps = [line.split()[1] for line in screen.lines if line.startswith("step ")]
         assert steps == [str(step) for step in range(1, 31)]
         assert sum(line.startswith("demo r1 ") for line in screen.lines) == 1
@@ -399,24 +271,17 @@ def test_each_frame_is_one_write() -> None:
     If the process must exit at once, a few sequences remove the display and show the cursor.
     """
     screen = Screen()
-    with show_view(screen, PLAN) as view:
+    with build_view(screen) as view:
+        view.draw()
         screen.writes.clear()
-        view.refresh()
+        view.draw()
         assert screen.writes == []
         view.show_event(commit_step(1))
-        view.refresh()
+        view.draw()
         assert len(screen.writes) == 1
         screen.terminal.write(view.build_cleanup())
-        assert [line.split()[0] for line in screen.lines] == ["run", "step"]
+        assert [line.split()[0] for line in screen.lines] == ["step"]
         assert screen.terminal.cursor_shown
-
-
-def test_no_color_removes_colours() -> None:
-    """With NO_COLOR the same rows have no colours."""
-    screen = Screen()
-    with show_view(screen, PLAN, commit_step(1), NO_COLOR="1"):
-        assert any(line.startswith("demo r1") for line in screen.lines)
-    assert not any(f"\x1b[{code}m" in text for text in screen.writes for code in (31, 32, 33, 36))
 
 
 def test_a_thread_draws_and_ends_with_the_block() -> None:
@@ -451,59 +316,19 @@ def test_a_slow_or_lost_terminal_does_not_delay_the_run() -> None:
         release.set()
 
 
-def test_lines_tell_the_progress_of_a_long_stage() -> None:
-    """A stage has its first such line after 10 silent seconds and others after 30; events are no silence."""
+def test_a_file_gets_lines_and_the_progress_after_a_silence() -> None:
+    """Lines are as long as they are, without control sequences; after 30 silent seconds one is on the progress."""
     text = io.StringIO()
     now = 0.0
-    view = LineView(Console(file=text, width=30), clock=lambda: now, with_timer=False)
-    happened: dict[int, Event] = {
-        0: PLAN,
-        5: events.StageStarted(run_id=RUN, step=1, stage="rollout"),
-        91: events.WarningIssued(run_id=RUN, message="x"),
-        94: events.StageFinished(run_id=RUN, step=1, stage="rollout", seconds=90.0),
-        95: events.StageStarted(run_id=RUN, step=1, stage="aggregate"),
-    }
-    printed: list[tuple[float, str]] = []
-    for at in range(140):
-        now = float(at)
-        n_before = len(text.getvalue().splitlines())
-        if at in happened:
-            view.show_event(happened[at])
-        view.refresh()
-        printed += [(at, line.partition(" for")[0]) for line in text.getvalue().splitlines()[n_before:]]
-    rollout = "progress  step 1, rollout"
-    aggregate = "progress  step 1, aggregate"
-    lines = [(0, PLAN_LINE), (10, rollout), (40, rollout), (70, rollout), (91, "warning   x")]
-    assert printed == [*lines, (101, aggregate), (131, aggregate)]
-
-
-def print_events(*happened: Event, **options: Any) -> str:
-    """Return what is printed to a file."""
-    text = io.StringIO()
-    with LineView(Console(file=text, width=30), **options) as view:
-        for event in happened:
-            view.show_event(event)
-    return text.getvalue()
-
-
-def test_a_file_gets_one_line_for_each_event() -> None:
-    """Lines are as long as they are, without control sequences, and can begin with the local time."""
-    warning = events.WarningIssued(run_id=RUN, message="[b]x[/b]\x1b[2J")
-    printed = print_events(PLAN, progress("rollout", 1, 2), warning)
-    assert printed.splitlines() == [PLAN_LINE, "warning   [b]x[/b]\\x1b[2J"]
-    assert print_events(PLAN, times=True) == f"{PLAN.at.astimezone():%Y-%m-%d %H:%M:%S} {PLAN_LINE}\n"
-
-
-def test_json_is_one_event_a_line_in_ascii() -> None:
-    """Each line is read back as the event, and no letter of it can steer a terminal."""
-    written: list[str] = []
-    event = events.WarningIssued(run_id=RUN, message="Größe \u202e\x1b[2J")
-    with JsonView(written.append) as view:
-        view.show_event(event)
-    (line,) = written
-    assert line.isascii()
-    assert line.isprintable()
-    assert EVENT_ADAPTER.validate_json(line) == event
+    view = LineView(Console(file=text, width=30), clock=lambda: now, times=True)
+    view.show_event(PLAN)
+    for now in (5.0, 29.0, 31.0, 40.0):  # noqa: B007 - the clock reads it
+        view.show_event(progress("rollout", 1, 2))
+    view.show_event(events.WarningIssued(run_id=RUN, message="[b]x[/b]\x1b[2J"))
+    first, silent, warning = text.getvalue().splitlines()
+    assert first == f"{PLAN.at.astimezone():%Y-%m-%d %H:%M:%S} {PLAN_LINE}"
+    assert silent.endswith("progress  step 5; rollout 1 of 2 (about 26 s left)")
+    assert warning.endswith("warning   [b]x[/b]\\x1b[2J")
 
 
 async def test_an_interrupted_program_says_how_to_go_on(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import json
 import os
 import signal
 import struct
@@ -92,7 +91,6 @@ class Interrupting:
         self._ready = ready
 
     def __call__(self, process: subprocess.Popen[bytes], terminal: Terminal) -> None:
-        """Look at the screen."""
         displayed = any(line.startswith("run ") and line.endswith(("--", "──")) for line in terminal.screen)
         if (
             self.waiting
@@ -144,34 +142,6 @@ def test_two_interrupts_end_a_run_that_hangs(tmp_path: Path) -> None:
     assert not any("Traceback" in line for line in terminal.screen)
 
 
-PROGRAM = """
-import asyncio, sys
-from reflact import Trainer
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-
-trainer = Trainer(
-    {"out_dir": sys.argv[1]},
-    environment=ToyEnvironment(train=8, val=4, test=4),
-    target=ToyTarget(),
-    optimizer=ScriptedLLM(toy_optimizer()),
-)
-asyncio.run(trainer.train(show=True))
-"""
-
-
-def test_a_python_program_shows_the_live_view(tmp_path: Path) -> None:
-    """`train(show=True)` draws the display at a terminal, and leaves the lines and the summary."""
-    terminal = Terminal(80, 50)
-    code, written = run_at(terminal, tmp_path / "run", program=PROGRAM)
-    assert code == 0
-    assert "\x1b[" in written
-    assert find_display(terminal) == []
-    assert terminal.cursor_shown
-    lines = terminal.scrolled + terminal.screen
-    assert any(line.startswith("step 1 ") for line in lines)
-    assert any(line.startswith("completed: ") for line in lines)
-
-
 def test_a_simple_terminal_gets_lines_and_a_quiet_run_its_summary(tmp_path: Path) -> None:
     """A terminal that cannot move its cursor gets no control sequence; a quiet run shows only its end."""
     terminal, quiet = Terminal(80, 50), Terminal(80, 50)
@@ -186,20 +156,3 @@ def test_a_simple_terminal_gets_lines_and_a_quiet_run_its_summary(tmp_path: Path
     assert "validation items solved instead of" in quiet.screen[0]
     assert any(line.startswith("completed: ") for line in quiet.screen)
     assert quiet.cursor_shown
-
-
-def test_a_failed_run_names_its_cause_once(tmp_path: Path) -> None:
-    """At a terminal the summary names the cause of a failure, and the last line points to it."""
-    path = tmp_path / "run.yaml"
-    rows = "".join(f'{{"id": "{k}", "input": "{k}", "reference": "{k}"}}\n' for k in range(12))
-    (tmp_path / "data.jsonl").write_text(rows, encoding="utf-8")
-    model = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "api_key_env": None, "max_retries": 0}
-    data = {"path": "data.jsonl", "ratio": [1, 1, 1]}
-    config = {"out_dir": "run", "data": data, "models": {"target": model, "optimizer": model}}
-    path.write_text(json.dumps(config), encoding="utf-8")
-    terminal = Terminal(200, 50)
-    code, _ = run_at(terminal, "train", path)
-    lines = [line for line in terminal.scrolled + terminal.screen if line]
-    assert code == 2
-    assert lines[-1] == "error: the run ended as failed; the cause is above"
-    assert sum("cannot be reached, after all retries" in line for line in lines) == 1

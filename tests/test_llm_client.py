@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import ssl
-import time
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
-import instructor
 import pytest
 import respx
-from instructor.processing.response import handle_response_model
 from pydantic import Field
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened
@@ -23,17 +17,14 @@ from reflact.errors import (
     AccessDenied,
     BadRequest,
     ConfigError,
-    ContextOverflow,
     ModelError,
     ProviderDown,
-    ReplyError,
     RequestRefused,
 )
 from reflact.llm.budget import Account
 from reflact.llm.client import Client, identify_model
-from reflact.llm.structured import bind, build_schema
+from reflact.llm.structured import build_schema
 from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
-from reflact.records import Usage
 from reflact.store.runs import open_store
 from reflact.types import FrozenModel
 
@@ -66,15 +57,6 @@ def refused(status: int, message: str, code: str | None = None) -> httpx.Respons
     return httpx.Response(status, json={"error": {"message": message, "type": "x", "code": code}})
 
 
-async def test_a_reply_is_exactly_of_the_type_asked_for() -> None:
-    """Values are equal to, and pickled and compared like, any other of their type."""
-    reply = await ask(Pick, Endpoint(GOOD))
-    assert reply.value == VALUE
-    assert type(reply.value) is Pick
-    assert reply.attempts == 1
-    assert reply.usage == Usage(calls=1, input_tokens=10, cached_tokens=4, output_tokens=3)
-
-
 HOSTILE = 'Use {braces}, {{ jinja }}, {% raw %}, {# note #}, $dollars, ${shell}, %s and "quotes"\\n.'
 
 
@@ -98,11 +80,8 @@ async def test_prompts_are_never_templates(mode: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (completion("two\nlines"), "two\nlines"),
-        (completion(""), ""),
         (completion(None), ""),
         (completion("cut o", finish="length"), "cut o"),
-        (completion('{"json": true}'), '{"json": true}'),
         (completion(None, refusal="I would rather not."), "I would rather not."),
     ],
 )
@@ -114,65 +93,23 @@ async def test_plain_replies_are_taken_as_they_are(answer: httpx.Response, text:
     assert endpoint.bodies == [{"model": "m", "messages": [m.model_dump() for m in PROMPT.messages]}]
 
 
-async def test_plain_replies_are_checked_too() -> None:
-    """A check that refuses a text sends it back with the reason."""
-
-    def short(reply: Text) -> None:
-        if len(reply.text) > 3:
-            raise ValueError("more than three characters")
-
-    endpoint = Endpoint(completion("four"), completion("two"))
-    reply = await ask(Text, endpoint, check=short)
-    assert (reply.value.text, reply.attempts) == ("two", 2)
-
-
 async def test_settings_are_sent_and_absent_ones_left_out() -> None:
-    """Only what is configured is on the wire, extra fields included."""
-    endpoint = Endpoint(GOOD)
-    settings = config(
-        temperature=0.0,
-        seed=7,
-        max_tokens=100,
-        reasoning_effort="low",
-        extra_body={"top_p": 0.5, "nested": {"a": [1.5]}},
-    )
-    await ask(Text, endpoint, settings)
-    (body,) = endpoint.bodies
-    del body["messages"]
-    assert body == {
-        "model": "m",
-        "temperature": 0.0,
-        "seed": 7,
-        "max_tokens": 100,
-        "reasoning_effort": "low",
-        "top_p": 0.5,
-        "nested": {"a": [1.5]},
-    }
-
-
-async def test_seeds_follow_the_place_in_the_plan() -> None:
-    """``per_call`` gives each place its own seed, the same in every run."""
+    """Only what is configured is on the wire, extra fields included; each place has its own seed in every run."""
     seeds = []
-    for _ in range(2):
+    for part in "aba":
         endpoint = Endpoint(GOOD)
-        async with connected(endpoint, config(seed="per_call")) as client:
-            for part in ("a", "b"):
-                await client.ask(PROMPT, Text, call_id=call_id(part))
-        seeds.append([body["seed"] for body in endpoint.bodies])
-    assert seeds[0] == seeds[1]
-    assert seeds[0][0] != seeds[0][1]
+        extra = {"top_p": 0.5, "nested": {"a": [1.5]}}
+        settings = config(temperature=0.0, seed="per_call", max_tokens=100, extra_body=extra)
+        await ask(Text, endpoint, settings, part=part)
+        (body,) = endpoint.bodies
+        del body["messages"]
+        seeds.append(body.pop("seed"))
+        assert body == {"model": "m", "temperature": 0.0, "max_tokens": 100, **extra}
+    assert seeds[0] == seeds[2] != seeds[1]
 
 
-async def test_the_identity_holds_what_influences_replies() -> None:
+def test_the_identity_holds_what_influences_replies() -> None:
     """Settings that change replies change it; keys, time-outs and limits do not."""
-
-    async def key() -> str:
-        return SECRET
-
-    def identity(**settings: Any) -> str:
-        return identify_model(config(**settings))
-
-    plain = identity()
     changes: list[dict[str, Any]] = [
         {"model": "other"},
         {"base_url": "http://elsewhere.test/v1"},
@@ -183,13 +120,45 @@ async def test_the_identity_holds_what_influences_replies() -> None:
         {"mode": "tools"},
         {"reasks": 5},
     ]
-    assert len({plain, *(identity(**change) for change in changes)}) == len(changes) + 1
-    same: list[dict[str, Any]] = [{"key": key}, {"timeout": 5}, {"concurrency": 1}, {"max_retries": 0}]
-    assert {identity(**change) for change in same} == {plain}
-    assert SECRET not in identity(key=key)
+    identities = {identify_model(config(**change)) for change in ({}, *changes)}
+    assert len(identities) == len(changes) + 1
+    same: list[dict[str, Any]] = [{"key": give_key}, {"timeout": 5}, {"concurrency": 1}, {"max_retries": 0}]
+    assert {identify_model(config(**change)) for change in same} == {identify_model(config())}
 
 
-@pytest.mark.parametrize("key", ["", f"{SECRET}\n", f" {SECRET}", f"{SECRET}\u2026", "two words"])
+async def give_key() -> str:
+    return SECRET
+
+
+AZURE = {"api": "azure", "api_version": "2024-10-21", "base_url": "https://acme.test"}
+AZURE_URL = "https://acme.test/openai/deployments/m/chat/completions?api-version=2024-10-21"
+BEARER = f"Bearer {SECRET}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "url", "header", "value"),
+    [
+        ({}, "http://endpoint.test/v1/chat/completions", "authorization", "Bearer from-variable"),
+        ({"key": give_key}, "http://endpoint.test/v1/chat/completions", "authorization", BEARER),
+        ({**AZURE, "key": give_key}, AZURE_URL, "api-key", SECRET),
+        ({**AZURE, "key": give_key, "auth": "token"}, AZURE_URL, "authorization", BEARER),
+    ],
+)
+async def test_where_a_request_goes_and_with_which_key(
+    settings: dict[str, Any], url: str, header: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function wins over the variable; Azure has its own address and header; no body has a key."""
+    monkeypatch.setenv("REFLACT_TEST_KEY", "from-variable")
+    endpoint = Endpoint(GOOD)
+    await ask(Pick, endpoint, config(api_key_env="REFLACT_TEST_KEY", **settings))
+    (request,) = endpoint.requests
+    assert str(request.url) == url
+    assert request.headers[header] == value
+    assert ("api-key" in request.headers) is (header == "api-key")
+    assert value.removeprefix("Bearer ").encode() not in request.content
+
+
+@pytest.mark.parametrize("key", ["", f"{SECRET}\n", f"{SECRET}\u2026", "two words"])
 async def test_what_is_no_key_is_refused_before_any_call(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line break or a space that came along is said at once, without quoting what it came along with."""
     monkeypatch.setenv("REFLACT_TEST_KEY", key)
@@ -204,101 +173,6 @@ async def test_what_is_no_key_is_refused_before_any_call(key: str, monkeypatch: 
                 pass
         assert SECRET not in str(refused.value)
         assert endpoint.requests == []
-
-
-async def test_keys_come_from_the_environment_or_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function wins over the variable; both are sent and neither is in the body."""
-
-    async def key() -> str:
-        return "from-function"
-
-    monkeypatch.setenv("REFLACT_TEST_KEY", "from-variable")
-    for settings, sent in (
-        (config(api_key_env="REFLACT_TEST_KEY"), "Bearer from-variable"),
-        (config(api_key_env="REFLACT_TEST_KEY", key=key), "Bearer from-function"),
-    ):
-        endpoint = Endpoint(GOOD)
-        await ask(Text, endpoint, settings)
-        assert endpoint.requests[0].headers["authorization"] == sent
-        assert "from-" not in endpoint.requests[0].content.decode()
-
-
-async def test_azure_has_its_own_address_and_header() -> None:
-    """The deployment is in the path, the version in the query, the key in `api-key`."""
-
-    async def key() -> str:
-        return SECRET
-
-    endpoint = Endpoint(GOOD)
-    settings = config(api="azure", api_version="2024-10-21", base_url="https://acme.test", key=key)
-    reply = await ask(Pick, endpoint, settings)
-    (request,) = endpoint.requests
-    assert reply.value == VALUE
-    assert str(request.url) == (
-        "https://acme.test/openai/deployments/m/chat/completions?api-version=2024-10-21"
-    )
-    assert request.headers["api-key"] == SECRET
-
-
-@pytest.mark.parametrize(("seconds", "fetched"), [(7200, 1), (60, 4), (None, 4)])
-@pytest.mark.parametrize("api", ["azure", "openai"])
-async def test_a_token_goes_out_as_bearer_and_is_fetched_anew_when_it_expires(
-    api: str, seconds: int | None, fetched: int
-) -> None:
-    """A token that lasts is fetched once; one that ends within minutes, or does not say when, for each request."""
-    issued: list[str] = []
-
-    async def issue() -> str:
-        claims = {"n": len(issued)} | ({} if seconds is None else {"exp": int(time.time()) + seconds})
-        body = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
-        issued.append(f"eyJhbGciOiJub25lIn0.{body}.c2lnbmVk")
-        return issued[-1]
-
-    endpoint = Endpoint(GOOD)
-    settings = config(
-        api=api,
-        api_version="2024-10-21",
-        base_url="https://acme.test",
-        key=issue,
-        auth="token",
-        mode="json_schema",
-    )
-    async with connected(endpoint, settings) as client:
-        for n in range(3):
-            await client.ask(PROMPT, Pick, call_id=call_id(str(n)))
-    assert len(issued) == fetched
-    sent = [request.headers["authorization"] for request in endpoint.requests]
-    assert sent == [f"Bearer {token}" for token in (issued[1:] if fetched == 4 else issued * 3)]
-    assert not any("api-key" in request.headers for request in endpoint.requests)
-
-
-async def test_azure_needs_a_version() -> None:
-    """What is missing is said on entering, and nothing is left open."""
-    with pytest.raises(ConfigError, match="api_version"):
-        async with connected(Endpoint(GOOD), config(api="azure")):
-            pass
-
-
-KINDS = {
-    "json_schema": instructor.Mode.JSON_SCHEMA,
-    "tools": instructor.Mode.TOOLS,
-    "json_object_with_schema": instructor.Mode.JSON_SCHEMA,
-    "json": instructor.Mode.JSON,
-}
-
-
-@pytest.mark.parametrize("mode", KINDS)
-async def test_instructor_writes_the_schema_and_the_format_of_each_mode(mode: Any) -> None:
-    """What is on the wire is what instructor makes of the prompt and of the type's plain schema."""
-    messages = [message.model_dump() for message in PROMPT.messages]
-    _, made = handle_response_model(bind(Pick, mode), mode=KINDS[mode], messages=messages)
-    if mode == "json_object_with_schema":
-        schema = made["response_format"]["json_schema"]["schema"]
-        made["response_format"] = {"type": "json_object", "schema": schema}
-    endpoint = Endpoint(completion(TEXT, arguments=TEXT))
-    async with connected(endpoint, config(mode=mode)) as client:
-        assert (await client.ask(PROMPT, Pick, call_id=call_id())).value == VALUE
-    assert endpoint.bodies == [{"model": "m", **made}]
 
 
 async def test_each_mode_has_its_own_field() -> None:
@@ -328,40 +202,6 @@ async def test_each_mode_has_its_own_field() -> None:
         assert (written in messages[0]["content"]) is (mode == "json")
 
 
-def test_schemas_are_small_and_plain() -> None:
-    """No definitions, titles or open objects; descriptions and counts stay, long bounds on texts go."""
-    part = {
-        "description": "A nested value.",
-        "type": "object",
-        "properties": {
-            "title": {"description": "What it is called.", "type": "string"},
-            "size": {
-                "anyOf": [{"minimum": 0, "type": "integer"}, {"type": "null"}],
-                "default": None,
-                "description": "How large it is.",
-            },
-        },
-        "required": ["title", "size"],
-        "additionalProperties": False,
-    }
-    assert build_schema(Pick) == {
-        "description": "A reply with nested values.",
-        "type": "object",
-        "properties": {
-            "reasoning": {"description": "Why, in a sentence.", "type": "string"},
-            "parts": {
-                "description": "The parts, best first.",
-                "type": "array",
-                "items": part,
-                "minItems": 1,
-                "maxItems": 3,
-            },
-        },
-        "required": ["reasoning", "parts"],
-        "additionalProperties": False,
-    }
-
-
 def only(mode: str, status: int = 400) -> Endpoint:
     """Return an endpoint that knows one mode."""
 
@@ -382,7 +222,7 @@ def only(mode: str, status: int = 400) -> Endpoint:
 async def test_auto_settles_on_the_first_mode_the_endpoint_accepts(
     mode: str, tried: int, status: int
 ) -> None:
-    """Each mode is tried once, in order, and the call that found out is paid for once."""
+    """Each mode is tried once, in order, is paid for once, and is known to the next start."""
     endpoint = only(mode, status)
     store = await opened()
     async with connected(endpoint, config(mode="auto"), store=store) as client:
@@ -392,46 +232,8 @@ async def test_auto_settles_on_the_first_mode_the_endpoint_accepts(
     assert await store.decision_log(RUN).get(0, "mode/optimizer") == mode
     (spent,) = await store.spend(RUN)
     assert spent.usage.calls == 2
-
-
-@pytest.mark.parametrize(
-    ("said", "settles"), [("'loc': ('body', 'response_format', 'type')", True), ("out of memory", False)]
-)
-async def test_a_server_error_counts_as_a_refused_format_only_if_it_names_the_field(
-    said: str, settles: bool
-) -> None:
-    """Servers that fail with 500 on a field they cannot read are asked in the next mode."""
-
-    def answer(body: Any) -> httpx.Response:
-        if "tools" in body:
-            return completion(TEXT, arguments=TEXT)
-        return refused(500, said)
-
-    store = await opened()
-    async with connected(Endpoint(answer), config(mode="auto", max_retries=0), store=store) as client:
-        if settles:
-            assert (await client.ask(PROMPT, Pick, call_id=call_id("a"))).value == VALUE
-            return
-        with pytest.raises(ProviderDown, match=said):
-            await client.ask(PROMPT, Pick, call_id=call_id("a"))
-
-
-async def test_the_words_of_a_refused_format_may_come_late() -> None:
-    """A long list of problems names the field after what a message shows of it."""
-    problems = "messages.0.role: Input should be 'system'; " * 20
-
-    def answer(body: Any) -> httpx.Response:
-        if "tools" in body:
-            return completion(TEXT, arguments=TEXT)
-        return refused(500, f"{problems} response_format: Input should be 'text'")
-
-    store = await opened()
-    async with connected(Endpoint(answer), config(mode="auto", max_retries=0), store=store) as client:
-        assert (await client.ask(PROMPT, Pick, call_id=call_id())).value == VALUE
-    with pytest.raises(BadRequest) as failure:
-        await ask(Text, Endpoint(refused(400, problems)), config(max_retries=0))
-    assert len(str(failure.value)) < 500
-    assert problems in failure.value.answer
+    await ask(Pick, endpoint, config(mode="auto"), store=store, part="c")
+    assert len(endpoint.requests) == tried + 2
 
 
 PROSE = "The first part is best, I think."
@@ -469,23 +271,10 @@ async def test_auto_goes_on_if_a_format_is_ignored(obeyed: list[str], mode: str,
     assert await store.decision_log(RUN).get(0, "mode/optimizer") == mode
 
 
-async def test_an_endpoint_that_ignores_every_format_gets_the_schema_in_its_prompt() -> None:
-    """The last mode has the best chance of a valid reply; one that stays prose is sent back as ever."""
-    endpoint, store = obeying(), await opened()
-    with pytest.raises(ReplyError) as failure:
-        await ask(Pick, endpoint, config(mode="auto", reasks=2), store=store)
-    assert len(failure.value.reasons) == 3
-    assert len(endpoint.requests) == 4 * 2 + 1
-    assert await store.decision_log(RUN).get(0, "mode/optimizer") == "json"
-
-
 @pytest.mark.parametrize(
     "first",
     [
-        completion(TEXT.replace("size", "sizes")),
         completion(TEXT[:20], finish="length"),
-        completion(PROSE, finish="length"),
-        completion(TEXT[:20]),
         completion(PROSE),
         completion(""),
         completion(None, refusal="I would rather not."),
@@ -534,31 +323,6 @@ async def test_a_cap_has_the_name_that_the_endpoint_wants(
     assert (spent.usage.calls, spent.unsettled) == (3, 0)
 
 
-@pytest.mark.parametrize(
-    ("words", "requests"),
-    [
-        ("max_tokens is too large: 50. This model has at most 40.", 1),
-        ("the parameter top_k is not supported", 1),
-        ("max_tokens and max_completion_tokens are not supported", 2),
-    ],
-)
-async def test_a_cap_that_is_refused_for_another_reason_keeps_its_name(words: str, requests: int) -> None:
-    """What is wrong with its value is no matter of its name, and both names are tried at most."""
-    endpoint = Endpoint(refused(400, words))
-    with pytest.raises(BadRequest, match=words):
-        await ask(Text, endpoint, config(max_tokens=50))
-    assert len(endpoint.requests) == requests
-
-
-async def test_a_settled_mode_is_remembered_by_the_run() -> None:
-    """The next start asks in the noted mode at once."""
-    store = await opened()
-    await ask(Pick, only("tools"), config(mode="auto"), store=store, part="a")
-    endpoint = only("tools")
-    await ask(Pick, endpoint, config(mode="auto"), store=store, part="b")
-    assert len(endpoint.requests) == 1
-
-
 async def test_concurrent_calls_settle_the_mode_once() -> None:
     """Ten calls that start together cost one round of refusals."""
     endpoint = only("json_object_with_schema")
@@ -567,66 +331,18 @@ async def test_concurrent_calls_settle_the_mode_once() -> None:
     assert len(endpoint.requests) == 2 + 10
 
 
-async def test_an_endpoint_that_refuses_every_mode_says_why() -> None:
-    """The first refusal is the error: it answers the format that most endpoints know."""
-    endpoint = Endpoint(refused(404, "no such page"), refused(400, "later"))
-    with pytest.raises(RequestRefused, match="no such page"):
-        await ask(Pick, endpoint, config(mode="auto"))
-    assert len(endpoint.requests) == 4
-
-
 async def test_one_exchange_on_the_wire() -> None:
     """Without a transport of its own the client posts to the configured address, with the key and once."""
-
-    async def key() -> str:
-        return SECRET
-
     store = await opened()
-    settings = config(key=key, temperature=0.5)
-    client = Client(settings, "optimizer", Account(RUN, store, store.decision_log(RUN)))
+    account = Account(RUN, store, store.decision_log(RUN))
     with respx.mock(assert_all_called=True) as router:
         route = router.post("http://endpoint.test/v1/chat/completions").mock(return_value=GOOD)
-        async with client:
+        async with Client(config(key=give_key, temperature=0.5), "optimizer", account) as client:
             reply = await client.ask(PROMPT, Pick, call_id=call_id())
     assert reply.value == VALUE
     (call,) = route.calls
-    assert call.request.headers["authorization"] == f"Bearer {SECRET}"
+    assert call.request.headers["authorization"] == BEARER
     assert json.loads(call.request.content)["temperature"] == 0.5
-
-
-VLLM = "This model's maximum context length is 4096 tokens. However, you requested 5000."
-LLAMA = "the request exceeds the available context size, try increasing it"
-
-
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        (
-            refused(400, "This model's maximum context length is 8192.", "context_length_exceeded"),
-            ContextOverflow,
-        ),
-        (httpx.Response(400, json={"object": "error", "message": VLLM, "code": 400}), ContextOverflow),
-        (refused(400, LLAMA, "exceed_context_size_error"), ContextOverflow),
-        (refused(401, "no"), AccessDenied),
-        (refused(500, "no"), ProviderDown),
-    ],
-)
-async def test_what_is_no_refusal_of_a_format_tries_no_other_mode(
-    answer: httpx.Response, error: type[ModelError]
-) -> None:
-    """It ends the search with its own error; OpenAI's, vLLM's and llama.cpp's words for overflow are known."""
-    store, endpoint = await opened(), Endpoint(answer)
-    with pytest.raises(error):
-        await ask(Pick, endpoint, config(mode="auto", max_retries=0), store=store)
-    assert len(endpoint.requests) == 1
-    assert await store.decision_log(RUN).get(0, "mode/optimizer") is None
-
-
-def untrusted() -> httpx.ConnectError:
-    """Return the failure of a connection whose certificate is not trusted."""
-    failure = httpx.ConnectError("handshake failed")
-    failure.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
-    return failure
 
 
 @pytest.mark.parametrize(
@@ -634,20 +350,10 @@ def untrusted() -> httpx.ConnectError:
     [
         (refused(401, "bad key"), AccessDenied, "REFLACT_TEST_KEY"),
         (refused(403, "not allowed"), RequestRefused, r"\(403\); set REFLACT_TEST_KEY"),
-        (refused(400, "bad field"), BadRequest, "bad field"),
-        (refused(404, "no such page"), RequestRefused, "no such page"),
         (refused(404, "no such model"), RequestRefused, r"set models\.optimizer\.model .*no such model"),
         (refused(422, "bad value"), BadRequest, "422"),
-        (refused(408, "slow"), ProviderDown, "408"),
-        (refused(409, "conflict"), ProviderDown, "409"),
         (refused(429, "busy"), ProviderDown, "429"),
-        (refused(503, "down"), ProviderDown, "503"),
         (httpx.ConnectError("no route"), ProviderDown, r"check models\.optimizer\.base_url: no route"),
-        (
-            untrusted(),
-            ProviderDown,
-            r"certificate .* models\.optimizer\.base_url.* SSL_CERT_FILE: .*self-signed",
-        ),
         (httpx.ReadTimeout("slow"), ProviderDown, "120 seconds"),
     ],
 )
@@ -663,16 +369,6 @@ async def test_failures_have_the_names_of_the_house(
     assert "models.optimizer: m at http://endpoint.test/v1" in str(failure.value)
 
 
-async def test_an_error_that_is_being_handled_is_not_taken_for_the_new_one() -> None:
-    """Asking again because of one failure tells about the second failure as it is."""
-    async with connected(Endpoint(httpx.ConnectError("no route")), config(max_retries=0)) as client:
-        try:
-            raise ContextOverflow("the first failure")
-        except ContextOverflow:
-            with pytest.raises(ProviderDown, match="no route"):
-                await client.ask(PROMPT, Text, call_id=call_id())
-
-
 async def test_half_a_surrogate_pair_goes_no_further(tmp_path: Path) -> None:
     """JSON can name what no file can hold: it is replaced in plain replies and in what is sent back."""
     half = GOOD.content.replace(json.dumps(TEXT).encode(), b'"a \\ud800 b"')
@@ -686,21 +382,3 @@ async def test_half_a_surrogate_pair_goes_no_further(tmp_path: Path) -> None:
     assert plain.value.text == "a \ufffd b"
     assert (typed.value, typed.attempts) == (VALUE, 2)
     assert endpoint.bodies[2]["messages"][-2]["content"] == "a \ufffd b"
-
-
-async def test_an_error_inside_a_client_comes_out_as_it_is() -> None:
-    """Leaving because of an error wraps it in nothing, and what was in flight is cancelled."""
-
-    class Endless(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            await anyio.sleep_forever()
-            raise AssertionError
-
-    async def work() -> None:
-        async with connected(Endless()) as client:
-            with anyio.move_on_after(0):
-                await client.ask(PROMPT, Text, call_id=call_id())
-            raise LookupError("mine")
-
-    with pytest.raises(LookupError, match="mine"), anyio.fail_after(60):
-        await work()

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from reflact.cli.app import app
-from reflact.errors import RunConflict, StoreError
+from reflact.errors import RunConflict
 from reflact.store.lock import Ownership, is_owned, own_run
 from served import HANGS, Endpoint, reflact_process, world
 
@@ -83,14 +83,6 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
             assert f"process {os.getpid()} " in (tmp_path / "run.lock").read_text()
 
 
-def test_two_trainers_of_one_process_exclude_each_other(tmp_path: Path) -> None:
-    """The lock also holds within a process, which is told that it is itself what holds the folder."""
-    with own(tmp_path), pytest.raises(RunConflict) as refusal, own(tmp_path):
-        pass
-    assert f"process {os.getpid()} " in str(refusal.value)
-    assert "async with" in str(refusal.value)
-
-
 def test_an_identity_is_owned_once_in_a_store(tmp_path: Path) -> None:
     """A run is owned once in a store, also by a link to the store; its other runs and other stores are apart."""
     (tmp_path / "link.db").symlink_to(tmp_path / "runs.db")
@@ -106,22 +98,6 @@ def test_an_identity_is_owned_once_in_a_store(tmp_path: Path) -> None:
             pass
     with own_run(tmp_path / "b", tmp_path / "runs.db", "r1"):
         pass
-
-
-@pytest.mark.parametrize("change", ["remove", "replace", "move its folder"])
-def test_a_lock_that_protects_nothing_is_noticed(tmp_path: Path, change: str) -> None:
-    """A lock file that was removed, replaced or moved is one error that names it; before, the lock is fine."""
-    with own_run(tmp_path / "run", tmp_path / "runs.db", "r1") as owned:
-        owned.check()
-        if change == "move its folder":
-            (tmp_path / "run").rename(tmp_path / "moved")
-        else:
-            (tmp_path / "run" / "run.lock").unlink()
-        if change == "replace":
-            (tmp_path / "run" / "run.lock").write_text("")
-        with pytest.raises(StoreError, match=r"run\.lock was removed, moved or replaced") as noticed:
-            owned.check()
-        assert "\n" not in str(noticed.value)
 
 
 FORKED = """
@@ -151,38 +127,6 @@ def test_a_fork_of_the_owner_owns_nothing(tmp_path: Path) -> None:
         os.kill(fork, 0)
         with own(tmp_path):
             pass
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no pipes in folders")
-def test_a_lock_file_that_is_a_pipe(tmp_path: Path) -> None:
-    """A pipe in place of the lock file is one error, and nothing waits for it."""
-    os.mkfifo(tmp_path / "run.lock")
-    with pytest.raises(StoreError, match=r"run\.lock: it is no regular file"), own(tmp_path):
-        pass
-
-
-def test_an_error_releases_the_folder(tmp_path: Path) -> None:
-    """An error inside the block is passed on and the folder is free afterwards."""
-    with pytest.raises(LookupError), own(tmp_path):
-        raise LookupError
-    with own(tmp_path):
-        pass
-
-
-def test_folders_are_apart_and_made_where_missing(tmp_path: Path) -> None:
-    """Two folders can be held at the same time; one that does not exist is made."""
-    with own(tmp_path / "a" / "b"), own(tmp_path / "a" / "c"):
-        assert (tmp_path / "a" / "b").is_dir()
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    """A file in place of the folder is a store error that names the lock file."""
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(StoreError, match=r"cannot create the lock file .*run\.lock"),
-        own(tmp_path / "file"),
-    ):
-        pass
 
 
 # ------------------------------------------------------------------------------------------ a run under way

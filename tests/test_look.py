@@ -4,66 +4,31 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 from anyio import to_thread
 
-import pure_server
 from pure_world import PureNetwork, write_world
 from pure_world import settings as pure_settings
 from reflact import Trainer, compare_runs, read_run
-from reflact.errors import UsageError
 from reflact.events import StepCommitted
-from reflact.protocols import Target
-from reflact.reporting.facts import (
-    list_comparison_columns,
-    list_gain_lines,
-    list_setting_rows,
-)
-from reflact.reporting.history import RunComparison, RunListing, SettingDifference, StepDetails, choose_run
+from reflact.records import Usage, sum_step_costs
+from reflact.reporting.facts import build_compared_row, list_gain_lines
+from reflact.reporting.history import RunListing, SettingDifference, StepDetails
 from reflact.reporting.html.run import read_report, render_run_page
-from reflact.reporting.html.serve import render_comparison
-from reflact.reporting.terminal import hide_positions
-from reflact.skills.document import diff_texts
-from reflact.store.runs import RunRow
-from reflact.testing import ToyEnvironment, toy_optimizer
 from reflact.types import Split
 from served import assert_refused, reflact
-from test_text import STEERING
-from toy_runs import LINES, Actor, build_trainer, hang_at_document
+from test_hostile_words import build_hostile_trainer
+from toy_runs import LINES, Actor, build_learning_trainer, build_trainer, hang_at_document
 from toy_runs import settings as build_settings
 
-
-def build_learning_trainer(
-    folder: Path,
-    *,
-    seed: int = 0,
-    store: Path | None = None,
-    epochs: int = 2,
-    target: Target | None = None,
-) -> Trainer:
-    """Return a run of two epochs in the toy world."""
-    return build_trainer(
-        {
-            "out_dir": folder,
-            "store": store,
-            "seed": seed,
-            "search": {"sources": ["edits"]},
-            "train": {"num_epochs": epochs, "batch_size": 4},
-            "select": {"max_edits": 1, "min_edits": 1},
-        },
-        target=target,
-        script=toy_optimizer(edits=2),
-    )
+SHORT = {"num_epochs": 1, "batch_size": 4}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a completed run."""
     out = tmp_path_factory.mktemp("look") / "run"
     anyio.run(build_learning_trainer(out).train)
     return out
@@ -82,35 +47,6 @@ def test_a_step_of_a_run_is_shown(folder: Path) -> None:
     assert last.epoch_end == history.epochs[-1]
 
 
-def test_a_run_is_shown_as_json(folder: Path) -> None:
-    """`show --json` is one object with summary, steps, epochs and versions; `--costs` has a line for each step."""
-    history = anyio.run(read_run, folder)
-    shown = reflact("show", folder, "--json").stdout
-    found = json.loads(shown)
-    assert shown.isascii()
-    assert found["summary"] == json.loads(history.summary.model_dump_json())  # type: ignore[union-attr]
-    for name in ("steps", "epochs", "versions"):
-        assert len(found[name]) == len(getattr(history, name))
-    lines = reflact("show", folder, "--costs", "--json").stdout.splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [0, *(record.step for record in history.steps)]
-
-
-def test_each_version_is_printed_exactly(folder: Path) -> None:
-    """`show --skill` prints the version that is named, with exactly its bytes in a pipe."""
-    assert reflact("show", folder, "--skill", "best").stdout_bytes == (folder / "best_skill.md").read_bytes()
-    for path in sorted((folder / "skills").glob("v*.md")):
-        number = int(path.stem[1:])
-        for name in (number, f"v{number}"):
-            assert reflact("show", folder, "--skill", name).stdout_bytes == path.read_bytes()
-    first = reflact("show", folder, "--skill", "baseline")
-    assert (first.stdout_bytes, first.stderr) == (b"", "note: v0 is an empty document\n")
-    found = json.loads(reflact("show", folder, "--skill", "1", "--json").stdout)
-    assert found["version"]["number"] == 1
-    assert found["skill"]["text"] == (folder / "skills" / "v0001.md").read_text(encoding="utf-8")
-    refused = reflact("show", folder, "--skill", "v99")
-    assert_refused(refused, "has no version v99; it has v0 to v")
-
-
 def test_the_difference_of_versions_is_printed(folder: Path) -> None:
     """`diff` goes from the initial to the best document, or between two versions that are named."""
     shown = reflact("diff", folder).stdout.splitlines()
@@ -126,20 +62,20 @@ def test_the_difference_of_versions_is_printed(folder: Path) -> None:
     assert reflact("diff", folder, "1", "1").stdout == "v1 and v1 have the same text\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (("1", "--costs"), "a step and --costs exclude each other"),
-        (("1", "--wrong"), "a step and --items exclude each other"),
-        (("1", "--split", "val"), "a step and --items exclude each other"),
-        (("--costs", "--changed"), "--items and --costs exclude each other"),
-        (("--item", "a", "--wrong"), "--items and --item exclude each other"),
-        (("--skill", "best", "--costs"), "--costs and --skill exclude each other"),
-    ],
-)
-def test_show_ignores_no_option(words: tuple[str, ...], reason: str, folder: Path) -> None:
-    """Arguments of `show` that exclude each other are refused in one sentence, which says which to leave out."""
-    assert_refused(reflact("show", folder, *words), reason)
+def test_versions_are_printed_exactly_and_runs_as_json(folder: Path) -> None:
+    """`show --skill` prints exactly the bytes of a version; `show --json` is one object with all records."""
+    assert reflact("show", folder, "--skill", "best").stdout_bytes == (folder / "best_skill.md").read_bytes()
+    first = reflact("show", folder, "--skill", "baseline")
+    assert (first.stdout_bytes, first.stderr) == (b"", "note: v0 is an empty document\n")
+    assert_refused(reflact("show", folder, "--skill", "v99"), "has no version v99; it has v0 to v")
+    assert_refused(reflact("show", folder, "1", "--costs"), "a step and --costs exclude each other")
+    found = json.loads(reflact("show", folder, "--json").stdout)
+    history = anyio.run(read_run, folder)
+    assert history.summary is not None
+    assert found["summary"] == json.loads(history.summary.model_dump_json())
+    assert [len(found[name]) for name in ("steps", "versions")] == [len(history.steps), len(history.versions)]
+    lines = reflact("show", folder, "--costs", "--json").stdout.splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, *(record.step for record in history.steps)]
 
 
 def test_runs_have_scores_cost_and_date(folder: Path) -> None:
@@ -184,72 +120,32 @@ def test_runs_of_a_shared_store_are_found(tmp_path: Path) -> None:
         assert reflact("show", tmp_path / name, 1).exit_code == 0
 
 
-def test_a_run_is_named_by_the_beginning_of_its_id(tmp_path: Path) -> None:
-    """A unique prefix is enough; an ambiguous one names the candidates, and an unknown one all runs."""
-    now = anyio.run(lambda: _read_created(tmp_path))
-    rows = [
-        now.model_copy(update={"run_id": run_id})
-        for run_id in ("rab111111111", "rab222222222", "rcd333333333")
-    ]
-    assert choose_run(rows, "rc", tmp_path).run_id == "rcd333333333"
-    assert choose_run(rows, "rab2", tmp_path).run_id == "rab222222222"
-    assert choose_run(rows, None, tmp_path).run_id == "rcd333333333"
-    with pytest.raises(UsageError, match=r"ids begin with rab; name one of rab111111111, rab222222222$"):
-        choose_run(rows, "rab", tmp_path)
-    with pytest.raises(UsageError, match="no run rx; it holds rab111111111, rab222222222, rcd333333333"):
-        choose_run(rows, "rx", tmp_path)
-
-
 def test_a_folder_with_several_runs_says_which_one_is_taken(tmp_path: Path) -> None:
-    """Every command that looks at one run tells which of several it took, unless one is named by a prefix."""
+    """Commands on one run tell which of several they took, unless a prefix of its id names one."""
     out = tmp_path / "run"
-    first = build_learning_trainer(out, epochs=1)
-    anyio.run(first.train)
-    second = build_trainer(
-        {
-            "out_dir": out,
-            "fork": True,
-            "seed": 1,
-            "search": {"sources": ["edits"]},
-            "train": {"num_epochs": 1, "batch_size": 4},
-        }
-    )
-    anyio.run(second.train)
+    plain = {**build_settings(out), "fork": True}
+    first, second = (build_trainer({**plain, "seed": seed}) for seed in range(2))
+    for trainer in (first, second):
+        anyio.run(trainer.train)
     note = f"{out} has 2 runs; this is the newest, {second.run_id} ({out / first.run_id} names another)"
-    commands = ("show", "diff", "export")
-    for command in commands:
-        options = ("--out", tmp_path / "newest", "--description", "Toys.") if command == "export" else ()
-        assert reflact(command, out, *options).stderr == f"note: {note}\n", command
+    assert reflact("diff", out).stderr == f"note: {note}\n"
     assert note in reflact("compare", out, out / first.run_id[:6]).stderr
-    before = (out / "report.html").read_text(encoding="utf-8")
     for run in (first, second):
-        prefix = run.run_id[:6]
-        for command in commands:
-            options = ("--out", tmp_path / prefix, "--description", "Toys.") if command == "export" else ()
-            named = reflact(command, out / prefix, *options)
-            assert (named.exit_code, named.stderr) == (0, ""), command
-    assert (out / "report.html").read_text(encoding="utf-8") == before
-    assert f"run {first.run_id}, " in reflact("show", out / first.run_id[:6]).stdout
-    whole = reflact("compare", out, "--json")
-    assert whole.stderr == ""
-    named = reflact("compare", out / first.run_id, out / second.run_id, "--json")
-    ids = [run["run_id"] for run in json.loads(named.stdout)["runs"]]
-    assert ids == [run["run_id"] for run in json.loads(whole.stdout)["runs"]] == [first.run_id, second.run_id]
-    assert "needs at least two runs" in reflact("compare", out / first.run_id).stderr
+        named = reflact("show", out / run.run_id[:6])
+        assert (named.exit_code, named.stderr) == (0, "")
+        assert f"run {run.run_id}, " in named.stdout
+    assert_refused(reflact("show", out / "rx"), f"no run rx; it holds {first.run_id}, {second.run_id}")
+    assert_refused(reflact("show", out / "r"), "several runs whose ids begin with r")
+    whole = reflact("compare", out)
+    assert (whole.exit_code, whole.stderr) == (0, "")
+    assert " common items" in whole.stdout
+    assert re.search(r"^seed +0 +1 *$", whole.stdout, re.M)
+    assert_refused(reflact("compare", out / first.run_id), "needs at least two runs")
 
 
 def test_commands_print_nothing_that_steers(tmp_path: Path) -> None:
-    """A run whose proposals hold terminal codes is shown without them."""
-
-    def answer(body: dict[str, Any], call_id: str) -> str:
-        reply = pure_server.answer(body, call_id)
-        is_report = reply.startswith('{"reasoning": "As seen.", "patterns"')
-        return reply.replace(".", f".{json.dumps(STEERING)[1:-1]}") if is_report else reply
-
-    world = write_world(tmp_path / "world", train=4, val=3, test=2)
-    off = {part: {"enabled": False} for part in ("slow_update", "meta_skill", "appendix", "test")}
-    config = pure_settings(world, tmp_path / "run", train={"num_epochs": 1, "batch_size": 4}, **off)
-    assert anyio.run(Trainer(config, transport=PureNetwork(answer)).train).status == "completed"
+    """A run whose data, answers and proposals hold terminal codes is shown without them."""
+    anyio.run(build_hostile_trainer(tmp_path / "run", epochs=1).train)
     for command in (["show", tmp_path / "run"], ["diff", tmp_path / "run"], ["show", tmp_path / "run", 1]):
         result = reflact(*command)
         assert result.exit_code == 0, result.output
@@ -257,18 +153,10 @@ def test_commands_print_nothing_that_steers(tmp_path: Path) -> None:
     assert r"\x1b[2J" in result.output
 
 
-async def _read_created(folder: Path) -> RunRow:
-    from reflact.store.runs import open_store
-
-    await build_learning_trainer(folder).train()
-    async with open_store(folder / "run.db") as store:
-        return (await store.runs())[0]
-
-
 def test_runs_are_compared_on_common_items(folder: Path, tmp_path: Path) -> None:
     """A comparison has the settings that differ, paired gains on common items, and the diff of the best skills."""
     short = tmp_path / "short"
-    anyio.run(build_learning_trainer(short, epochs=1).train)
+    anyio.run(build_learning_trainer(short, train=SHORT).train)
     found = anyio.run(compare_runs, [folder, short])
     assert [(each.key, each.values) for each in found.settings] == [("train.num_epochs", (2, 1))]
     long_run, short_run = found.runs
@@ -284,62 +172,24 @@ def test_runs_are_compared_on_common_items(folder: Path, tmp_path: Path) -> None
     assert removed == {line for line in texts[0].splitlines() if line and line not in texts[1]}
 
 
-def test_settings_are_compared_in_words() -> None:
-    """Hashes are short, lists have commas, and a run without a setting has a dash."""
-    values = {
-        "data": ("0123456789abcdef" * 4, "f" * 64),
-        "prompts.merge": ("v2 0123456789abcdef", "v3 fedcba9876543210"),
-        "update.operations": (["append", "replace"], None),
-        "x": ([1, "a"], {"b": True}),
-    }
-    settings = tuple(SettingDifference(key=key, values=each) for key, each in values.items())
-    assert list_setting_rows(RunComparison.model_construct(settings=settings)) == [
-        ("data", ("01234567", "ffffffff")),
-        ("prompts.merge", ("v2 01234567", "v3 fedcba98")),
-        ("update.operations", ("append, replace", "-")),
-        ("x", ('[1, "a"]', '{"b": true}')),
-    ]
-
-
-def test_settings_without_an_effect_are_no_difference(folder: Path, tmp_path: Path) -> None:
+def test_settings_without_an_effect_are_no_difference(tmp_path: Path) -> None:
     """What an unused critic, or a section that is switched off in both runs, is set to is not listed."""
     for name, n in (("a", 1), ("b", 2)):
-        idle = {
-            "critic": {"n_samples": n},
-            "slow_update": {"enabled": False, "samples": n},
-            "models": {"critic": {"model": name}},
-        }
-        anyio.run(build_trainer(build_settings(tmp_path / name, train={"num_epochs": n}, **idle)).train)
+        models = {"critic": {"model": name}, "optimizer": {"extra_body": {"top_k": n}}}
+        idle = {"critic": {"n_samples": n}, "slow_update": {"enabled": False, "samples": n}}
+        config = build_settings(tmp_path / name, train={"num_epochs": n}, models=models, **idle)
+        anyio.run(build_trainer(config).train)
     found = anyio.run(compare_runs, [tmp_path / "a", tmp_path / "b"])
-    assert [setting.key for setting in found.settings] == ["train.num_epochs"]
-    bodies = {"optimizer": {"extra_body": {"top_k": 3}}}
-    anyio.run(build_trainer(build_settings(tmp_path / "c", train={"num_epochs": 2}, models=bodies)).train)
-    found = anyio.run(compare_runs, [tmp_path / "b", tmp_path / "c"])
-    assert [setting.key for setting in found.settings] == ["models.optimizer.extra_body.top_k"]
-    keys = {setting.key for setting in anyio.run(compare_runs, [folder, tmp_path / "a"]).settings}
-    assert {"slow_update.enabled", "slow_update.samples"} <= keys
-    assert "critic.n_samples" not in keys
+    assert [each.key for each in found.settings] == ["models.optimizer.extra_body.top_k", "train.num_epochs"]
+    other = SettingDifference(key="environment", values=("one", "two"))
+    lines = list(list_gain_lines(found.model_copy(update={"settings": (other,)})))
+    assert lines[-1] == "the environments or graders differ, so a difference may come from them"
 
 
-async def test_an_open_run_is_compared_by_what_it_has_measured(folder: Path, tmp_path: Path) -> None:
-    """The score of a run without an end agrees with its gain, and a star says that it does not cover all items."""
-    async with build_learning_trainer(tmp_path, target=Actor(hang_at_document(3))).stream() as stream:
-        async for event in stream:
-            if isinstance(event, StepCommitted):
-                found = await compare_runs([folder, tmp_path])
-                break
-    (ended, begun), (gain,) = found.runs, found.gains
-    assert ended.val is not None
-    assert begun.val is not None
-    assert gain.mean == pytest.approx((begun.val.hard or 0) - (ended.val.hard or 0))
-    assert (begun.val.n, begun.val.unmeasured, begun.test) == (4, 0, None)
-    partial = begun.model_copy(update={"val": begun.val.model_copy(update={"unmeasured": 1})})
-    columns = list_comparison_columns(found.model_copy(update={"runs": (ended, partial)}))
-    assert [score[-1:] for score in columns["val"]] == ["0", "*"]
-
-
-async def test_a_resumed_run_is_shown_as_running(tmp_path: Path) -> None:
-    """While a run goes on after a stop, it is not shown with the words of that stop."""
+async def test_an_open_run_is_shown_and_compared_by_what_it_has_measured(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A run that goes on after a stop is running, without the words of the stop; its score agrees with its gain."""
     stopped = build_learning_trainer(tmp_path)
     stopped.stop("enough for today")
     await stopped.train()
@@ -351,100 +201,71 @@ async def test_a_resumed_run_is_shown_as_running(tmp_path: Path) -> None:
                 shown = await to_thread.run_sync(reflact, "show", tmp_path)
                 listed = await to_thread.run_sync(reflact, "runs", tmp_path)
                 page = render_run_page(await read_report(tmp_path))
+                found = await compare_runs([folder, tmp_path])
                 break
     assert "running: 1 committed step, not ended" in shown.stdout
     assert "Stopped" not in shown.stdout
     assert " running " in listed.stdout
     assert "The run is under way: 1 step so far." in page
+    (ended, begun), (gain,) = found.runs, found.gains
+    assert ended.val is not None
+    assert begun.val is not None
+    assert gain.mean == pytest.approx((begun.val.hard or 0) - (ended.val.hard or 0))
+    assert (begun.val.n, begun.val.unmeasured, begun.test) == (4, 0, None)
+    partial = begun.model_copy(update={"val": begun.val.model_copy(update={"unmeasured": 1})})
+    assert [build_compared_row(run)["val"][-1:] for run in (ended, partial)] == ["0", "*"]
 
 
-def test_a_difference_is_read_without_positions() -> None:
-    """At a terminal, dots stand between the parts of a difference; lines of the text stay."""
-    old = "".join(f"{n}\n" for n in range(20))
-    diff = diff_texts(old, old.replace("3\n", "@@ x\n", 1).replace("18\n", "", 1))
-    shown = hide_positions(diff).splitlines()
-    assert shown[:3] == ["--- before", "+++ after", " 0"]
-    assert [line for line in shown if line[0] not in " -+"] == ["..."]
-    assert "+@@ x" in shown
-    assert hide_positions("") == ""
-
-
-def test_the_command_compares_runs(folder: Path, tmp_path: Path) -> None:
-    """`compare` prints runs, gains, settings and the diff; a store with several runs stands for all of them."""
-    store = tmp_path / "all.db"
-    for epochs, name in ((2, "a"), (1, "b")):
-        anyio.run(build_learning_trainer(tmp_path / name, store=store, seed=epochs, epochs=epochs).train)
-    shown = reflact("compare", tmp_path / "a", tmp_path / "b")
-    assert shown.exit_code == 0, shown.output
-    assert "over" in shown.stdout
-    assert "4 common items" in shown.stdout
-    assert re.search(r"^train.num_epochs +2 +1 *$", shown.stdout, re.M)
-    assert "\n--- before\n" in shown.stdout
-    both, whole = (
-        json.loads(reflact("compare", *paths, "--json").stdout)
-        for paths in ((tmp_path / "a", tmp_path / "b"), (store,))
-    )
-    assert [run["run_id"] for run in whole["runs"]] == [run["run_id"] for run in both["runs"]]
-    assert whole["settings"] == both["settings"]
-    alone = reflact("compare", folder)
-    assert_refused(alone, "needs at least two runs")
-
-
-def test_a_folder_of_run_folders_stands_for_them(folder: Path, tmp_path: Path) -> None:
-    """`compare` takes all runs in it; a command on one run names their folders, since it cannot choose."""
-    paths = [tmp_path / "all" / name for name in ("a", "b")]
-    for path in paths:
-        shutil.copytree(folder, path)
-    whole, named = (
-        json.loads(reflact("compare", *chosen, "--json").stdout) for chosen in ([tmp_path / "all"], paths)
-    )
-    assert [run["name"] for run in whole["runs"]] == [str(path) for path in paths]
-    assert whole == named
-    words = f"there is no run at {tmp_path / 'all'}; the runs in it are {paths[0]}, {paths[1]}"
-    assert_refused(reflact("show", tmp_path / "all"), words)
-
-
-def test_other_items_are_not_paired(folder: Path, tmp_path: Path) -> None:
-    """Items with the same id and another input are not compared."""
-    other = build_trainer(
-        {"out_dir": tmp_path, "search": {"sources": ["edits"]}, "train": {"num_epochs": 1}},
-        environment=ToyEnvironment(train=6, val=4, test=4),
-    )
-    anyio.run(other.train)
-    found = anyio.run(compare_runs, [folder, tmp_path])
-    assert found.gains == ()
-    again = tmp_path / "again"
-    anyio.run(build_learning_trainer(again, seed=1).train)
-    lines = reflact("compare", folder, tmp_path, again).stdout.splitlines()
-    (told,) = (line for line in lines if "no measured items in common" in line)
-    assert told.startswith(f"{tmp_path} and {folder} have no measured items in common")
-    assert "(data.ratio) or other ids (data.fields.id)" in told
-
-
-class LenientEnvironment(ToyEnvironment):
-    """The toy world with the identity of an environment that has another grader."""
-
-    @property
-    def identity(self) -> str:
-        """The name of the grader alone."""
-        return '{"environment":"toy","grader":"lenient"}'
-
-
-def test_other_graders_are_told_beside_the_gain(folder: Path, tmp_path: Path) -> None:
-    """A comparison says which runs were graded otherwise, and says nothing of graders that are the same."""
-    environment = LenientEnvironment(train=8, val=4, test=4)
-    trainer = build_trainer(
-        {"out_dir": tmp_path / "a", "search": {"sources": ["edits"]}, "train": {"num_epochs": 1}},
-        environment=environment,
-    )
-    anyio.run(trainer.train)
-    anyio.run(build_learning_trainer(tmp_path / "b", seed=1).train)
-    comparison = anyio.run(compare_runs, [folder, tmp_path / "a", tmp_path / "b"])
-    assert {gain.name for gain in comparison.gains} == {str(tmp_path / "a"), str(tmp_path / "b")}
-    assert [line for line in list_gain_lines(comparison) if "have different" in line] == [
-        f"{tmp_path / 'a'} and {folder} have different graders, so their difference may come from the graders"
+async def test_a_run_is_read_back_as_it_was_told(tmp_path: Path) -> None:
+    """Summary, steps, versions and events are those of the run, from its folder and from its file."""
+    run = build_learning_trainer(tmp_path)
+    told = [event async for event in run.stream()]
+    found = await read_run(tmp_path)
+    assert found == await read_run(str(tmp_path / "run.db"), run.run_id)
+    assert (found.run_id, found.status, found.summary.steps) == (run.run_id, "completed", len(found.steps))
+    assert found.summary.best in found.versions
+    assert [event for event in told if event.durable and event.kind != "run_finished"] == [
+        event for event in found.events if event.kind != "run_finished"
     ]
-    settings = (SettingDifference(key="environment", values=("one", "two", "one")),)
-    own = comparison.model_copy(update={"settings": settings})
-    assert any("different environments" in line for line in list_gain_lines(own))
-    assert "have different graders" in render_comparison(comparison)
+
+
+@pytest.mark.slow
+async def test_tokens_calls_and_time_are_known_by_step_and_stage(tmp_path: Path) -> None:
+    """A run under way has them so far; at the end the steps' sums are the run's spend, in the summary as well."""
+    config = pure_settings(write_world(tmp_path / "world"), tmp_path / "run")
+    async with Trainer(config, transport=PureNetwork()).stream() as happenings:
+        async for event in happenings:
+            if isinstance(event, StepCommitted):
+                break
+    under_way = (await read_run(tmp_path / "run")).costs
+    assert {cost.step for cost in under_way} == {0, 1}
+    summary = await Trainer(config, transport=PureNetwork()).train()
+    found = await read_run(tmp_path / "run")
+    steps = sum_step_costs(found.costs)
+    assert [cost.step for cost in steps] == list(range(1 + summary.steps))
+    names = [cost.stage for cost in found.costs if cost.step == 2]
+    assert names[:6] == ["rollout and reflect", "aggregate", "select", "update", "evaluate", "appendix"]
+    stages = {(cost.step, cost.stage): cost for cost in found.costs}
+    assert set(stages) >= {(0, "baseline"), (2, "epoch end"), (summary.steps, "final test")}
+    purposes = {entry.purpose for entry in stages[1, "rollout and reflect"].spend}
+    assert purposes >= {"rollout", "analyst_failure"}
+    spent = sum((entry.usage for entry in summary.spend), Usage())
+    assert sum((cost.usage for cost in steps), Usage()) == spent
+    assert spent.input_tokens > 0
+    assert 0 < sum(cost.seconds for cost in steps) <= summary.seconds
+    kept = {(cost.step, cost.stage): cost for cost in under_way}
+    assert all(stages[key].seconds >= cost.seconds for key, cost in kept.items())
+    assert stages[0, "baseline"].spend == kept[0, "baseline"].spend
+
+
+async def test_a_summary_is_short_in_print(tmp_path: Path) -> None:
+    """What `print` shows of a summary leaves its configuration out; the value has it."""
+    summary = await build_learning_trainer(tmp_path).train()
+    assert "config" not in repr(summary)
+    assert summary.config is not None
+    history = await read_run(tmp_path, items=True)
+    long = summary.model_copy(update={"verdict": "x" * 9_999, "warnings": ("y" * 9_999,)})
+    compared = await compare_runs([tmp_path, tmp_path])
+    for value in (summary, long, history, history.model_copy(update={"summary": long}), compared):
+        assert max(len(repr(value)), len(str(value))) <= 24 * 100
+        assert repr(value).startswith(f"{type(value).__name__}(")

@@ -6,41 +6,46 @@ import json
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Iterable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from memory_pairs import HELD_OUT, evidence_for, keep_reply, make_pair, set_utility
+from flattered_world import PURPOSE, flattered, steps
+from memory_pairs import CRITIC, HELD_OUT, evidence_for, keep_reply, make_pair, promote, set_utility
 from profiles import cases
-from reflact import MemoryStore
+from reflact import MemoryStore, Trace
+from reflact.calibration.calibrator import Calibrator
+from reflact.calibration.config import CalibratorSettings
+from reflact.calibration.promotion import take_snapshot
 from reflact.concurrency import fan_out
-from reflact.errors import DataError
+from reflact.errors import DataError, StoreError
+from reflact.memory.cards import AnchorExclusions, build_cards
 from reflact.memory.models import (
     Action,
     ContrastPair,
     Evaluation,
     Label,
+    LabelSource,
+    Origin,
     Provenance,
+    Scope,
     ScoreEvent,
     Transition,
 )
 from reflact.store.runs import open_store
-from served import reflact
-
-START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Days:
     """A clock that goes on by a day each time that it is looked at."""
 
     def __init__(self) -> None:
-        self.now = START
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
 
     def __call__(self) -> datetime:
         self.now += timedelta(days=1)
@@ -58,25 +63,27 @@ async def memory(path: Path) -> AsyncIterator[MemoryStore]:
         yield opened
 
 
-async def promote(memory: MemoryStore, *pairs: ContrastPair) -> None:
-    test = await memory.open_test([pair.id for pair in pairs], holdout_id="h", traces=HELD_OUT)
-    await memory.close_test(test.number, evidence_for(test))
-
-
 async def status(memory: MemoryStore, pair: ContrastPair) -> str:
     (stored,) = await memory.pairs([pair.id])
     return stored.status
 
 
+def of_step(pair: ContrastPair, trace: str, step: int | None) -> ContrastPair:
+    """Return an equal pair that was made of another step."""
+    return pair.model_copy(update={"provenance": Provenance(trace_id=trace, step=step)})
+
+
+# ---------------------------------------------------------------------------------------------- pairs
+
+
 async def test_a_pair_comes_back_as_it_was(memory: MemoryStore) -> None:
     """Any text comes back whole, in quarantine; a pair that is submitted five times at once is one."""
     pair = make_pair(1, note="null \x00, lone \ud800, 検索, \U0001f600", agreement=0.75)
-    submitted = await fan_out(lambda _: memory.submit(pair, created_by="tests"), range(5))
+    submitted = await fan_out(lambda _: memory.submit(pair), range(5))
     assert sorted(one.is_new for one in submitted) == [False] * 4 + [True]
     assert {(one.status, one.reason) for one in submitted} == {("quarantined", None)}
     (stored,) = await memory.pairs()
-    assert stored.pair == pair
-    assert (stored.status, stored.utility, stored.created_by) == ("quarantined", 0.5, "tests")
+    assert (stored.pair, stored.status, stored.utility) == (pair, "quarantined", 0.5)
 
 
 async def test_a_finding_holds_or_rejects_the_pair(memory: MemoryStore) -> None:
@@ -89,15 +96,17 @@ async def test_a_finding_holds_or_rejects_the_pair(memory: MemoryStore) -> None:
 
 
 async def test_illegal_changes_raise_and_change_nothing(memory: MemoryStore) -> None:
-    """A batch with one pair that must not change is left as it was, and so is the rest of it."""
+    """A batch with one pair that must not change is left as it was; nobody promotes without a test."""
     one, two = make_pair(1), make_pair(2)
     await fan_out(memory.submit, [one, two])
-    await memory.archive([two.id], reason="old")
+    await memory.move([two.id], "archived", reason="old")
     with pytest.raises(DataError, match=rf"pair {two.id}: .* archived cannot become rejected"):
-        await memory.reject([one.id, two.id], reason="no")
-    assert await status(memory, one) == "quarantined"
+        await memory.move([one.id, two.id], "rejected", reason="no")
+    with pytest.raises(DataError, match="only a test promotes"):
+        await memory.move([one.id], "promoted")  # type: ignore[arg-type]  # what a caller may try
     with pytest.raises(DataError, match="has no pair nowhere"):
-        await memory.reject(["nowhere"], reason="no")
+        await memory.move(["nowhere"], "rejected", reason="no")
+    assert await status(memory, one) == "quarantined"
 
 
 @cases(60, 10)
@@ -105,7 +114,7 @@ async def test_illegal_changes_raise_and_change_nothing(memory: MemoryStore) -> 
 async def test_a_pair_is_found_by_its_words_and_by_parts_of_them(
     tmp_path_factory: pytest.TempPathFactory, text: str, start: int, length: int
 ) -> None:
-    """Any stretch of three characters of a text finds it, in scripts with and without spaces, in any case."""
+    """Any stretch of a text finds it, in scripts with and without spaces; Latin letters in any case."""
     kanji = "".join(chr(0x4E00 + ord(c) % 5000) for c in text[:30]) + "検索機能を追加する"
     start = min(start, len(kanji) - length)
     async with MemoryStore(tmp_path_factory.mktemp("words") / "m.db") as memory:
@@ -124,65 +133,160 @@ async def test_the_most_useful_pairs_come_first(memory: MemoryStore) -> None:
     for pair in pairs:
         await memory.submit(pair)
     await set_utility(memory, pairs[1].id, 0.9)
-    await memory.reject([pairs[3].id], reason="no")
+    await memory.move([pairs[3].id], "rejected", reason="no")
     assert [one.pair for one in await memory.find()] == [pairs[n] for n in (1, 3, 2, 0)]
     assert [one.pair for one in await memory.find("zebras", statuses=["rejected"])] == [pairs[3]]
     assert [one.pair for one in await memory.find(limit=1)] == [pairs[1]]
 
 
+async def test_promoted_pairs_come_and_go_with_their_state(path: Path) -> None:
+    """What another opening promotes, archives or forgets is known, each to its scope."""
+    pairs = [make_pair(n, trace=f"t{n}") for n in range(4)]
+    secret = make_pair(8, scope=Scope(roles=("critic",), user="alice"))
+    async with MemoryStore(path) as mine, MemoryStore(path) as theirs:
+        assert await mine.promoted_pairs(CRITIC) == ()
+        await theirs.submit(make_pair(9))
+        await promote(theirs, [*pairs[:3], secret])
+        first = await mine.promoted_pairs(CRITIC)
+        assert [pair.id for pair in first] == sorted(pair.id for pair in pairs[:3])
+        assert len(await mine.promoted_pairs(secret.scope)) == 4
+        assert await mine.promoted_pairs(Scope(roles=("coder",))) == ()
+        await theirs.move([pairs[0].id], "archived", reason="no longer of use")
+        await theirs.forget("t1")
+        await promote(theirs, pairs[3:])
+        second = await mine.promoted_pairs(CRITIC)
+        assert {pair.id for pair in second} == {pairs[2].id, pairs[3].id}
+        (kept,) = (pair for pair in second if pair.id == pairs[2].id)
+        assert any(kept is pair for pair in first)
+
+
+def test_both_cards_name_their_pair_and_say_it_in_words() -> None:
+    """The wrong card has the mistake and why it is one; neither repeats the transition."""
+    pair = make_pair(7)
+    right, wrong = build_cards(pair)
+    assert (right.kind, wrong.kind) == ("critic_calibration", "failure_pattern")
+    assert right.content == "2 -> 3\nReasoning: One file more.\nEvidence: files"
+    assert (wrong.mistake, wrong.strategy) == ("credit_for_intention", pair.reason)
+    assert right.pair_id == wrong.pair_id == pair.id
+
+
+# -------------------------------------------------------------------------------------------- the bound
+
+
 async def test_beyond_the_bound_the_weakest_are_archived(path: Path) -> None:
-    """At most so many active pairs stay: those of low measured utility go first, then those without a change."""
-    async with MemoryStore(path, max_active_pairs=3, clock=Days()) as memory:
-        pairs = [make_pair(n) for n in range(5)]
-        for pair in pairs[:3]:
+    """What failed a test goes first, then low measured utility, then what has not changed for long."""
+    async with MemoryStore(path, max_active_pairs=4, clock=Days()) as memory:
+        pairs = [make_pair(n) for n in range(7)]
+        await promote(memory, pairs[:1])
+        for pair in pairs[1:4]:
             await memory.submit(pair)
-        await promote(memory, pairs[0])
-        await set_utility(memory, pairs[1].id, 0.8)
-        await memory.submit(pairs[3])
-        assert await status(memory, pairs[2]) == "archived"
-        await set_utility(memory, pairs[0].id, 0.2)
-        await memory.submit(pairs[4])
-        assert await status(memory, pairs[0]) == "archived"
-        (archived,) = await memory.pairs([pairs[0].id])
-        assert archived.reason == "bound"
-        active = [one.pair for one in await memory.pairs() if one.status in {"quarantined", "promoted"}]
-        assert {pair.id for pair in active} == {pairs[n].id for n in (1, 3, 4)}
+        failed = await memory.open_test([pairs[2].id], holdout_id="h", traces=HELD_OUT)
+        await memory.close_test(failed.number, evidence_for(failed, promoted=False))
+        await set_utility(memory, pairs[2].id, 0.9)
+        assert await memory.remaining_capacity() == 1
+        archived: list[str] = []
+        for pair in pairs[4:]:
+            await memory.submit(pair)
+            (last,) = {one.pair.id for one in await memory.pairs(status="archived")} - set(archived)
+            archived.append(last)
+            await set_utility(memory, pairs[0].id, 0.2)
+        assert archived == [pairs[n].id for n in (2, 0, 1)]
+        assert await memory.remaining_capacity() == 0
+        assert {one.reason for one in await memory.pairs(archived)} == {"bound"}
+
+
+SETTINGS = CalibratorSettings(pairs_per_step=2, max_asked=0, max_pairs=1000, max_rounds=1, concurrency=1)
+
+
+def flattered_traces(name: str, number: int) -> list[Trace]:
+    """Return traces of two steps each whose critic was flattered."""
+    said = Evaluation(progress_before=0, progress_after=9, reasoning="said", evidence=("filed",))
+    found = []
+    for n in range(number):
+        trace = Trace(PURPOSE, id=f"{name} {n}")
+        for step, gold in steps(trace.id, n, count=2, claims=[True, True]):
+            trace.record(step, said, label=gold)
+        found.append(trace)
+    return found
+
+
+@pytest.mark.parametrize(("bound", "n_promoted", "n_tested"), [(30, 0, 30), (4, 4, 0)])
+async def test_pairs_are_not_paid_for_where_there_is_no_room(
+    path: Path, bound: int, n_promoted: int, n_tested: int
+) -> None:
+    """As many pairs are made as the memory has room for, and all are tested; the report counts the others."""
+    async with MemoryStore(path, max_active_pairs=bound) as memory:
+        if n_promoted:
+            await promote(memory, [make_pair(n) for n in range(n_promoted)])
+        calibrator = Calibrator(flattered(), memory, settings=SETTINGS)
+        learn, held_out = flattered_traces("learn", 40), flattered_traces("held out", 25)
+        report = await calibrator.calibrate(learn, heldout=held_out)
+        assert not await memory.pairs(status="archived")
+    assert sum(len(test.pair_ids) for test in report.tests) == n_tested
+    assert (sum(kind.n_pairs for kind in report.pairs), report.n_quarantined) == (n_tested, 0)
+    assert report.n_left_out > 0
+    assert ("the memory is full" in (report.not_tested_reason or "")) == (n_tested == 0)
+
+
+# ---------------------------------------------------------------------------------------------- anchors
 
 
 async def test_anchors_are_never_learned_from(memory: MemoryStore) -> None:
-    """A pair of an anchor's transition is turned away, and an anchor of a stored pair's is refused."""
+    """Pairs of an anchor's transition or trace are turned away; anchors of stored pairs are refused."""
     anchor, pair = make_pair(1, trace="anchor"), make_pair(2)
     assert await memory.add_anchors([anchor]) == 1
     assert await memory.add_anchors([anchor]) == 0
-    other = anchor.model_copy(update={"mistake": "inflated_score"})
-    submitted = await memory.submit(other)
+    submitted = await memory.submit(of_step(anchor, "other", 1).model_copy(update={"mistake": "inflated"}))
     assert (submitted.is_new, submitted.status, submitted.reason) == (False, "rejected", "anchor")
+    assert (await memory.submit(of_step(pair, "anchor", 2))).reason == "anchor_trace"
     await memory.submit(pair)
+    assert (await memory.submit(of_step(pair, "anchor", 2))).reason == "anchor_trace"
     with pytest.raises(DataError, match="never learns from"):
-        await memory.add_anchors([make_pair(3), pair])
+        await memory.add_anchors([make_pair(3, trace="more"), of_step(pair, "more", 3)])
+    with pytest.raises(DataError, match=f"made of trace trace, and so was stored pair {pair.id}"):
+        await memory.add_anchors([make_pair(4)])
     assert await memory.anchors() == (anchor,)
-    assert [one.pair for one in await memory.pairs()] == [pair]
+    (stored,) = await memory.pairs()
+    assert (stored.pair, stored.origins) == (pair, (Origin(trace_id="trace", step=2),))
+
+
+def test_what_shows_the_state_that_an_anchor_scores_teaches_nothing() -> None:
+    """A step of whatever trace, on either side, under the anchor's purpose; its state before is no reason."""
+
+    def step(before: JsonValue, after: JsonValue) -> Transition:
+        return Transition(before=before, action=Action(name="look"), after=after)
+
+    states: list[JsonValue] = [None, True, 1, 1.5, "", "1", "\ud800", [], {"a": ["\u00e9"]}]
+    for state in states:
+        anchor = make_pair(1).model_copy(update={"transition": step("empty", state)})
+        exclusions, origin = AnchorExclusions.from_anchors([anchor]), Origin(trace_id="another", step=9)
+        for showing in (step(state, "x"), step("x", state)):
+            assert exclusions.excludes(anchor.purpose, showing, origin), state
+            assert not exclusions.excludes("Burn the report.", showing, origin), state
+            assert exclusions.excludes("Burn the report.", showing, Origin(trace_id="trace", step=2)), state
+        assert not exclusions.excludes(anchor.purpose, step("empty", [state]), origin), state
+
+
+# ------------------------------------------------------------------------------------------- forgetting
 
 
 async def test_forgetting_a_trace_leaves_nothing_of_it(path: Path) -> None:
     """Pairs, history, index, anchors and events of a trace go, and their words leave the file."""
     secret, kept = "Xylophon-Kwijibo", make_pair(1, trace="kept")
     async with MemoryStore(path) as memory:
-        await memory.submit(kept)
         forgotten = [make_pair(n, trace="gone", note=secret) for n in (2, 3)]
-        for pair in forgotten:
-            await memory.submit(pair)
-        await promote(memory, forgotten[0], kept)
+        await promote(memory, [forgotten[0], kept])
+        await memory.submit(of_step(forgotten[1], "another", 4))
+        await memory.submit(forgotten[1])
         await memory.open_trace("gone", secret)
         await memory.append("gone", event(0, secret))
         removed = await memory.forget("gone")
         assert (removed.trace_removed, removed.n_events, removed.n_anchors) == (True, 1, 0)
         assert {pair.id for pair in forgotten} == set(removed.pair_ids)
-        assert await memory.pairs([pair.id for pair in forgotten]) == ()
         assert await memory.find(secret) == ()
         assert await memory.trace("gone") is None
         assert [len(test.pair_ids) for test in await memory.tests()] == [2]
-        assert await status(memory, kept) == "promoted"
+        assert [(one.pair, one.status) for one in await memory.pairs()] == [(kept, "promoted")]
         await memory.add_anchors([make_pair(4, trace="gone", note=secret)])
         again = await memory.forget("gone")
         assert (again.trace_removed, again.pair_ids, again.n_anchors) == (False, (), 1)
@@ -190,21 +294,11 @@ async def test_forgetting_a_trace_leaves_nothing_of_it(path: Path) -> None:
     left = await anyio.Path(path).read_bytes()
     for word in (b"Xylophon", b"xylophon", b"kwijibo"):
         assert word not in left
-    connection = sqlite3.connect(path)
-    connection.execute("INSERT INTO memory_pairs_fts (memory_pairs_fts) VALUES ('integrity-check')")
-    assert connection.execute("SELECT count(*) FROM memory_pairs_fts").fetchone() == (1,)
-    connection.close()
 
 
 async def test_replies_to_calibrations_questions_are_forgotten_on_demand(path: Path) -> None:
     """They may quote a trace in a file that runs share: all of them go, and those of the runs stay."""
-    asked = (
-        "critic/score",
-        "contrast/mistake",
-        "contrast/other_purpose",
-        "judge/compare",
-        "meta_judge/evaluation",
-    )
+    asked = ("critic/score", "contrast/mistake", "judge/compare", "meta_judge/evaluation")
     secret = "Xylophon-Kwijibo"
     async with MemoryStore(path) as memory, open_store(path) as calls:
         keys = [await keep_reply(calls, question, f"{secret} {question}") for question in asked]
@@ -217,41 +311,57 @@ async def test_replies_to_calibrations_questions_are_forgotten_on_demand(path: P
         assert (second.trace_removed, second.n_responses, second.n_responses_left) == (False, len(asked), 0)
         assert [await calls.find_response(key) for key in keys] == [None] * len(asked)
         assert await calls.find_response(kept) is not None
-        assert sum(spend.usage.calls for spend in await calls.spend("r")) == 0
     assert secret.encode() not in await anyio.Path(path).read_bytes()
+
+
+def read_word(path: Path, word: bytes) -> set[str]:
+    """Return the files of a memory that hold a word, in whatever case."""
+    files = [file for file in path.parent.iterdir() if file.name.startswith(path.name)]
+    return {file.name for file in files if word in file.read_bytes().lower()}
+
+
+async def test_a_reader_keeps_the_log_and_forgetting_again_empties_it(path: Path) -> None:
+    """While another connection reads, the log holds what was removed; that is said, until it is emptied."""
+    async with MemoryStore(path, lock_timeout=0.05) as memory:
+        await memory.open_trace("t", "p")
+        for number in range(20):
+            await memory.append("t", event(number, "zebrafink " + "pad " * 400))
+            await memory.submit(make_pair(number, note="zebrafink", trace="t"))
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN")
+            other.execute("SELECT count(*) FROM traces").fetchone()
+            for _ in range(2):
+                assert (await memory.forget("t")).remains_in_wal
+                assert read_word(path, b"zebrafink") == {"memory.db-wal"}
+        assert not (await memory.forget("t")).remains_in_wal
+        assert read_word(path, b"zebrafink") == set()
+
+
+# --------------------------------------------------------------------------------------------- traces
 
 
 def event(step: int, note: str = "") -> ScoreEvent:
     transition = Transition(before="", action=Action(name="act"), after={"note": note, "odd": "\udfff"})
-    return ScoreEvent(
-        step=step,
-        transition=transition,
-        evaluation=Evaluation(progress_before=0, progress_after=step, reasoning="r"),
-    )
+    evaluation = Evaluation(progress_before=0, progress_after=step % 10, reasoning="r")
+    return ScoreEvent(step=step, transition=transition, evaluation=evaluation)
 
 
 async def test_a_trace_comes_back_as_it_was_appended(memory: MemoryStore) -> None:
-    """Events come back whole, in the order of their steps; the same event twice is one."""
-    await memory.open_trace("t", "Do it.")
-    await memory.open_trace("t", "Do it.")
+    """Events come back in the order of their steps; nothing is written over, and a repetition is no event."""
+    for _ in range(2):
+        await memory.open_trace("t", "Do it.")
     assert await memory.append("t", event(1))
     assert await memory.append("t", event(0))
     assert not await memory.append("t", event(1))
-    stored = await memory.trace("t")
-    assert (stored.purpose, stored.events) == ("Do it.", (event(0), event(1)))
-    assert await memory.trace_ids() == ("t",)
-
-
-async def test_a_trace_is_never_written_over(memory: MemoryStore) -> None:
-    """Another purpose, another event at a step, and an event of no trace are refused."""
-    await memory.open_trace("t", "Do it.")
-    await memory.append("t", event(0))
     with pytest.raises(DataError, match=r"'Do something else.'.* 'Do it.'"):
         await memory.open_trace("t", "Do something else.")
     with pytest.raises(DataError, match="another event as step 0"):
         await memory.append("t", event(0, "changed"))
     with pytest.raises(DataError, match="not stored"):
         await memory.append("unknown", event(0))
+    stored = await memory.trace("t")
+    assert (stored.purpose, stored.events) == ("Do it.", (event(0), event(1)))
+    assert await memory.trace_ids() == ("t",)
 
 
 async def test_a_step_is_labelled_afterwards(memory: MemoryStore) -> None:
@@ -266,8 +376,139 @@ async def test_a_step_is_labelled_afterwards(memory: MemoryStore) -> None:
             assert not await memory.append("t", event(step).model_copy(update={"label": gold}))
         stored = await memory.trace("t")
         assert [one.label for one in stored.events] == [first, first]
+    with pytest.raises(DataError, match="already has a label from a program"):
+        await memory.label("t", 0, other, replace=False)
     with pytest.raises(DataError, match="no step 5"):
         await memory.label("t", 5, first)
+
+
+async def test_all_traces_of_a_pair_were_learned_from(memory: MemoryStore) -> None:
+    """A pair made of two traces is one unit, both traces taught it, and neither tests it."""
+    pair, other = make_pair(1, trace="first"), make_pair(2, trace="first")
+    for one in (pair, of_step(pair, "second", 4), of_step(pair, "second", 4), other):
+        await memory.submit(one)
+    stored = {one.pair.id: one.origins for one in await memory.pairs()}
+    assert stored[pair.id] == (Origin(trace_id="first", step=1), Origin(trace_id="second", step=4))
+    snapshot = await take_snapshot(memory)
+    assert snapshot.learned.trace_ids == {"first", "second"}
+    assert {one.id for one in snapshot.list_testable_pairs([])} == {pair.id, other.id}
+    assert snapshot.list_testable_pairs([Trace("p", id="second")]) == (other,)
+    assert snapshot.list_testable_pairs([Trace("p", id="first")]) == ()
+
+
+def recorded_trace(name: str, *states: int, source: LabelSource | None = "program") -> Trace:
+    """Return a trace that went through states."""
+    trace = Trace("Count.", id=name)
+    for state in states:
+        step = Transition(before=state, action=Action(name="add"), after=state + 1)
+        label = source and Label(progress_before=0, progress_after=1, source=source)
+        trace.record(step, label=label)
+    return trace
+
+
+async def read_hashes(memory: MemoryStore) -> dict[str, str]:
+    return {one.id: one.content_hash for one in await memory.testable_traces(before=None, limit=100)}
+
+
+async def test_labelled_traces_come_in_pages_from_the_newest_on(memory: MemoryStore) -> None:
+    """Those without labels from outside do not come at all, until they have one."""
+    names = [f"t{number * 7 % 10}" for number in range(10)]
+    for number, name in enumerate(names):
+        await recorded_trace(name, number).save_to(memory)
+    await recorded_trace("agreed", 50, source="agreement").save_to(memory)
+    await recorded_trace("unknown", 60, source=None).save_to(memory)
+    found, before = [], None
+    while page := await memory.testable_traces(before=before, limit=3):
+        found += [one.id for one in page]
+        before = page[-1].number
+    assert found == names[::-1]
+    await memory.label("unknown", 0, Label(progress_after=1, source="human"))
+    assert {"unknown", *names} == set(await read_hashes(memory))
+
+
+async def test_what_a_trace_holds_is_kept_as_it_grows(memory: MemoryStore) -> None:
+    """In whatever order its steps come, a stored trace has the hash that the trace itself has."""
+    whole = recorded_trace("t", 1, 2, 3)
+    for number in (0, 2, 1):
+        await memory.open_trace("t", "Count.")
+        await memory.append("t", whole.events[number])
+    assert (await read_hashes(memory))["t"] == whole.recording.content_hashes[-1]
+    longer = recorded_trace("t", 1, 2, 3, 9)
+    await memory.append("t", longer.events[3])
+    assert (await read_hashes(memory))["t"] == longer.recording.content_hashes[-1]
+
+
+# ------------------------------------------------------------------------------------------- odd values
+
+TEXTS = st.text(st.characters() | st.sampled_from("\ud800\udfff\0\n\x85\u2028"), max_size=8)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+LONG: JsonValue = {"digits": 10**5000}
+
+
+def odd_event(value: JsonValue) -> ScoreEvent:
+    step = Transition(before=value, action=Action(name="a", arguments=value), after="b")
+    return ScoreEvent(step=0, transition=step)
+
+
+def odd_pair(value: JsonValue) -> ContrastPair:
+    return make_pair(1).model_copy(
+        update={"transition": odd_event(value).transition, "reason": "half \ud800"}
+    )
+
+
+def write_exactly(value: JsonValue) -> str:
+    """Return what tells a value from every other, 1 from 1.0 too."""
+    return json.dumps(value, sort_keys=True)
+
+
+@cases(60, 10)
+@given(VALUES)
+async def test_what_is_stored_comes_back_exactly(
+    tmp_path_factory: pytest.TempPathFactory, value: JsonValue
+) -> None:
+    """Whatever texts and names of fields are made of, in traces, pairs, anchors and their exports."""
+    folder = tmp_path_factory.mktemp("odd")
+    event, pair, anchor = odd_event(value), odd_pair(value), of_step(odd_pair([value]), "other", 0)
+    async with MemoryStore(folder / "a.db") as memory:
+        await memory.open_trace("t", "purpose \ud800")
+        assert await memory.append("t", event)
+        assert not await memory.append("t", event)
+        await memory.submit(pair)
+        await memory.add_anchors([anchor])
+        lines = [line async for line in memory.export_lines()]
+    async with MemoryStore(folder / "b.db") as other:
+        await other.import_lines(lines)
+        trace = await other.trace("t")
+        assert trace.purpose == "purpose \ud800"
+        assert write_exactly(trace.events[0].transition.before) == write_exactly(value)
+        (stored,) = await other.pairs()
+        assert (stored.pair, stored.pair.id) == (pair, pair.id)
+        assert write_exactly(stored.pair.transition.before) == write_exactly(value)
+        assert [one.id for one in await other.anchors()] == [anchor.id]
+
+
+async def test_what_no_file_can_hold_is_refused(memory: MemoryStore) -> None:
+    """Numbers of too many digits, half of a surrogate pair in a name, a step beyond 64 bits: one sentence."""
+    await memory.open_trace("t", "p")
+    half = "t\ud800"
+    refused = (
+        (memory.append("t", odd_event(LONG)), r"step 0 of trace t cannot be stored: .*digits"),
+        (memory.submit(odd_pair(LONG)), r"a pair made of step 1 of trace trace cannot be stored: .*digits"),
+        (memory.add_anchors([odd_pair(LONG)]), "write the number as a text"),
+        (memory.open_trace(half, "p"), "holds half of a surrogate pair"),
+        (memory.trace(half), "holds half of a surrogate pair"),
+        (memory.forget(half), "holds half of a surrogate pair"),
+        (memory.submit(of_step(make_pair(1), half, 0)), "holds half of a surrogate pair"),
+        (memory.append("t", odd_event("s").model_copy(update={"step": 10**30})), "more than 64 bits"),
+    )
+    for work, problem in refused:
+        with pytest.raises(DataError, match=problem):
+            await work
+    assert (await memory.pairs(), await memory.anchors()) == ((), ())
 
 
 async def test_a_large_pair_is_scanned_beside_the_event_loop(path: Path) -> None:
@@ -282,114 +523,19 @@ async def test_a_large_pair_is_scanned_beside_the_event_loop(path: Path) -> None
     assert len(threads - {threading.get_ident()}) == 1
 
 
-TEXTS = st.text(st.characters() | st.sampled_from("\ud800\udfff\0\n\x85\u2028"), max_size=8)
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
-    max_leaves=8,
-)
-ODD: JsonValue = {"\udc00": 1, "a\ud800b": ["\udfff", {"\0": 10**300}]}
-LONG: JsonValue = {"digits": 10**5000}
-
-
-def odd_step(value: JsonValue) -> Transition:
-    return Transition(before=value, action=Action(name="a", arguments=value), after="b")
-
-
-def odd_event(value: JsonValue) -> ScoreEvent:
-    gold = Label(progress_before=0, progress_after=1, source="human")
-    return ScoreEvent(step=0, transition=odd_step(value), label=gold)
-
-
-def odd_pair(value: JsonValue) -> ContrastPair:
-    return make_pair(1).model_copy(update={"transition": odd_step(value), "reason": "half \ud800"})
-
-
-def exactly(value: JsonValue) -> str:
-    """Return what tells a value from every other, 1 from 1.0 too."""
-    return json.dumps(value, sort_keys=True)
-
-
-@cases(60, 10)
-@given(VALUES)
-async def test_what_is_stored_comes_back_exactly(
-    tmp_path_factory: pytest.TempPathFactory, value: JsonValue
-) -> None:
-    """Whatever texts and names of fields are made of, in traces, pairs, anchors and their exports."""
-    folder = tmp_path_factory.mktemp("odd")
-    event, pair, anchor = odd_event(value), odd_pair(value), odd_pair([value])
-    async with MemoryStore(folder / "a.db") as memory:
-        await memory.open_trace("t", "purpose \ud800")
-        assert await memory.append("t", event)
-        assert not await memory.append("t", event)
-        await memory.submit(pair)
-        await memory.add_anchors([anchor.model_copy(update={"provenance": Provenance(trace_id="other")})])
-        lines = [line async for line in memory.export_lines()]
-    async with MemoryStore(folder / "b.db") as other:
-        await other.import_lines(lines)
-        trace = await other.trace("t")
-        assert trace.purpose == "purpose \ud800"
-        assert exactly(trace.events[0].transition.before) == exactly(value)
-        (stored,) = await other.pairs()
-        assert (stored.pair, stored.pair.id) == (pair, pair.id)
-        assert exactly(stored.pair.transition.before) == exactly(value)
-        assert [one.id for one in await other.anchors()] == [anchor.id]
-
-
-async def test_a_number_of_too_many_digits_is_refused(memory: MemoryStore) -> None:
-    """JSON with it could not be read again: nothing of the step, the pair or the anchor is stored."""
-    await memory.open_trace("t", "p")
-    with pytest.raises(DataError, match=r"step 0 of trace t cannot be stored: .*digits"):
-        await memory.append("t", odd_event(LONG))
-    with pytest.raises(DataError, match=r"a pair made of step 1 of trace trace cannot be stored: .*digits"):
-        await memory.submit(odd_pair(LONG))
-    with pytest.raises(DataError, match="write the number as a text"):
-        await memory.add_anchors([odd_pair(LONG)])
-    assert await memory.pairs() == ()
-    assert await memory.anchors() == ()
-
-
-async def test_names_that_no_file_holds_are_refused(memory: MemoryStore) -> None:
-    """Half a surrogate pair in a name, a step beyond 64 bits: one sentence, on reading and on writing."""
-    half = "t\ud800"
-    pair = make_pair(1).model_copy(update={"provenance": Provenance(trace_id=half, step=0)})
-    for work in (
-        memory.open_trace(half, "p"),
-        memory.trace(half),
-        memory.forget(half),
-        memory.find_trace_ids(half),
-        memory.submit(pair),
-        memory.release(half),
-    ):
-        with pytest.raises(DataError, match="holds half of a surrogate pair"):
-            await work
-    await memory.open_trace("t", "p")
-    with pytest.raises(DataError, match="more than 64 bits"):
-        await memory.append("t", odd_event("s").model_copy(update={"step": 10**30}))
-    assert await memory.pairs() == ()
-
-
-def test_a_terminal_shows_odd_names_of_fields(tmp_path: Path) -> None:
-    """A trace and a pair with them are listed and shown; JSON has the names as they are."""
-    path = tmp_path / "memory.db"
-
-    async def fill() -> None:
-        async with MemoryStore(path) as memory:
-            await memory.open_trace("odd trace", "p\ud800")
-            await memory.append("odd trace", odd_event(ODD))
-            await memory.submit(odd_pair(ODD))
-
-    anyio.run(fill)
-    pair = odd_pair(ODD).id
-    for command in (
-        ["list"],
-        ["list", "--kind", "trace"],
-        ["show", "odd trace"],
-        ["show", pair],
-        ["list", "half"],
-    ):
-        done = reflact("memory", command[0], path, *command[1:])
-        assert done.exit_code == 0, done.output
-        assert done.stdout.encode()
-    shown = reflact("memory", "show", path, "odd trace", "--json").stdout
-    assert json.loads(shown)["events"][0]["transition"]["before"] == ODD
+async def test_what_was_opened_to_be_read_is_not_written(path: Path, tmp_path: Path) -> None:
+    """Methods that write raise; others write meanwhile; a file that is missing or foreign is not changed."""
+    async with MemoryStore(path) as writer:
+        await writer.open_trace("monday", "p")
+    async with MemoryStore(path, read_only=True) as reader, MemoryStore(path) as writer:
+        for work in (reader.submit(make_pair(2)), reader.forget("monday")):
+            with pytest.raises(StoreError, match="opened read-only"):
+                await work
+        await writer.open_trace("tuesday", "p")
+        assert await reader.trace_ids() == ("monday", "tuesday")
+    sqlite3.connect(tmp_path / "other.db").close()
+    for name, problem in (("none.db", "cannot be opened"), ("other.db", "reflact has stored nothing in it")):
+        with pytest.raises(StoreError, match=problem):
+            async with MemoryStore(tmp_path / name, read_only=True):
+                pass
+    assert {file.name async for file in anyio.Path(tmp_path).iterdir()} == {"memory.db", "other.db"}

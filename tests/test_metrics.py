@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
 from typing import Literal
 
 import pytest
@@ -16,14 +15,10 @@ from profiles import cases
 from reflact import Calibrator, Trace
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.metrics import (
-    MIN_LABEL_DIFFERENCE,
     CriticMetrics,
     ScoredStep,
-    bootstrap_mean,
     compute_metrics,
-    pairwise_accuracy,
 )
-from reflact.data import make_rng
 from reflact.memory.models import Evaluation, Label
 
 PHI = st.floats(0, 10)
@@ -75,18 +70,6 @@ STEPS = st.lists(
 )
 
 
-def test_error_and_bias() -> None:
-    """Errors are absolute, the bias keeps its sign, and the constant predictor says the median."""
-    assert compute_metrics([]) is None
-    steps = [scored("a", 0, (0, 2), (0, 5)), scored("a", 1, (2, 4), (5, 3)), scored("b", 0, (0, 0), (0, 1))]
-    found = measure(*steps)
-    assert (found.n_traces, found.n_transitions) == (2, 3)
-    assert found.error.value == pytest.approx(5 / 3)
-    assert found.bias.value == pytest.approx(1.0)
-    assert found.constant.progress == 2
-    assert found.constant.error == pytest.approx(4 / 3)
-
-
 @pytest.mark.parametrize(
     ("steps", "found"),
     [
@@ -104,23 +87,6 @@ def test_pairwise_accuracy_is_over_states_of_one_trace_that_differ(
     """States that are correctly equal, or of two traces, are no pair; the critic should stand nearer to right."""
     accuracy = measure(*steps).accuracy
     assert (None if accuracy is None else accuracy.value) == found
-
-
-@cases(200, 10)
-@given(
-    st.lists(
-        st.tuples(PHI | st.sampled_from([0.0, 0.5, 1.0, 4.0]), PHI | st.sampled_from([1.0, 2.0])), max_size=9
-    )
-)
-def test_pairwise_accuracy_is_what_comparing_every_two_states_gives(said: list[tuple[float, float]]) -> None:
-    """Sorting finds what a comparison of all pairs finds, ties and near states included."""
-    decided = [
-        0.5 if a[1] == b[1] else float((a[1] < b[1]) == (a[0] < b[0]))
-        for a, b in combinations(said, 2)
-        if abs(a[0] - b[0]) >= MIN_LABEL_DIFFERENCE
-    ]
-    steps = [scored("t", n, (gold, gold), (phi, phi)) for n, (gold, phi) in enumerate(said)]
-    assert pairwise_accuracy(steps) == (sum(decided) / len(decided) if decided else None)
 
 
 def test_order_consistency_compares_one_call_with_two() -> None:
@@ -147,13 +113,6 @@ def test_confidence_that_knows_has_no_error() -> None:
     assert [(b.low, b.confidence, b.right_share) for b in boasts.reliability] == [(0.0, 0, 1), (0.9, 1, 0)]
 
 
-def test_one_trace_says_nothing_about_others() -> None:
-    """The interval of a single trace is the whole range, however many steps it has."""
-    found = measure(*(scored("a", n, (0, 2), (0, 3)) for n in range(50)))
-    assert (found.error.low, found.error.high) == (0, 10)
-    assert bootstrap_mean([0.25], low=-10, high=10, stream_name="x").high == 10
-
-
 def test_intervals_are_resampled_by_trace() -> None:
     """A hundred equal steps of a trace are no more evidence than one."""
     once = measure(*(scored(f"t{n}", 0, (0, 2), (0, 2 + n)) for n in range(8)))
@@ -161,17 +120,6 @@ def test_intervals_are_resampled_by_trace() -> None:
     assert often.error == once.error
     assert once.error.low < 2.5
     assert once.error.high > 4.5
-
-
-@pytest.mark.slow
-def test_the_interval_of_a_mean_covers_as_often_as_it_says() -> None:
-    """Of 200 means of 40 draws, about 95% have the true one in their interval."""
-    hits = 0
-    for number in range(200):
-        draw = make_rng(7, f"covers/{number}").random
-        found = bootstrap_mean([draw() for _ in range(40)], low=0, high=1, stream_name=str(number))
-        hits += found.low <= 0.5 <= found.high
-    assert 180 <= hits <= 199
 
 
 @cases(60, 10)
@@ -191,21 +139,6 @@ def test_measures_are_in_range_and_deterministic(steps: list[ScoredStep]) -> Non
 def reached(phi: float) -> Label:
     """Return what a check of the state after found."""
     return Label(progress_after=phi, source="program")
-
-
-def test_it_measures_by_the_state_after() -> None:
-    """Error, bias and the order of states across steps need no state before; the order within a step does."""
-    said = Evaluation(progress_before=0, progress_after=6, reasoning="r")
-    steps = [
-        ScoredStep(
-            trace_id="t", step=n, label=gold, evaluation=said.model_copy(update={"progress_after": 6 + n})
-        )
-        for n, gold in enumerate((reached(4), reached(9)))
-    ]
-    assert pairwise_accuracy(steps) == 1
-    assert pairwise_accuracy(steps[:1]) is None
-    measured = measure(*steps)
-    assert (measured.error.value, measured.bias.value) == (2, 0)
 
 
 def logged(name: str, number: int, *, labels: Literal["all", "last", "none"]) -> list[Trace]:

@@ -15,7 +15,6 @@ from bank_agent import ITEMS, RULE
 from reflact import Trainer
 from reflact.adapters import load_named_environment, load_named_target
 from reflact.cli.app import app
-from reflact.cli.common import load_trainer_config
 from reflact.config.loading import load_config
 from reflact.errors import ConfigError, UsageError
 from reflact.records import SkillComparison
@@ -34,6 +33,9 @@ def make_agent_again():
 
 def make_target(noise):
     return ToyTarget(noise=noise)
+
+def leave():
+    raise SystemExit(3)
 """
 
 CONFIG = """
@@ -52,8 +54,9 @@ out_dir: out
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a module, data and a configuration."""
     (tmp_path / "my_support.py").write_text(SUPPORT, encoding="utf-8")
+    (tmp_path / "my_broken.py").write_text("raise ValueError('no shop')", encoding="utf-8")
+    (tmp_path / "my_script.py").write_text("raise SystemExit('usage: ...')", encoding="utf-8")
     (tmp_path / "run.yaml").write_text(CONFIG, encoding="utf-8")
     for split, item in zip(("train", "val", "test"), ITEMS, strict=True):
         entry = item.model_dump(exclude_none=True) | {"reference": {"support_advice": item.reference}}
@@ -66,13 +69,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def name(key: str, value: Any, **options: Any) -> Any:
-    """Return a configuration that names an object."""
     section, _, field = key.partition(".")
     return load_config({"out_dir": "out", section: {field: value, "options": options}})
 
 
 async def test_an_agent_is_trained_from_a_file(folder: Path) -> None:
-    """A file that names an agent and the function of its dependencies is enough to train it."""
     sys.path.append(str(folder))
     optimizer = ScriptedLLM(lambda prompt, reply_type, call_id: append_reply(reply_type, RULE))
     summary = await Trainer(folder / "run.yaml", optimizer=optimizer).train()
@@ -80,7 +81,6 @@ async def test_an_agent_is_trained_from_a_file(folder: Path) -> None:
 
 
 def test_a_document_for_an_agent_is_compared_with_others(folder: Path) -> None:
-    """`eval --against` pairs a document of an agent of a file with none, constants and a file, and pays once."""
     (folder / "rule.md").write_text(RULE, encoding="utf-8")
     (folder / "kind.md").write_text("Be kind.", encoding="utf-8")
     command = ["eval", "run.yaml", "--skill", "rule.md", "--show", "json"]
@@ -95,38 +95,14 @@ def test_a_document_for_an_agent_is_compared_with_others(folder: Path) -> None:
 
 
 def test_commands_find_modules_beside_the_file(folder: Path) -> None:
-    """A command imports the module from the folder of the configuration."""
     shown = CliRunner().invoke(app, ["train", str(folder / "run.yaml"), "--dry-run"])
     assert (shown.exit_code, "steps to take" in shown.output) == (0, True)
 
 
-def test_commands_find_a_proposer_beside_the_file(folder: Path) -> None:
-    """A file whose proposer alone is named by an import path is enough, too."""
-    load_trainer_config(folder / "run.yaml", ["target.kind=chat", "search.sources=[my_support:propose]"])
-    assert str(folder) in sys.path
-
-
-def test_a_module_that_fails_or_ends_the_process_is_refused(folder: Path) -> None:
-    """A script that raises or calls ``sys.exit()`` while it is imported, or in the named function, is named."""
-    sys.path.append(str(folder))
-    (folder / "my_broken.py").write_text("raise ValueError('no shop')", encoding="utf-8")
-    (folder / "my_script.py").write_text("import sys\nsys.exit('usage: ...')", encoding="utf-8")
-    (folder / "my_maker.py").write_text("import sys\ndef make(): sys.exit(3)", encoding="utf-8")
-    for path, words in {
-        "my_broken:agent": r"my_broken:agent cannot be imported: ValueError: no shop",
-        "my_script:agent": r"my_script:agent cannot be imported: ExitRaised: .*SystemExit\('usage",
-        "my_maker:make": r"my_maker:make failed with them: ExitRaised: .*SystemExit\(3\)",
-    }.items():
-        with pytest.raises(ConfigError, match=words):
-            load_named_target(name("target.kind", path))
-
-
 def test_objects_classes_and_functions_are_taken(folder: Path) -> None:
-    """An object is used as it is; a function gets the options; an agent that a function makes is a target."""
     sys.path.append(str(folder))
     assert isinstance(load_named_environment(name("environment.name", "my_support:world")), ToyEnvironment)
     made = load_named_target(name("target.kind", "my_support:make_target", noise=0.5))
-    assert made is not None
     assert made.identity == ToyTarget(noise=0.5).identity
     agent = load_named_target(name("target.kind", "my_support:make_agent_again"))
     assert '"pydantic_ai"' in getattr(agent, "identity", "")
@@ -134,7 +110,6 @@ def test_objects_classes_and_functions_are_taken(folder: Path) -> None:
 
 
 def test_entry_points_are_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name without a colon is an entry point of an installed package."""
     sys.path.append(str(folder))
     entry = importlib.metadata.EntryPoint("shop", "my_support:world", "reflact.environments")
 
@@ -152,29 +127,30 @@ def test_entry_points_are_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     [
         ("missing_module:agent", {}, "target.kind: missing_module:agent cannot be imported: ModuleNotFound"),
         ("my_support:agend", {}, "target.kind: my_support:agend cannot be imported: AttributeError"),
-        ("my_support:number", {}, "my_support:number cannot be used: the target, of type int, has no `id"),
+        ("my_support:number", {}, "my_support:number cannot be used: `identity` of the target, of type int"),
         ("my_support:number", {"a": 1}, "target.options has no effect: my_support:number is an object"),
-        (
-            "my_support:make_target",
-            {"noise": 0, "b": 2},
-            "my_support:make_target failed with them: TypeError",
-        ),
+        ("my_support:make_target", {"b": 2}, "my_support:make_target failed with them: TypeError"),
         (
             "my_support:agent",
             {"deps": "my_support:none"},
             "target.options.deps: my_support:none cannot be im",
         ),
+        ("my_broken:agent", {}, "my_broken:agent cannot be imported: ValueError: no shop"),
+        (
+            "my_script:agent",
+            {},
+            "my_script:agent cannot be imported: ExitRaised: the code raised SystemExit('usage",
+        ),
+        (
+            "my_support:leave",
+            {},
+            "my_support:leave failed with them: ExitRaised: the code raised SystemExit(3)",
+        ),
+        ("my_support:make_target", {"api_key": "x"}, "api_key looks like the name of a secret"),
     ],
 )
 def test_a_wrong_name_is_one_sentence(folder: Path, path: str, options: dict[str, Any], words: str) -> None:
-    """A path or an option that does not work names the key, the object and the reason."""
     sys.path.append(str(folder))
     with pytest.raises(UsageError) as caught:
         load_named_target(name("target.kind", path, **options))
     assert words in str(caught.value)
-
-
-def test_options_hold_no_keys() -> None:
-    """An option with the name of a secret is refused, since settings are stored with the run."""
-    with pytest.raises(ConfigError, match="api_key looks like the name of a secret"):
-        name("target.kind", "my_support:make_target", api_key="x")

@@ -19,10 +19,9 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 import toy_runs
-from pure_world import PureNetwork, left_by, rows, write_world
+from pure_world import PureNetwork, rows, write_world
 from pure_world import settings as pure_settings
 from reflact import Trainer, events
-from reflact.errors import RunConflict
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import find_data_folder
 from reflact.records import CandidateReview, EpochRecord, RunSummary, StepRecord
@@ -268,28 +267,6 @@ async def asked(config: Mapping[str, Any]) -> list[str]:
     summary = await Trainer(config, transport=network).train()
     assert summary.status == "completed"
     return network.samples
-
-
-def purpose(call_id: str) -> str:
-    """Return what a call is for."""
-    return call_id.split("/")[1]
-
-
-@pytest.mark.slow
-async def test_a_fork_asks_only_what_its_prompt_changes(world: Path, tmp_path: Path) -> None:
-    """There nothing told runs in a folder apart: a changed prompt went on with answers to the old one."""
-    config = partial(pure_settings, world, tmp_path / "run")
-    first = await asked(config())
-    exported = left_by(tmp_path / "run").files
-    folder = with_prompt(tmp_path / "own", "merge", lambda text: text.replace("<!-- user", "Now.\n<!-- user"))
-    changed = config(prompts={"folder": str(folder)})
-    with pytest.raises(RunConflict, match=r"prompts\.merge was"):
-        await Trainer(changed, transport=PureNetwork()).train()
-    again = await asked({**changed, "fork": True})
-    assert again
-    assert sorted(again) == sorted(call_id for call_id in first if purpose(call_id) == "merge")
-    assert left_by(tmp_path / "run").files == exported
-    assert await asked({**changed, "fork": True}) == []
 
 
 async def test_a_fork_redoes_what_follows_from_its_prompt(world: Path, tmp_path: Path) -> None:

@@ -72,7 +72,6 @@ CHANGES = (
 
 
 def trainer_in(folder: Path, store: Path | None = None, script: Script | None = None) -> Trainer:
-    """Return a trainer of a short run of two steps."""
     config: dict[str, Any] = settings(folder, train={"batch_size": 4, "num_epochs": 1})
     if store is not None:
         config["store"] = store
@@ -80,7 +79,6 @@ def trainer_in(folder: Path, store: Path | None = None, script: Script | None = 
 
 
 def read_summaries(folder: Path) -> list[RunSummary]:
-    """Return the exported summaries below a folder."""
     return [RunSummary.model_validate_json(path.read_text("utf-8")) for path in folder.rglob("summary.json")]
 
 
@@ -92,7 +90,7 @@ async def train_and_change(change: Change, folder: Path, store: Path) -> str:
         if call_id.step == 2 and not changed:
             change(folder, store)
             changed.append(call_id.step)
-        return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
+        return usual(prompt, reply_type, call_id)
 
     shared = None if store.parent == folder else store
     try:
@@ -109,7 +107,6 @@ async def train_and_change(change: Change, folder: Path, store: Path) -> str:
 @pytest.mark.parametrize("shared", [False, True], ids=["own store", "shared store"])
 @pytest.mark.parametrize("change", CHANGES)
 async def test_what_goes_away_during_a_run_ends_it(tmp_path: Path, change: Change, shared: bool) -> None:
-    """Whatever is moved or removed is noticed at the next commit: one sentence, and never a completed run."""
     folder = tmp_path / "run"
     store = tmp_path / "runs.db" if shared else folder / "run.db"
     error = await train_and_change(change, folder, store)
@@ -121,7 +118,6 @@ async def test_what_goes_away_during_a_run_ends_it(tmp_path: Path, change: Chang
 
 @pytest.mark.parametrize("change", [remove_folder_lock, remove_identity_lock, move_folder])
 async def test_a_run_whose_files_are_put_back_resumes(tmp_path: Path, change: Change) -> None:
-    """With its files back the run goes on from its last commit, and ends as an undisturbed one."""
     folder = tmp_path / "run"
     await train_and_change(change, folder, folder / "run.db")
     if (tmp_path / "moved").exists():
@@ -151,7 +147,6 @@ class Contest:
         self._context.set_forkserver_preload(["reflact.llm.client", "reflact.store.runs", "training_process"])
 
     def start(self, **sections: Any) -> BaseProcess:
-        """Start a process in one of the folders."""
         out_dir = self._folder / f"run-{self._chance.randrange(FOLDERS)}"
         plain = pure_world.settings(self._world, out_dir, train={"num_epochs": 2}, **sections)
         process = self._context.Process(target=train, args=({**plain, "store": str(self.store)}, self._port))
@@ -159,7 +154,6 @@ class Contest:
         return process
 
     def finish(self, code: int, **sections: Any) -> None:
-        """Keep processes at work, and kill some, until one ends with an exit code; then end the others."""
         kills, codes = self._kills, set[int | None]()
         processes: list[BaseProcess] = []
         while code not in codes:
@@ -183,7 +177,6 @@ class Contest:
             assert process.exitcode in {code, REFUSED}
 
     def unsettled(self) -> Counter[str]:
-        """Return how often each call was cut off in flight."""
         with closing(sqlite3.connect(self.store)) as store:
             rows = store.execute("SELECT call_id FROM calls WHERE state <> 'settled'")
             return Counter(str(call_id) for (call_id,) in rows)

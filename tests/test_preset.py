@@ -23,8 +23,6 @@ VAL = {str(item.input) for item in WORLD.items(Split.val)}
 
 
 async def test_one_pass_decides(tmp_path: Path) -> None:
-    """Each document is measured once on the whole split, and a strictly greater mean is accepted."""
-
     def lucky(skill: Skill, message: str, times: int) -> str | None:
         return right(message) if "nonsense" in skill.text and message == "double 18" else None
 
@@ -37,7 +35,6 @@ async def test_one_pass_decides(tmp_path: Path) -> None:
 
 
 async def test_guidance_is_forced_into_the_current_skill(tmp_path: Path) -> None:
-    """The first epoch reserves the region, the second writes into it unmeasured, and the end may promote."""
     done = await run(tmp_path, script=playing(IDLE), **OLDER)
     assert [e.slow_update.action for e in done.epochs if e.slow_update] == ["reserved", "forced"]
     assert [e.current.inherited for e in done.epochs] == [True, True]
@@ -47,7 +44,6 @@ async def test_guidance_is_forced_into_the_current_skill(tmp_path: Path) -> None
 
 
 async def test_there_are_no_cards_and_no_appendix(tmp_path: Path) -> None:
-    """Rejected edits are told within their epoch alone, and lapses are not asked about."""
     done = await run(tmp_path, script=playing(IDLE), **OLDER)
     prompts = ["\n".join(m.content for m in call.prompt.messages) for call in done.calls]
     assert any("Earlier attempts in this round" in prompt for prompt in prompts)

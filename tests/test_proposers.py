@@ -58,12 +58,10 @@ class LineProposer:
 
 
 def naming(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-    """Answer with the line of the rule that is asked for."""
     return LINES[prompt.messages[-1].content.split()[-1].strip("?")]
 
 
 async def test_an_own_proposer_takes_the_place_of_the_default_sources(tmp_path: Path) -> None:
-    """It sees the evidence, asks and rolls out under the run's budget, and protected regions stay."""
     initial = tmp_path / "initial.md"
     initial.write_text(GUARDED, encoding="utf-8")
     proposer, llm = LineProposer(), ScriptedLLM(naming)
@@ -92,23 +90,24 @@ async def test_an_own_proposer_takes_the_place_of_the_default_sources(tmp_path: 
     assert len({trainer.run_id, again.run_id, other.run_id, Trainer(config, **collaborators).run_id}) == 3
 
 
-class SilentProposer:
-    """Proposes nothing."""
+class FailingProposer:
+    """Gives a reason instead of a document, or nothing at all."""
 
-    identity = "silent"
+    identity = "failing"
+
+    def __init__(self, *reasons: str) -> None:
+        self._reasons = reasons
 
     async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
-        """Return no document."""
-        return ()
+        return [Rewrite(reason=reason) for reason in self._reasons]
 
 
 async def test_an_own_proposer_joins_sources_that_are_set(tmp_path: Path) -> None:
-    """Sources that the configuration names are tried first, and the proposer after them."""
     trainer = build_trainer(
         configure(tmp_path, "rewrite", train={"batch_size": 4}),
         environment=ToyEnvironment(train=8, val=8, test=4),
         script=lambda *_: "",
-        proposer=SilentProposer(),
+        proposer=FailingProposer(),
     )
     summary = await trainer.train()
     history = await read_run(tmp_path)
@@ -117,7 +116,6 @@ async def test_an_own_proposer_joins_sources_that_are_set(tmp_path: Path) -> Non
 
 
 async def test_a_configuration_names_an_own_proposer(tmp_path: Path) -> None:
-    """An import path stands for the object; the estimate says that its calls are unknown."""
     name = f"{__name__}:LineProposer"
     config = load_config(configure(tmp_path, name))
     trainer = build_trainer(config, script=naming)
@@ -135,39 +133,17 @@ async def test_a_configuration_names_an_own_proposer(tmp_path: Path) -> None:
     [
         ("one_shott", "entry point of reflact.proposers"),
         ("best_of_n", "entry point of reflact.proposers"),
-        (f"{__name__}:LINES", "has no `identity`; add identity ="),
+        (f"{__name__}:LINES", "is missing; write identity ="),
     ],
 )
 def test_a_name_that_is_no_proposer_is_refused(tmp_path: Path, name: str, words: str) -> None:
-    """A misspelt name, or another object, is named before anything is asked."""
     trainer = build_trainer(configure(tmp_path, name), script=naming)
     with pytest.raises(ConfigError, match=words):
         trainer._prepare()
 
 
-@pytest.mark.parametrize("sources", [[], ["edits", "edits"], ["own source"]])
-def test_sources_that_cannot_be_are_refused(sources: list[str]) -> None:
-    """None at all, one twice, and what is no name at all are errors of the configuration."""
-    with pytest.raises(ConfigError, match=r"search\.sources"):
-        load_config({"search": {"sources": sources}})
-
-
-class FailingProposer:
-    """Gives a reason instead of a document, or nothing at all."""
-
-    identity = "failing"
-
-    def __init__(self, *reasons: str) -> None:
-        self._reasons = reasons
-
-    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
-        """Return the reasons."""
-        return [Rewrite(reason=reason) for reason in self._reasons]
-
-
 @pytest.mark.parametrize("reasons", [(), ("the moon is not full",)])
 async def test_a_proposer_may_propose_nothing(tmp_path: Path, reasons: tuple[str, ...]) -> None:
-    """A step without a document changes nothing; the verdict and the fallback say why, if a reason was given."""
     trainer = build_trainer(
         configure(tmp_path), environment=ToyEnvironment(), script=naming, proposer=FailingProposer(*reasons)
     )
@@ -179,7 +155,6 @@ async def test_a_proposer_may_propose_nothing(tmp_path: Path, reasons: tuple[str
 
 
 def test_two_proposers_are_refused(tmp_path: Path) -> None:
-    """A proposer in Python goes with no other one that the configuration names."""
     config = configure(tmp_path, "examples", f"{__name__}:LineProposer")
     with pytest.raises(ConfigError, match="names a proposer, and one is passed in Python"):
         build_trainer(config, environment=ToyEnvironment(), script=naming, proposer=LineProposer())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,66 +86,6 @@ def test_failures_in_passing_change_nothing(world: Path, clean: Clean, tmp_path:
     assert len(passing.failed) > calls / 20
 
 
-class Server(NamedTuple):
-    """The pure server in its own process."""
-
-    url: str
-
-    def ask(self, path: str) -> None:
-        """Tell it to break or to mend."""
-        with urllib.request.urlopen(f"{self.url}/{path}", timeout=30) as response:
-            response.read()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    """A provider that can break."""
-    command = [sys.executable, str(HERE / "pure_server.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield Server(f"http://127.0.0.1:{int(process.stdout.readline())}")
-        finally:
-            process.kill()
-
-
-def commanded(config: dict[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Train in a process of its own, as at a terminal."""
-    (folder / "run.yaml").write_text(json.dumps(config), encoding="utf-8")
-    command = [*REFLACT, "train", str(folder / "run.yaml")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-
-
-def assert_failed(ended: subprocess.CompletedProcess[str], out_dir: Path, *, steps: int) -> None:
-    """Check that a command says that the run failed and why, and that its folder says so too."""
-    assert ended.returncode != 0
-    assert ended.stderr.startswith("error: the run ended as failed: ")
-    assert "gone for good" in ended.stderr
-    summary = RunSummary.model_validate_json((out_dir / "summary.json").read_text("utf-8"))
-    assert "gone for good" in str(summary.reason)
-    assert (summary.status, summary.steps) == ("failed", steps)
-
-
-@pytest.mark.slow
-def test_a_provider_that_never_answers_fails_the_run(world: Path, server: Server, tmp_path: Path) -> None:
-    """A dead provider ends a run as failed, with a reason and an exit code, before its first step."""
-    server.ask("break/target")
-    config = impatient(world, tmp_path / "run", url=server.url)
-    assert_failed(commanded(config, tmp_path), tmp_path / "run", steps=0)
-    server.ask("mend")
-
-
-@pytest.mark.slow
-def test_a_provider_that_dies_fails_the_run(world: Path, server: Server, tmp_path: Path) -> None:
-    """A provider that dies ends a run as failed; once it is back, the command goes on to the unbroken end."""
-    server.ask("break/optimizer/merge/step=2")
-    config = impatient(world, tmp_path / "broken", url=server.url)
-    assert_failed(commanded(config, tmp_path), tmp_path / "broken", steps=1)
-    server.ask("mend")
-    assert commanded(config, tmp_path).returncode == 0
-    anyio.run(Trainer(impatient(world, tmp_path / "whole", url=server.url)).train)
-    assert differences(left_by(tmp_path / "broken"), left_by(tmp_path / "whole")) == []
-
-
 class Mortal(PureNetwork):
     """Answers so many requests, and none after them."""
 
@@ -179,12 +117,6 @@ def test_what_an_outage_cut_off_is_tried_again(
     """Whenever a provider dies, a restart leaves nothing unmeasured and goes on to the unbroken end."""
     answers = 2 + moment * clean.asked("optimizer/") // DEATHS
     assert_nothing_is_lost(world, clean, tmp_path, answers=answers)
-
-
-@pytest.mark.slow
-def test_a_comparison_that_an_outage_cut_off_is_made_again(world: Path, clean: Clean, tmp_path: Path) -> None:
-    """A provider that dies within an epoch's comparison leaves no gap in what the memory is made from."""
-    assert_nothing_is_lost(world, clean, tmp_path, answers=clean.asked("optimizer/meta_skill") - 1)
 
 
 class Outage(PureNetwork):

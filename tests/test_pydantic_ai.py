@@ -13,11 +13,9 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.tools import DeferredToolRequests
 
-from reflact import Critic, Trace
 from reflact.errors import DataError
 from reflact.integrations.pydantic_ai import record_tools
 from reflact.memory.models import Action, Transition
-from reflact.testing import ScriptedLLM
 
 
 @dataclass
@@ -107,16 +105,3 @@ async def test_a_state_that_is_no_json_is_one_sentence() -> None:
         pytest.raises(DataError, match="around pay is neither"),
     ):
         await agent([ToolCallPart("pay", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
-
-
-async def test_a_recorded_run_becomes_a_trace() -> None:
-    """Recorded steps are scored and kept as a trace."""
-    with record_tools(Shop.state) as recorder:
-        await agent([ToolCallPart("pay", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
-    scores = {"phi_before": 0, "phi_after": 3, "confidence": 1}
-    reply = {"reasoning": "r", "evidence": ["paid: true"], **scores}
-    critic, trace = Critic(ScriptedLLM(lambda *_: reply)), Trace(purpose="Pay and ship.")
-    for transition in recorder.transitions:
-        trace.record(transition, await critic.score(transition, purpose=trace.purpose))
-    assert tuple(event.transition for event in trace.events) == recorder.transitions
-    assert trace.events[0].evaluation.delta == 3

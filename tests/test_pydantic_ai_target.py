@@ -38,7 +38,10 @@ def make_target(model: BankModel, **arguments: Any) -> PydanticAITarget[Any, Any
 
 
 async def test_an_agent_is_trained_without_a_change(tmp_path: Path) -> None:
-    """Training begins with the literal instructions; instruction functions, tools, deps and output stay."""
+    """Training begins with the literal instructions; instruction functions, tools, deps and output stay.
+
+    Calls and tokens are those that the agent's model counted; a restart asks it nothing.
+    """
     model = BankModel()
     agent = make_agent(model)
     summary = await make_trainer(PydanticAITarget(agent, deps=make_deps), tmp_path).train()
@@ -51,31 +54,24 @@ async def test_an_agent_is_trained_without_a_change(tmp_path: Path) -> None:
     placebo = {text for text in model.instructions if "teapot" in text}
     assert placebo
     assert not any(own in text for text in placebo)
+    (spend,) = summary.spend
+    n = len(model.instructions)
+    assert (spend.usage.calls, spend.usage.input_tokens, spend.usage.output_tokens) == (n, 50 * n, 5 * n)
+    again = await make_trainer(make_target(model), tmp_path).train()
+    assert (again.best, len(model.instructions)) == (summary.best, n)
     with agent.override(deps=make_deps(ITEMS[0])):
         await agent.run("Hello")
     assert "You are a support agent" in model.instructions[-1]
 
 
 async def test_a_named_skill_takes_the_place_of_the_instructions(tmp_path: Path) -> None:
-    """If ``skill`` names a document, no request has the agent's literal instructions, also within a wrapper."""
+    """If ``skill`` names a document, no request has the literal ones, also within a wrapper."""
     model, skill = BankModel(), tmp_path / "skill.md"
     skill.write_text("")
-    agent = WrapperAgent(make_agent(model))
-    assert "support agent" in PydanticAITarget(agent).instructions
-    target = PydanticAITarget(agent, deps=make_deps)
+    target = PydanticAITarget(WrapperAgent(make_agent(model)), deps=make_deps)
+    assert "support agent" in target.instructions
     await make_trainer(target, tmp_path / "run", skill=str(skill)).train()
     assert not any("support agent" in text for text in model.instructions)
-
-
-async def test_the_budget_sees_each_request(tmp_path: Path) -> None:
-    """Calls and tokens of the run are those that the agent's model counted; a restart asks it nothing."""
-    model = BankModel()
-    summary = await make_trainer(make_target(model), tmp_path).train()
-    (spend,) = summary.spend
-    n = len(model.instructions)
-    assert (spend.usage.calls, spend.usage.input_tokens, spend.usage.output_tokens) == (n, 50 * n, 5 * n)
-    again = await make_trainer(make_target(model), tmp_path).train()
-    assert (again.best, len(model.instructions)) == (summary.best, n)
 
 
 async def test_a_limit_on_calls_holds(tmp_path: Path) -> None:
@@ -124,23 +120,6 @@ async def test_analysts_see_tools_calls_and_observations(tmp_path: Path) -> None
     )
 
 
-async def test_concurrent_skills_do_not_mix() -> None:
-    """Six rollouts at a time under different skills each see their own."""
-    model = BankModel()
-    target = make_target(model)
-    answers: dict[int, str] = {}
-
-    async def roll_out(n: int) -> None:
-        skill = Skill(text=RULE if n % 2 else f"Rule {n}.")
-        answers[n] = await target.session_for(ITEMS[0], skill, rollout=str(n)).reply("What is it?")
-
-    async with anyio.create_task_group() as group:
-        for n in range(6):
-            group.start_soon(roll_out, n)
-    assert [grade(ITEMS[0], answers[n]) for n in range(6)] == [False, True] * 3
-    assert {text.partition("\n")[0] for text in model.instructions} == {RULE, "Rule 0.", "Rule 2.", "Rule 4."}
-
-
 async def test_descriptions_of_tools_are_trained(tmp_path: Path) -> None:
     """A section of the skill replaces a tool's description, and is no part of the instructions; others stay."""
     asked: list[str] = []
@@ -155,33 +134,26 @@ async def test_descriptions_of_tools_are_trained(tmp_path: Path) -> None:
     assert (summary.status, summary.best.score) == ("completed", 1.0)
     assert "a section under the heading '## Tool: NAME' replaces the description of that tool" in asked[0]
     assert not any("Tool:" in text or RULE in text for text in model.instructions)
-    assert set(model.descriptions) == {"Returns the customer's current account balance.", RULE}
+    assert set(model.descriptions) == {PLAIN, RULE}
     assert target.identity != make_target(model).identity
+
+
+PLAIN = "Returns the customer's current account balance."
+REGION = "<!-- APPENDIX_START -->\nX\n<!-- APPENDIX_END -->"
+TOOL = "## Tool: customer_balance\n"
 
 
 @pytest.mark.parametrize(
     ("text", "instructions", "description"),
     [
         (
-            "Be kind.\n\n## Tool: `customer_balance`\n\nOne.\n\n### More\nTwo.\n\n## Tone\nCalm.",
-            "Be kind.\n\n## Tone\nCalm.",
+            f"Be kind.\n\n{TOOL}\nOne.\n\n### More\nTwo.\n\n## T\nX",
+            "Be kind.\n\n## T\nX",
             "One.\n\n### More\nTwo.",
         ),
-        (
-            "## Tool: customer_balance\r\nOne.\r\n<!-- APPENDIX_START -->\nX\n<!-- APPENDIX_END -->",
-            "<!-- APPENDIX_START -->\nX\n<!-- APPENDIX_END -->",
-            "One.",
-        ),
-        (
-            "## Tool: customer_balance\nOne.\n## Tool: customer_balance\nTwo.\n## Tool: none\nThree.",
-            "",
-            "One.\n\nTwo.",
-        ),
-        (
-            "## Tool: customer_balance\n\n# Rules\nBe kind.",
-            "# Rules\nBe kind.",
-            "Returns the customer's current account balance.",
-        ),
+        (f"## Tool: `customer_balance`\r\nOne.\r\n{REGION}", REGION, "One."),
+        (f"{TOOL}One.\n{TOOL}Two.\n## Tool: none\nThree.", "", "One.\n\nTwo."),
+        (f"{TOOL}\n# Rules\nBe kind.", "# Rules\nBe kind.", PLAIN),
     ],
 )
 async def test_a_section_of_a_tool_ends_at_the_next_heading(
@@ -286,7 +258,7 @@ async def test_an_agent_remembers_its_conversation() -> None:
 
 
 def test_what_an_agent_is_decides_its_identity() -> None:
-    """Another tool, limit or version makes another target; literal instructions do not."""
+    """Another tool, limit, version or setting makes another target; instructions do not."""
     plain = make_target(BankModel()).identity
     assert make_target(BankModel()).identity == plain
     more, other = make_agent(BankModel()), make_agent(BankModel())
@@ -308,10 +280,6 @@ def test_what_an_agent_is_decides_its_identity() -> None:
     assert len(identities - {plain}) == 3
     assert PydanticAITarget(other, deps=make_deps).identity == plain
 
-
-def test_the_settings_of_an_agent_decide_its_identity() -> None:
-    """Settings of the agent, or of ``models.target`` in a run, make another target; a cap of the agent counts."""
-
     def describe(settings: Any, **config: Any) -> tuple[str, int | None]:
         agent = make_agent(BankModel())
         agent.model_settings = settings
@@ -326,17 +294,13 @@ def test_the_settings_of_an_agent_decide_its_identity() -> None:
     assert describe(lambda ctx: {"temperature": 1.0}) == describe({})
 
 
-def test_the_price_of_an_agent_is_that_of_its_provider() -> None:
-    """A list price is found by the provider, also if the name of the model has a colon."""
+def test_an_agent_brings_its_model(tmp_path: Path) -> None:
+    """Its list price is found by its provider; none, or another one in the configuration, is refused."""
+    with pytest.raises(ConfigError, match="has no model"):
+        PydanticAITarget(Agent())
     for name in ("openai:gpt-5", "bedrock:us.anthropic.claude-3-5-sonnet-20241022-v2:0"):
         target = PydanticAITarget(Agent(name, defer_model_check=True))
         assert usd_of(Usage(calls=1, input_tokens=10**6), target.describe_model(ModelConfig())) is not None
-
-
-def test_an_agent_brings_its_model(tmp_path: Path) -> None:
-    """An agent without a model, or with one beside ``models.target.model``, is refused."""
-    with pytest.raises(ConfigError, match="has no model"):
-        PydanticAITarget(Agent())
     with pytest.raises(ConfigError, match=r"models\.target\.model has no effect"):
         make_trainer(make_target(BankModel()), tmp_path, models__target__model="m")
 

@@ -23,7 +23,6 @@ from reflact.search.race import (
     plan_slices,
     run_race,
 )
-from reflact.skills.document import digest_form
 from reflact.types import Candidate, Rollout, Score, Skill
 
 CURRENT = "current"
@@ -31,106 +30,39 @@ ITEMS = tuple(f"val-{n:02}" for n in range(20))
 SLICES = (6, 10, 20)
 
 
-def make_settings(
-    *, items: Sequence[str] = ITEMS, slices: tuple[int, ...] = SLICES, variance: float = 0.0
-) -> RaceSettings:
-    """Return the settings of a race on twenty items."""
-    return RaceSettings(item_ids=tuple(items), slices=slices, variance=variance)
-
-
 def make_contender(text: str) -> Contender:
-    """Return a candidate with a text that is its name."""
-    return Contender(label=text, candidate=Candidate(skill=Skill(text=text)), form=digest_form(text))
+    return Contender(label=text, candidate=Candidate(skill=Skill(text=text)), form=text)
 
 
-def score_rollout(rollout: Rollout) -> float | None:
-    """Return the hard score of a rollout."""
-    return None if rollout.score is None else rollout.score.hard
-
-
-class Scripted:
-    """Measures documents by a script: the scores of each document by item; what is missing is unmeasured.
-
-    Attributes:
-        asked: How often each document was measured on each item.
-        slices: The documents and items of each request, in order.
-    """
-
-    def __init__(self, scores: Mapping[str, Mapping[str, float]]) -> None:
-        self._scores = scores
-        self.asked: Counter[tuple[str, str]] = Counter()
-        self.slices: list[tuple[str, tuple[str, ...]]] = []
-
-    async def __call__(self, skill: Skill, item_ids: Sequence[str]) -> Sequence[Rollout]:
-        self.slices.append((skill.text, tuple(item_ids)))
-        self.asked.update((skill.text, item) for item in item_ids)
-        await checkpoint()
-        return [self._roll_out(skill.text, item) for item in item_ids]
-
-    def _roll_out(self, text: str, item: str) -> Rollout:
-        value = self._scores[text].get(item)
-        score = None if value is None else Score(hard=value, soft=value)
-        return Rollout(
-            key=f"{text}/{item}",
-            item_id=item,
-            skill_hash=Skill(text=text).hash,
-            score=score,
-            error=None if value is not None else "the endpoint was down",
-        )
-
-    def count_items(self, text: str) -> int:
-        """Return on how many items a document was measured."""
-        return sum(document == text for document, _ in self.asked)
-
-
-def solve(*solved: int) -> dict[str, float]:
-    """Return the scores of a document that solves the items with these numbers."""
-    return {item: float(number in solved) for number, item in enumerate(ITEMS)}
-
-
-def solve_first(count: int) -> dict[str, float]:
+def solve_first(count: int) -> dict[str, float | None]:
     """Return the scores of a document that solves so many of the first items."""
-    return solve(*range(count))
+    return {item: float(number < count) for number, item in enumerate(ITEMS)}
 
 
 async def race(
-    scores: Mapping[str, Mapping[str, float]], settings: RaceSettings | None = None
-) -> tuple[RaceResult, Scripted]:
-    """Race all documents but the current one, in the order of the script."""
-    measure = Scripted(scores)
-    contenders = [make_contender(text) for text in scores if text != CURRENT]
+    scores: Mapping[str, Mapping[str, float | None]], slices: tuple[int, ...] = SLICES
+) -> tuple[RaceResult, Counter[tuple[str, str]]]:
+    """Race all documents but the current one; also return how often each was measured on each item."""
+    asked: Counter[tuple[str, str]] = Counter()
+
+    async def measure(skill: Skill, item_ids: Sequence[str]) -> Sequence[Rollout]:
+        asked.update((skill.text, item) for item in item_ids)
+        await checkpoint()
+        rollouts = []
+        for item in item_ids:
+            value = scores[skill.text].get(item)
+            score = None if value is None else Score(hard=value, soft=value)
+            rollouts.append(Rollout(key=item, item_id=item, skill_hash=skill.hash, score=score))
+        return rollouts
+
     result = await run_race(
-        contenders,
+        [make_contender(text) for text in scores if text != CURRENT],
         Skill(text=CURRENT),
-        settings or make_settings(),
+        RaceSettings(item_ids=ITEMS, slices=slices, variance=0.0),
         measure=measure,
-        score=score_rollout,
+        score=lambda rollout: None if rollout.score is None else rollout.score.hard,
     )
-    return result, measure
-
-
-# ------------------------------------------------------------------------------------- slices and order
-
-
-@pytest.mark.parametrize(
-    ("n_items", "passes", "slices"),
-    [
-        (20, 12.0, (6, 10, 20)),
-        (20, 9.9, (3, 10, 20)),
-        (40, 100.0, (10, 20, 40)),
-        (40, 2.0, (5, 20, 40)),
-        (100, float("inf"), (25, 50, 100)),
-        (12, 12.0, (6, 12)),
-        (8, 12.0, (6, 8)),
-        (6, 12.0, (6,)),
-        (4, 1.0, (3, 4)),
-        (3, 1.0, (3,)),
-        (1, 1.0, (1,)),
-    ],
-)
-def test_slices_are_a_first_look_half_and_all(n_items: int, passes: float, slices: tuple[int, ...]) -> None:
-    """A quarter, at least six items; an eighth, at least three, if the budget pays for few whole passes."""
-    assert plan_slices(n_items, passes) == slices
+    return result, asked
 
 
 @cases(300)
@@ -139,7 +71,6 @@ def test_slices_grow_to_all_items(n_items: int, passes: float) -> None:
     """No slice is empty or repeats the one before, the last one is the whole split, and poor runs look at less."""
     slices = plan_slices(n_items, passes)
     assert list(slices) == sorted(set(slices))
-    assert slices[0] >= 1
     assert slices[-1] == n_items
     assert slices[0] >= min(n_items, FEWEST_ITEMS)
     assert plan_slices(n_items, 100.0)[0] >= max(slices[0], min(n_items, FIRST_ITEMS))
@@ -148,7 +79,7 @@ def test_slices_grow_to_all_items(n_items: int, passes: float) -> None:
 @cases(300)
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=40))
 def test_each_slice_holds_solved_and_failed_items_in_proportion(scores: list[float]) -> None:
-    """The share of failed items in each beginning is that of all items, up to one item and the one that comes first."""
+    """The share of failed items in each beginning is that of all items, up to one item and the first one."""
     known = {f"val-{n}": score for n, score in enumerate(scores)}
     order = order_items(list(known), known)
     assert sorted(order) == sorted(known)
@@ -156,150 +87,56 @@ def test_each_slice_holds_solved_and_failed_items_in_proportion(scores: list[flo
     for size in range(1, len(order) + 1):
         failed = sum(known[item] == 0 for item in order[:size])
         assert abs(failed - size * n_failed / len(order)) <= 1.5
-    if n_failed:
-        assert known[order[0]] == 0
+    assert not n_failed or known[order[0]] == 0
 
 
 @pytest.mark.parametrize(
     ("slices", "rollouts", "count"),
-    [
-        (SLICES, float("inf"), 6),
-        (SLICES, 58, 6),
-        (SLICES, 57, 5),
-        (SLICES, 26, 2),
-        (SLICES, 25, 1),
-        (SLICES, 0, 1),
-        ((3, 4), 19, 6),
-        ((5,), 30, 6),
-        ((5,), 14, 2),
-    ],
+    [(SLICES, 58, 6), (SLICES, 57, 5), (SLICES, 25, 1), (SLICES, 0, 1), ((3, 4), 19, 6), ((5,), 14, 2)],
 )
 def test_as_many_candidates_race_as_the_budget_pays_for(
     slices: tuple[int, ...], rollouts: float, count: int
 ) -> None:
-    """First looks, half of them to the middle, and one to the end must fit; one candidate always races."""
     contenders = [make_contender(f"document {n}") for n in range(6)]
     assert limit_contenders(contenders, slices, rollouts) == contenders[:count]
 
 
-# -------------------------------------------------------------------------------------------- survivors
+LOST = dict.fromkeys(ITEMS)
+GAPS = {item: None if number < 5 else 1.0 for number, item in enumerate(ITEMS)}
 
 
-def survive(
-    contenders: Mapping[int, Mapping[str, float | None]],
-    current: Mapping[str, float | None],
-    *,
-    most: int = 9,
-) -> list[int]:
-    """Return who stays in a race on twenty items."""
-    return choose_survivors(contenders, current, make_settings(), most=most)
-
-
-def test_a_contender_that_is_worse_than_the_current_document_is_dropped() -> None:
-    """Four items lost and none gained are enough."""
-    assert survive({1: solve_first(2), 2: solve_first(12)}, solve_first(8)) == [2]
-
-
-def test_the_best_contender_comes_first_and_the_earlier_of_equals() -> None:
-    """Contenders are sorted by their gain, and ties by their index."""
-    noisy = make_settings(variance=0.25)
-    contenders = {1: solve_first(10), 2: solve_first(11), 3: solve_first(11)}
-    assert choose_survivors(contenders, solve_first(8), noisy, most=9) == [2, 3, 1]
-    assert survive({3: solve_first(11), 2: solve_first(11)}, solve_first(8), most=1) == [2]
-
-
-def test_an_unmeasured_item_is_left_out_of_the_comparison() -> None:
-    """It counts neither for nor against a contender, whichever document lacks it."""
-    current: dict[str, float | None] = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0, "e": 0.0, "f": None}
-    gaps: dict[str, float | None] = {"a": None, "b": None, "c": None, "d": 1.0, "e": 1.0, "f": 0.0}
-    zeros: dict[str, float | None] = gaps | {"a": 0.0, "b": 0.0, "c": 0.0}
-    assert survive({1: gaps}, current) == [1]
-    assert survive({1: zeros}, current) == []
-
-
-def test_a_contender_without_any_pair_stays_only_if_all_are_so() -> None:
-    """A document that breaks the target loses to any that can be measured; an outage speaks against none."""
-    lost = dict.fromkeys(ITEMS)
-    assert survive({1: lost, 2: solve_first(12)}, solve_first(8)) == [2]
-    assert survive({1: solve_first(12)}, lost) == [1]
-
-
-@cases(200)
-@given(
-    st.dictionaries(
-        st.integers(1, 8),
-        st.lists(st.sampled_from([0.0, 0.5, 1.0, None]), min_size=6, max_size=6),
-        min_size=1,
-    ),
-    st.lists(st.sampled_from([0.0, 0.5, 1.0, None]), min_size=6, max_size=6),
-    st.integers(1, 8),
+@pytest.mark.parametrize(
+    ("contenders", "current", "survivors"),
+    [
+        ({1: solve_first(2), 2: solve_first(12)}, solve_first(8), [2]),
+        ({3: solve_first(11), 2: solve_first(11), 1: solve_first(12)}, solve_first(8), [1, 2, 3]),
+        ({1: GAPS}, solve_first(8), [1]),
+        ({1: {**GAPS, **dict.fromkeys(ITEMS[:5], 0.0)}}, solve_first(18), []),
+        ({1: LOST, 2: solve_first(12)}, solve_first(8), [2]),
+        ({1: solve_first(12)}, LOST, [1]),
+    ],
+    ids=["worse", "equal", "unmeasured items", "zeros", "broken document", "outage"],
 )
-def test_survivors_are_some_of_the_contenders_in_any_order_of_them(
-    scores: dict[int, list[float | None]], current: list[float | None], most: int
+def test_contenders_that_are_probably_worse_are_dropped(
+    contenders: dict[int, dict[str, float | None]], current: dict[str, float | None], survivors: list[int]
 ) -> None:
-    """The choice depends on the scores alone, not on the order in which they came."""
-    contenders = {index: dict(zip(ITEMS, values, strict=False)) for index, values in scores.items()}
-    under_current = dict(zip(ITEMS, current, strict=False))
-    survivors = survive(contenders, under_current, most=most)
-    assert len(survivors) <= most
-    assert set(survivors) <= set(contenders)
-    assert len(set(survivors)) == len(survivors)
-    turned = dict(reversed(contenders.items()))
-    assert survive(turned, dict(reversed(under_current.items())), most=most) == survivors
+    """An unmeasured item counts neither for nor against a contender, and an outage speaks against none."""
+    settings = RaceSettings(item_ids=ITEMS, slices=SLICES, variance=0.25 if len(survivors) > 1 else 0.0)
+    assert choose_survivors(contenders, current, settings, most=9) == survivors
 
 
-# ------------------------------------------------------------------------------------------- whole races
-
-
-async def test_one_of_several_reaches_the_end_and_the_last_slice_is_left_to_the_gate() -> None:
-    """The best contender wins after half of the items; nobody is measured on the rest."""
-    scores = {
-        CURRENT: solve_first(5),
-        "good": solve_first(8),
-        "best": solve_first(10),
-        "same": solve_first(5),
-    }
-    result, measure = await race(scores)
+async def test_losers_cost_a_first_look_and_the_last_slice_is_left_to_the_gate() -> None:
+    texts = {"good": 8, "best": 10, "same": 5, "worse": 0}
+    scores = {CURRENT: solve_first(5), **{text: solve_first(n) for text, n in texts.items()}}
+    result, asked = await race(scores)
     assert result.winner == 1
-    assert [entry.judged for entry in result.entries] == [False, True, False]
-    assert [entry.label for entry in result.entries] == ["good", "best", "same"]
-    assert measure.count_items("best") == measure.count_items(CURRENT) == 10
-    assert {item for _, item in measure.asked} == set(ITEMS[:10])
-
-
-async def test_losers_are_dropped_after_the_first_slice() -> None:
-    """A worse document costs a first look, and no more."""
-    scores = {CURRENT: solve_first(5), "worse": solve(), "better": solve_first(20)}
-    result, measure = await race(scores)
-    assert [entry.n for entry in result.entries] == [6, 10]
-    assert measure.count_items("worse") == 6
-    assert [entry.score for entry in result.entries] == [0.0, 1.0]
-    assert [entry.current_score for entry in result.entries] == [5 / 6, 0.5]
-    worse, better = (entry.p_better for entry in result.entries)
-    assert worse is not None
-    assert better is not None
-    assert worse < 0.4
-    assert better > 0.9
-
-
-async def test_unmeasured_items_are_told_and_left_out_of_pairs() -> None:
-    """A contender is compared on the items that both documents have, and lost rollouts are returned."""
-    patchy = {item: score for item, score in solve_first(10).items() if item not in ITEMS[:3]}
-    result, _ = await race({CURRENT: solve_first(3), "patchy": patchy})
-    (entry,) = result.entries
-    assert (entry.n, entry.score, entry.current_score) == (7, 1.0, 0.0)
-    assert result.winner == 0
-    assert [rollout.item_id for rollout in result.unmeasured] == list(ITEMS[:3])
-
-
-async def test_noise_of_the_target_makes_a_race_slower_to_believe() -> None:
-    """The same scores say less of a target that answers differently each time."""
-    scores = {CURRENT: solve_first(4), "better": solve_first(7)}
-    (sure,) = (await race(scores))[0].entries
-    (unsure,) = (await race(scores, make_settings(variance=0.2)))[0].entries
-    assert sure.p_better is not None
-    assert unsure.p_better is not None
-    assert unsure.p_better < sure.p_better
+    assert [entry.judged for entry in result.entries] == [False, True, False, False]
+    assert [entry.label for entry in result.entries] == list(texts)
+    assert {item for _, item in asked} == set(ITEMS[:10])
+    best, worse = result.entries[1], result.entries[3]
+    assert (best.n, best.score, best.current_score, worse.n) == (10, 1.0, 0.5, 6)
+    assert worse.p_better < 0.4
+    assert best.p_better > 0.9
 
 
 @cases(200)
@@ -313,11 +150,10 @@ async def test_nothing_is_measured_twice_and_one_at_most_goes_on(
     """Whatever the scores: each document once on each item, no more than half the split, one winner at most."""
     names = [CURRENT, *(f"document {n}" for n in range(len(values) - 1))]
     scores = {name: dict(zip(ITEMS, row, strict=True)) for name, row in zip(names, values, strict=True)}
-    result, measure = await race(scores, make_settings(slices=plan_slices(len(ITEMS), passes)))
-    assert max(measure.asked.values()) == 1
+    slices = plan_slices(len(ITEMS), passes)
+    result, asked = await race(scores, slices)
+    assert max(asked.values()) == 1
     assert sum(entry.judged for entry in result.entries) == (result.winner is not None)
     for entry in result.entries:
-        assert entry.n == measure.count_items(entry.label) <= 10
-        assert entry.n <= measure.count_items(CURRENT)
-    again, _ = await race(scores, make_settings(slices=plan_slices(len(ITEMS), passes)))
-    assert again == result
+        assert entry.n == sum(document == entry.label for document, _ in asked) <= 10
+    assert (await race(scores, slices))[0] == result

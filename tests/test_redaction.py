@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 import logging
@@ -28,10 +27,10 @@ from reflact.cli.app import app
 from reflact.concurrency import fan_out
 from reflact.config.loading import load_config
 from reflact.config.models import ModelConfig, find_secret_names, is_secret_name
-from reflact.errors import AccessDenied, BadRequest, ConfigError, ReflactError
+from reflact.errors import BadRequest, ConfigError, ReflactError
 from reflact.llm.budget import Account
 from reflact.llm.client import Client
-from reflact.llm.redaction import HTTP_LOGGERS, KEY_MARK, RedactingTransport, Scrubber, remove_keys
+from reflact.llm.redaction import KEY_MARK, RedactingTransport, Scrubber, remove_keys
 from reflact.messages import Text
 from reflact.testing import InMemoryRunStore
 from served import asked_of, send, serving
@@ -47,10 +46,6 @@ ENVIRONMENT = {
 }
 CANARIES = ("canary-", "anary-9c41e07ab3d25f6")
 """What all of them have in common; no name of a variable, and nothing else that a run writes, holds it."""
-LOOKALIKE = "sk-proj-51aZ0000000000000000"
-"""Data that looks like a key and is none."""
-
-
 Behaviour = Literal["answers", "refuses", "fails", "babbles"]
 """Answers as the pure server; answers 401; answers 500; answers with no chat completion."""
 
@@ -244,9 +239,10 @@ async def test_a_run_in_python_leaves_no_key_anywhere(
 async def test_data_that_looks_like_a_key_is_left_alone(tmp_path: Path) -> None:
     """Only the key itself is taken out; what an item or an answer holds stays as it is."""
     store = InMemoryRunStore()
-    endpoint = Endpoint(completion(f"{LOOKALIKE} {KEY}"))
+    lookalike = "sk-proj-51aZ0000000000000000"
+    endpoint = Endpoint(completion(f"{lookalike} {KEY}"))
     reply = await ask(Text, endpoint, config(key=give_key), store=store)
-    assert reply.value.text == f"{LOOKALIKE} [key]"
+    assert reply.value.text == f"{lookalike} [key]"
 
 
 def echo(body: bytes, **headers: str) -> httpx.Response:
@@ -268,36 +264,6 @@ async def test_keys_are_taken_out_of_answers(header: str) -> None:
     received = await through(echo(f'{{"a": "{KEY}", "b": "Bearer {KEY}"}}'.encode()), header=header)
     assert received.headers["x-echo"] == "Bearer [key]"
     assert received.json() == {"a": "[key]", "b": "Bearer [key]"}
-
-
-async def test_keys_are_taken_out_of_packed_answers() -> None:
-    """A compressed body is unpacked first."""
-    packed = echo(gzip.compress(f"It is {KEY}!".encode()), **{"content-encoding": "gzip"})
-    transport = RedactingTransport(httpx.MockTransport(lambda _: packed))
-    request = httpx.Request("POST", "http://endpoint.test", headers={"api-key": KEY})
-    received = await transport.handle_async_request(request)
-    assert (await received.aread()).decode() == "It is [key]!"
-
-
-async def test_keys_in_pieces_are_taken_out() -> None:
-    """A key in pieces of any size is removed, and no other text is lost."""
-    text = f"sk-can {KEY}{KEY} sk-canary-9c {KEY[:-1]}".encode()
-
-    class Pieces(httpx.AsyncBaseTransport):
-        def __init__(self, size: int) -> None:
-            self._size = size
-
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            async def pieces() -> Any:
-                for start in range(0, len(text), self._size):
-                    yield text[start : start + self._size]
-
-            return httpx.Response(200, content=pieces())
-
-    request = httpx.Request("POST", "http://endpoint.test", headers={"api-key": KEY})
-    answers = {n: await RedactingTransport(Pieces(n)).handle_async_request(request) for n in range(1, 12)}
-    expected = remove_keys([KEY], text.decode())
-    assert [n for n, answer in answers.items() if (await answer.aread()).decode() != expected] == []
 
 
 def in_json(text: str, deep: int, *, ascii_only: bool = True) -> str:
@@ -343,16 +309,6 @@ async def test_placeholders_are_words(placeholder: str) -> None:
     assert received.text == f"There are none: {placeholder}."
 
 
-async def test_logs_are_freed_for_as_long_as_a_client_is_open() -> None:
-    """Filters come and go with the client; another one's stay."""
-    before = [len(logging.getLogger(f"httpcore.{name}").filters) for name in HTTP_LOGGERS]
-    async with connected(Endpoint(completion("x")), config(key=give_key)):
-        assert [len(logging.getLogger(f"httpcore.{name}").filters) for name in HTTP_LOGGERS] == [
-            n + 1 for n in before
-        ]
-    assert [len(logging.getLogger(f"httpcore.{name}").filters) for name in HTTP_LOGGERS] == before
-
-
 @pytest.mark.parametrize("api", ["openai", "azure"])
 async def test_a_redirect_takes_no_key_elsewhere(api: str) -> None:
     """A server that sends a request on to another host sends neither the request nor its key there."""
@@ -370,11 +326,9 @@ async def test_a_redirect_takes_no_key_elsewhere(api: str) -> None:
     [
         httpx.Response(401, json={"error": {"message": f"Incorrect API key provided: {KEY}"}}),
         httpx.Response(400, text=f"{'x' * 290}{KEY}"),
-        httpx.Response(500, text=KEY),
         httpx.Response(200, text=KEY),
         httpx.Response(200, json={"headers": {"authorization": KEY}}),
         httpx.ConnectError(f"cannot connect with {KEY}"),
-        httpx.LocalProtocolError(f"Illegal header value b'Bearer {KEY}'"),
     ],
     ids=lambda answer: str(getattr(answer, "status_code", type(answer).__name__)),
 )
@@ -382,18 +336,6 @@ async def test_no_error_has_a_key_in_or_behind_it(answer: httpx.Response | Excep
     """Neither the message nor any error that it came from says the key."""
     with pytest.raises(ReflactError) as failure:
         await ask(Text, Endpoint(answer), config(key=give_key, max_retries=0))
-    assert_clean(*texts(failure.value))
-
-
-async def test_a_function_that_fails_is_not_quoted() -> None:
-    """An error of the function that gives the key may hold it."""
-
-    async def fail() -> str:
-        raise ValueError(f"cannot refresh {KEY}")
-
-    with pytest.raises(ConfigError, match="passed as `key` failed with ValueError") as failure:
-        async with connected(Endpoint(completion("x")), config(key=fail)):
-            pass
     assert_clean(*texts(failure.value))
 
 
@@ -409,7 +351,6 @@ def raise_error() -> str:
     [
         (raise_error, r"failed with LookupError, after TimeoutError, at test_redaction.py:\d+;"),
         (KEY.encode, "returned bytes instead of a text;"),
-        (lambda: None, "returned NoneType instead of a text;"),
         (lambda: "", "has no key"),
     ],
 )
@@ -464,44 +405,19 @@ async def test_calls_in_flight_ask_for_a_new_key_once() -> None:
     assert ([reply.value.text for reply in replies], network.old) == (["fine"] * 5, 5)
 
 
-@pytest.mark.parametrize("keys", [(OLD, OLD), (OLD, NEW)])
-async def test_a_key_that_stays_refused_ends_the_role(keys: tuple[str, str]) -> None:
-    """An equal key is not sent twice, and a new one that is refused too is the last."""
-    endpoint = Endpoint(REFUSED)
-    async with connected(endpoint, config(key=in_turn(*keys), max_retries=3)) as client:
-        for part in "ab":
-            with pytest.raises(AccessDenied):
-                await client.ask(PROMPT, Text, call_id=call_id(part))
-    assert len(endpoint.requests) == len(set(keys))
-
-
-async def test_a_function_that_fails_after_a_refusal_says_so() -> None:
-    """The refusal led to it, and its failure is what the call reports."""
-    endpoint = Endpoint(REFUSED)
-    async with connected(endpoint, config(key=in_turn(OLD), max_retries=0)) as client:
-        with pytest.raises(ConfigError, match=r"failed with IndexError, at test_redaction\.py"):
-            await client.ask(PROMPT, Text, call_id=call_id())
-
-
 @pytest.mark.parametrize(
     "given",
     [
         {"base_url": f"https://user:{KEY}@endpoint.test/v1"},
-        {"base_url": f"https://{KEY}@endpoint.test/v1"},
         {"base_url": f"https://endpoint.test/v1?api_key={KEY}"},
-        {"base_url": f"https://endpoint.test/v1#{KEY}"},
         {"base_url": f"https://[{KEY}/v1"},
-        {"base_url": KEY},
         {"api_key_env": KEY},
         {"api_key": KEY},
         {"key": KEY},
         {"call_id_header": f"Authorization: {KEY}"},
         {"extra_body": {"api_key": KEY}},
         {"extra_body": {"options": [{"headers": {"X-Api-Key": KEY}}]}},
-        {"extra_body": [KEY]},
         {"temperature": KEY},
-        {"mode": KEY},
-        {"seed": [KEY]},
     ],
     ids=lambda given: next(iter(given)),
 )
@@ -520,25 +436,9 @@ def test_keys_are_refused_where_settings_are_stored(given: dict[str, Any], tmp_p
 
 
 @pytest.mark.parametrize(
-    "text", [f"models: {{target: {{api_key: {KEY}: {KEY}}}}}", f"models: [{KEY}", f"models: '{KEY}"]
-)
-def test_a_malformed_file_is_not_quoted(text: str, tmp_path: Path) -> None:
-    """The place of a mistake is told by line and column, without the line."""
-    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"is malformed: .*line 1") as failure:
-        load_config(tmp_path / "run.yaml")
-    assert_clean(*texts(failure.value))
-    with pytest.raises(ConfigError) as failure:
-        load_config({}, overrides=[f"models.target.api_key_env=[{KEY}"])
-    assert_clean(*texts(failure.value))
-
-
-@pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("model", KEY),
         ("call_id_header", KEY),
-        ("reasoning_effort", KEY),
         ("base_url", f"http://endpoint.test/{KEY}/v1"),
         ("extra_body", {"user": [f"it is {KEY}"]}),
     ],
@@ -567,14 +467,3 @@ def test_names_of_secrets_are_known() -> None:
     for name in ORDINARY_NAMES.split():
         assert not is_secret_name(name)
         assert ModelConfig(model="m", extra_body={name: 1}).extra_body == {name: 1}
-
-
-def test_a_function_is_no_part_of_what_is_shown() -> None:
-    """A key bound into the function that gives it shows in no representation."""
-    from functools import partial
-
-    async def give(key: str) -> str:
-        return key
-
-    shown = ModelConfig(model="m", key=partial(give, KEY))
-    assert_clean(repr(shown), str(shown), shown.model_dump_json())

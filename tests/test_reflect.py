@@ -1,111 +1,139 @@
-"""Stage 2: minibatches and analysts' reports; feedback is for training trajectories alone."""
+"""Stage 2: what analysts are asked, what is sent back, and what the record keeps."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import JsonValue
 
 from doubles import open_context
-from reflact.config.training import ReflectConfig, UpdateConfig
+from reflact import Trainer
+from reflact.config.training import EnvironmentConfig, UpdateConfig
+from reflact.environments.dataset import GRADERS
 from reflact.errors import ContextOverflow, ReplyError
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
+from reflact.stages.prompt_sections import show_edits, show_figures
 from reflact.stages.reflect import Analyst, Minibatch, group_failures
+from reflact.stages.reply_models import failure_reply_type
 from reflact.store.runs import open_store
-from reflact.testing import ScriptedLLM, ToyEnvironment
+from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
-from reflact.types import AnalystReport, Item, Patch, Rollout, Score, Skill, Split, Turn, is_failure
-from toy_runs import WORLD, run, shown_to
+from reflact.types import AnalystReport, Item, Rollout, Score, Skill, Split, Turn, is_failure
+from toy_runs import WORLD, run, settings, shown_to
 
-SKILL = Skill(text="Answer briefly.\n")
+QUERY = "SELECT COUNT(*) FROM airports WHERE state = 'OH'"
+OHIO = Item(id="ohio", input="How many airports are in Ohio?", reference=QUERY)
+IOWA = Item(id="iowa", input="How many airports are in Iowa?", reference=QUERY.replace("OH", "IA"))
+RULE = "The column state holds two capital letters. Translate the name of a state before you compare."
+EDIT = {"content": RULE, "evidence": "Cases 1 and 2 compare with the full name of a state."}
+REPLY: dict[str, JsonValue] = {
+    "reasoning": "Both queries compare the column with a name. " * 100,
+    "patterns": [{"type": "state names", "description": "It compares with names.", "cases": [2, 1]}],
+    "edits": [EDIT],
+}
 
 
-def useless(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-    """Give no valid reply."""
-    return "I would rather not."
-
-
-def rollout(item: Item, hard: float | None, answer: str = "no") -> Rollout:
-    """Return a rollout of an item; None leaves it unmeasured."""
-    turns = (Turn(role="user", content=str(item.input)), Turn(role="assistant", content=answer))
+def rollout(item: Item, hard: float | None = 0, *, answer: str = "0", feedback: str | None = None) -> Rollout:
+    """Return a rollout of an item in several turns; None leaves it unmeasured."""
+    turns = (
+        Turn(role="user", content="How many?"),
+        Turn(role="assistant", content="describe(airports)"),
+        Turn(role="tool", content="iata, name, city, state"),
+        Turn(role="assistant", content=answer),
+    )
     score = None if hard is None else Score.of(hard)
-    error = "down" if hard is None else None
-    return Rollout(key=item.id, item_id=item.id, skill_hash="s", turns=turns, score=score, error=error)
+    return Rollout(key=item.id, item_id=item.id, skill_hash="s", turns=turns, score=score, feedback=feedback)
 
 
-def items(size: int) -> list[Item]:
-    """Return items that differ."""
-    return [Item(id=f"i{n}", input=f"q{n}") for n in range(size)]
-
-
-async def reported(llm: ScriptedLLM, config: ReflectConfig, answer: str = "no") -> AnalystReport:
-    """Reflect on two failures with the packaged prompts."""
-    batch = items(2)
-    rollouts = tuple(rollout(i, 0, answer) for i in batch)
+async def analyse(llm: ScriptedLLM, *items: Item, tokens: int = 1000, answer: str = "0") -> AnalystReport:
+    """Return the report on failures with the packaged prompts."""
     analyst = Analyst(
         context=await open_context(llm),
-        tokens=config.trajectory_tokens,
-        skill=SKILL,
-        config=UpdateConfig(operations=("append",)),
-        max_edits=1,
+        skill=Skill(text=""),
+        config=UpdateConfig(),
+        max_edits=2,
+        tokens=tokens,
         notes=lambda batch: "",
     )
-    return await analyst.report(Minibatch(source="failure", index=0, items=tuple(batch), rollouts=rollouts))
+    rollouts = tuple(rollout(item, answer=answer, feedback="The query returned no rows.") for item in items)
+    return await analyst.report(Minibatch(source="failure", index=0, items=items, rollouts=rollouts))
 
 
-async def test_an_analyst_without_a_valid_reply_is_recorded() -> None:
-    """A minibatch whose analyst gave nothing valid has a report that says why."""
-    only = await reported(ScriptedLLM(useless), ReflectConfig())
-    assert only.patch == Patch()
-    assert only.no_reply_reason is not None
-    assert "3 attempts" in only.no_reply_reason
+async def test_analysts_see_tools_and_observations_remarks_and_references() -> None:
+    llm = ScriptedLLM(lambda *_: REPLY)
+    await analyse(llm, OHIO, IOWA)
+    shown = llm.calls[0].prompt.messages[-1].content
+    seen = ("assistant: describe(airports)", "tool: iata, name, city, state", "returned no rows.", QUERY)
+    assert all(words in shown for words in seen)
+
+
+async def test_reasoning_is_kept_and_patterns_are_tied_to_items() -> None:
+    report = await analyse(ScriptedLLM(lambda *_: REPLY), OHIO, IOWA)
+    assert (report.no_reply_reason, report.patch.reasoning) == (None, REPLY["reasoning"])
+    (pattern,) = report.patterns
+    assert (pattern.item_ids, pattern.count) == (("ohio", "iowa"), 2)
+    (edit,) = report.patch.edits
+    assert (edit.content, edit.evidence) == (RULE, EDIT["evidence"])
+    assert str(EDIT["evidence"]) in show_edits([edit])
+    plain = edit.model_copy(update={"evidence": ""})
+    assert "Cases behind them: proposal 1 from 2 failure cases." in show_edits([plain])
+
+
+def test_the_reasoned_replies_bound_no_length() -> None:
+    kind = failure_reply_type(("append", "replace"), cases=3, most=2, reasoned=True)
+    assert "maxLength" not in str(kind.model_json_schema())
+    assert list(kind.model_fields) == ["reasoning", "patterns", "edits"]
+
+
+@pytest.mark.parametrize("placeholder", ["<task>", "<Right_Answer>", "<case_1>", "</rejected>"])
+async def test_an_edit_with_a_placeholder_of_the_prompt_is_sent_back(placeholder: str) -> None:
+    """The name of a part of the prompt stands for nothing in the document, unless a case says it itself."""
+    copied = {**EDIT, "content": f"For {placeholder}, translate the name of a state before you compare."}
+    copies = ScriptedLLM(lambda *_: {**REPLY, "edits": [copied]})
+    mute = await analyse(copies, IOWA, OHIO)
+    assert f"edit 1 holds {placeholder}, which only marks the material" in str(mute.no_reply_reason)
+    marked = Item(id="marked", input="i", reference=f"Fill {placeholder} in.")
+    kept = await analyse(copies, IOWA, marked)
+    assert [edit.content for edit in kept.patch.edits] == [copied["content"]]
+
+
+async def test_an_edit_in_the_tags_of_a_document_is_taken_without_them() -> None:
+    wrapped = {**EDIT, "content": f"<document>\n{RULE}\n</document>"}
+    report = await analyse(ScriptedLLM(lambda *_: {**REPLY, "edits": [wrapped]}), IOWA, OHIO)
+    assert [edit.content for edit in report.patch.edits] == [RULE]
 
 
 async def test_an_overflow_leads_to_shorter_trajectories_once() -> None:
     """A minibatch too long for the model is shown at half the size, then recorded as refused."""
-
-    def overflow(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        return ContextOverflow("too long")
-
-    llm = ScriptedLLM(overflow)
-    only = await reported(llm, ReflectConfig(trajectory_tokens=500), answer="x" * 9000)
+    llm = ScriptedLLM(lambda *_: ContextOverflow("too long"))
+    only = await analyse(llm, OHIO, IOWA, tokens=1200, answer="x" * 9000)
     assert only.no_reply_reason == "too long"
-    marks = [
-        re.findall(r"\[\.\.\. ([0-9,]+) characters cut \.\.\.\]", call.prompt.messages[-1].content)
-        for call in llm.calls
-    ]
-    shown = [[9000 - int(cut.replace(",", "")) for cut in cuts] for cuts in marks]
-    assert [len(cases) for cases in shown] == [2, 2]
-    assert all(600 < case < 750 for case in shown[0])
-    assert all(250 < case < 375 for case in shown[1])
+    long, short = (call.prompt.messages[-1].content.count("x") for call in llm.calls)
+    assert 1000 < long < 3600
+    assert 500 < short < 0.6 * long
 
 
 async def test_training_uses_feedback_and_hides_other_items(tmp_path: Path) -> None:
     """Only failed train items have feedback; no prompt shows a held-out item, no target sees a reference."""
-    world = WORLD
-    done = await run(
-        tmp_path,
-        environment=world,
-        train={"num_epochs": 2},
-        slow_update={"enabled": True},
-        meta_skill={"enabled": True},
-        test={"enabled": True},
-    )
+    ends = {"slow_update": {"enabled": True}, "meta_skill": {"enabled": True}, "test": {"enabled": True}}
+    done = await run(tmp_path, environment=WORLD, train={"num_epochs": 2}, **ends)
     async with open_store(tmp_path / "run.db") as store:
         rows = await store._database.fetch_rows("SELECT rollout FROM rollouts", ())
-    ids = {split: {item.id for item in world.items(split)} for split in Split}
+    ids = {split: {item.id for item in WORLD.items(split)} for split in Split}
     lost = [r for (text,) in rows if is_failure(r := Rollout.model_validate_json(text), None)]
     for split in Split:
         feedback = [r.feedback for r in lost if r.item_id in ids[split]]
         assert feedback
         assert all((text or "").startswith("missing rule: ") == (split is Split.train) for text in feedback)
     shown = "\n".join(m.content for call in done.calls for m in call.prompt.messages)
-    assert all(f"task: {item.input}" in shown for item in world.items(Split.train))
-    for hidden in kept_back(world):
+    assert all(f"task: {item.input}" in shown for item in WORLD.items(Split.train))
+    for hidden in kept_back(WORLD):
         assert hidden not in shown
-    assert {message for _, message in done.actor.asked} == {
-        str(i.input) for s in Split for i in world.items(s)
-    }
+    inputs = {str(item.input) for split in Split for item in WORLD.items(split)}
+    assert {message for _, message in done.actor.asked} == inputs
     assert not any("missing rule" in text for text, _ in done.actor.asked)
 
 
@@ -128,27 +156,97 @@ async def test_failures_are_grouped_by_feedback_if_no_analyst_names_a_pattern(tm
     assert not any(report.patterns for report in first.reports)
     assert first.patterns == first.fail_reasons
     assert {pattern.type for pattern in first.patterns} == {"feedback"}
-    assert all(pattern.description.startswith("missing rule: ") for pattern in first.patterns)
     assert sum(pattern.count for pattern in first.patterns) <= first.n_failures == 4
-    told = [
-        text
-        for call, text in zip(done.calls, map(shown_to, done.calls), strict=True)
-        if call.call_id.step == 2
-    ]
-    assert all(
-        f"pattern ({p.count}): feedback: {p.description}" in text for p in first.patterns for text in told
-    )
-    assert told
-
+    later = [shown_to(call) for call in done.calls if call.call_id.step == 2]
+    assert later
+    for pattern in first.patterns:
+        assert all(f"({pattern.count}): feedback: {pattern.description}" in text for text in later)
     named = await run(tmp_path / "named")
     assert all(record.fail_reasons == () for record in named.records if record.n_failures)
 
 
 def test_the_most_frequent_feedback_comes_first() -> None:
     """Rollouts that succeeded, or were graded without a word, give no reason; three reasons are enough."""
-    item = Item(id="a", input="x")
     words = ["slow", "wrong  unit", "wrong unit", None, "late", "odd", "late", "late"]
-    rollouts = [rollout(item, 0.0).model_copy(update={"feedback": each}) for each in words]
-    rollouts.append(rollout(item, 1.0).model_copy(update={"feedback": "slow"}))
-    found = [(pattern.description, pattern.count) for pattern in group_failures(rollouts, None)]
-    assert found == [("late", 3), ("wrong unit", 2), ("odd", 1)]
+    rollouts = [rollout(OHIO, feedback=each) for each in words]
+    rollouts.append(rollout(OHIO, 1.0, feedback="slow"))
+    groups = [(pattern.description, pattern.count) for pattern in group_failures(rollouts, None)]
+    assert groups == [("late", 3), ("wrong unit", 2), ("odd", 1)]
+
+
+async def test_an_environment_brings_its_own_prompts(tmp_path: Path) -> None:
+    """Its analysts' prompt is used and identifies the run; ``prompts.folder`` wins over it."""
+
+    def write(place: str, words: str) -> Path:
+        path = tmp_path / place / "analyst_failure" / "v1.md"
+        path.parent.mkdir(parents=True)
+        header = "name: analyst_failure\nversion: 1\nrole: optimizer\nreply: ReasonedAnalystReply\n"
+        header += "variables: [cases, document, max_edits]\nchangelog: Own.\n"
+        body = f"{words} {{{{max_edits}}}}\n<!-- user -->\n{{{{document}}}}\n{{{{cases}}}}\n"
+        path.write_text(f"---\n{header}---\n{body}", encoding="utf-8")
+        return tmp_path / place
+
+    class Prompting(ToyEnvironment):
+        prompt_folder = write("environment", "Study the numbers.")
+
+    own = {"prompts": {"folder": write("own", "Study the words.")}}
+    runs = [await run(tmp_path / str(n), environment=Prompting(), **each) for n, each in enumerate(({}, own))]
+    first = [done.asked("analyst_failure")[0].prompt.messages[0].content for done in runs]
+    assert first == ["Study the numbers. 1", "Study the words. 1"]
+    assert len({done.summary.run_id for done in runs}) == 2
+
+
+def test_every_grader_is_described_to_the_optimizer() -> None:
+    named = get_args(EnvironmentConfig.model_fields["grader"].annotation)
+    assert all(GRADERS[name].meaning for name in {*named} - {"critic"})
+
+
+@pytest.mark.parametrize(("description", "n_shown"), [("Rules applied to numbers.", 3), ("", 2)])
+async def test_environments_and_targets_describe_themselves(
+    tmp_path: Path, description: str, n_shown: int
+) -> None:
+    class Described(ToyTarget):
+        description = "The agent has no tools."
+
+    class DescribedEnvironment(ToyEnvironment):
+        description = "Even and odd are words."
+
+    llm = ScriptedLLM(toy_optimizer())
+    config = settings(tmp_path, environment={"description": description})
+    await Trainer(config, environment=DescribedEnvironment(), target=Described(), optimizer=llm).train()
+    prompts = [call.prompt.messages[-1].content for call in llm.calls if call.prompt.name != "merge"]
+    backgrounds = [text for text in prompts if "<background>" in text]
+    assert backgrounds
+    descriptions = ("Rules applied to numbers.", "Even and odd are words.", "The agent has no tools.")
+    assert {sum(words in text for words in descriptions) for text in backgrounds} == {n_shown}
+
+
+def test_figures_of_a_step_name_failures_by_kind() -> None:
+    items = [Item(id=str(n), input="i", task_type=kind) for n, kind in enumerate(("join", "join", "count"))]
+    scores = (Score(hard=0, soft=0.5), Score(hard=0, soft=0.5), None)
+    rollouts = [
+        Rollout(key=item.id, item_id=item.id, skill_hash="s", score=score)
+        for item, score in zip(items, scores, strict=True)
+    ]
+    text = show_figures(rollouts, items, ["0", "1"])
+    for words in ("3 tasks", "2 failed", "0.000, with partial credit 0.500", "1 could not be measured"):
+        assert words in text
+    assert "count: 0 of 1 failed\njoin: 2 of 2 failed" in text
+
+
+async def test_what_stages_said_reaches_later_ones_and_the_record(tmp_path: Path) -> None:
+    """The step buffer reaches rewrite and step size; summaries and the memory's reasoning are kept."""
+    done = await run(
+        tmp_path,
+        script=toy_optimizer(edits=2),
+        train={"num_epochs": 2},
+        update={"mode": "rewrite"},
+        select={"lr_control": "autonomous"},
+        meta_skill={"enabled": True},
+    )
+    asked = {(call.prompt.name, call.call_id.step): shown_to(call) for call in done.calls}
+    for name in ("rewrite", "step_size"):
+        assert "step 1: 4 of 4 cases failed" in asked[name, 2], name
+    assert "4 tasks under the document as it is: 4 failed" in asked["step_size", 1]
+    assert {step.rewrite_summary for step in done.records if step.edits} == {"Rules added."}
+    assert done.epochs[-1].meta_skill_reasoning == "Lines helped."

@@ -10,13 +10,12 @@ import pytest
 from pydantic import Field
 
 from doubles import PROMPT, Endpoint, call_id, completion, config, connected, open_context, opened
-from reflact.config.training import AggregateConfig, ReflectConfig, UpdateConfig
+from reflact.config.training import UpdateConfig
 from reflact.errors import ContextOverflow, ProviderDown, ReplyError
 from reflact.messages import CallId, NoReply, RenderedPrompt, ReplyModel
-from reflact.prompts import load_prompts
 from reflact.records import Usage
 from reflact.stages.aggregate import aggregate
-from reflact.stages.reflect import Analyst, Minibatch
+from reflact.stages.reflect import reflect
 from reflact.stages.select import select
 from reflact.testing import InMemoryRunStore, ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
@@ -101,7 +100,6 @@ EACH = [(kind, mode) for kind in KINDS for mode in MODES]
 
 
 async def test_a_malformed_reply_is_mended_by_asking_again() -> None:
-    """A good second reply is the value; both attempts are counted and paid for."""
     usage = Usage(calls=2, input_tokens=20, cached_tokens=8, output_tokens=6)
     replies = {}
     for kind, mode in EACH:
@@ -113,7 +111,6 @@ async def test_a_malformed_reply_is_mended_by_asking_again() -> None:
 
 @pytest.mark.parametrize("around", ["", "\n"])
 async def test_raw_line_breaks_in_texts_are_read_as_meant(around: str) -> None:
-    """Local servers leave line breaks and tabs in JSON strings as they are; one attempt is enough."""
     anchor = 'Never\tguess.\nAnswer "in" English.'
     written = text(anchor=anchor).replace("\\n", "\n").replace("\\t", "\t")
     assert {"\n", "\t"} <= set(written)
@@ -123,7 +120,6 @@ async def test_raw_line_breaks_in_texts_are_read_as_meant(around: str) -> None:
 
 
 async def test_a_reply_that_stays_malformed_is_an_error_with_every_reason() -> None:
-    """Three bad replies end in ReplyError, which says for each what was wrong."""
     for kind, mode in EACH:
         endpoint = Endpoint(bad(kind, mode))
         async with connected(endpoint, config(mode=mode)) as client:
@@ -137,7 +133,6 @@ async def test_a_reply_that_stays_malformed_is_an_error_with_every_reason() -> N
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_the_model_is_told_what_was_wrong(mode: str) -> None:
-    """The second request repeats the first one's messages, the bad reply, and the reason."""
     endpoint = Endpoint(bad("wrong anchor", mode), answer(text(), mode))
     async with connected(endpoint, config(mode=mode)) as client:
         await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
@@ -151,19 +146,7 @@ async def test_the_model_is_told_what_was_wrong(mode: str) -> None:
     assert told.get("tool_call_id") == ("c1" if mode == "tools" else None)
 
 
-@pytest.mark.parametrize("reasks", [0, 1, 4])
-async def test_replies_are_sent_back_as_often_as_configured(reasks: int) -> None:
-    """``reasks`` counts what follows the first attempt."""
-    endpoint = Endpoint(completion("no"))
-    async with connected(endpoint, config(reasks=reasks)) as client:
-        with pytest.raises(ReplyError):
-            await client.ask(PROMPT, Pick, call_id=call_id())
-    assert len(endpoint.requests) == reasks + 1
-
-
 async def test_a_check_that_breaks_is_not_a_bad_reply() -> None:
-    """Only ValueError sends a reply back; a mistake in a check comes out as it is."""
-
     def broken(pick: Pick) -> None:
         raise KeyError("a mistake")
 
@@ -172,23 +155,7 @@ async def test_a_check_that_breaks_is_not_a_bad_reply() -> None:
             await client.ask(PROMPT, Pick, call_id=call_id(), check=broken)
 
 
-async def test_a_plain_answer_where_a_tool_was_to_be_called_is_sent_back() -> None:
-    """In tools mode a reply in prose is a bad reply, not a crash."""
-    endpoint = Endpoint(completion("I pick the second."), answer(text(), "tools"))
-    async with connected(endpoint, config(mode="tools")) as client:
-        reply = await client.ask(PROMPT, Pick, call_id=call_id(), check=fits)
-    assert reply.attempts == 2
-
-
-def test_fifteen_kinds_are_covered() -> None:
-    """The kinds are those that the documents promise."""
-    assert len(KINDS) == 15
-
-
-# ---------------------------------------------------------------------------------------- through the stages
-
 SKILL = Skill(text=DOCUMENT)
-PROMPTS = load_prompts()
 OPERATIONS: tuple[Operation, ...] = ("append", "insert_after", "replace", "delete")
 ITEM = Item(id="q1", input="What?", reference="this")
 FAILED = Rollout(key="k1", item_id="q1", skill_hash=SKILL.hash, answer="that", score=Score.of(0))
@@ -262,22 +229,10 @@ async def outcome(stage: str, endpoint: Endpoint) -> AnalystReport | AggregateRe
     async with connected(endpoint) as llm:
         context = await open_context(llm)
         if stage.startswith("analyst"):
-            failed = stage == "analyst_failure"
-            batch = Minibatch(
-                source="failure" if failed else "success",
-                index=0,
-                items=(ITEM,),
-                rollouts=(FAILED if failed else SOLVED,),
-            )
-            analyst = Analyst(
-                context=context,
-                tokens=ReflectConfig().trajectory_tokens,
-                skill=SKILL,
-                config=UpdateConfig(operations=OPERATIONS),
-                max_edits=2,
-                notes=lambda batch: "",
-            )
-            return await analyst.report(batch)
+            rollout = FAILED if stage == "analyst_failure" else SOLVED
+            update = UpdateConfig(operations=OPERATIONS)
+            (report,) = await reflect([rollout], [ITEM], SKILL, context=context, update=update, max_edits=2)
+            return report
         if stage == "merge":
             reports = [
                 AnalystReport(
@@ -285,15 +240,12 @@ async def outcome(stage: str, endpoint: Endpoint) -> AnalystReport | AggregateRe
                 )
                 for n, word in enumerate(("a", "b"))
             ]
-            return await aggregate(
-                reports, SKILL, context=context, config=AggregateConfig(), operations=OPERATIONS, notes=""
-            )
+            return await aggregate(reports, SKILL, context=context, operations=OPERATIONS)
         pool = AggregateResult(patch=Patch(edits=edits("a", "b", "c")))
-        return await select(pool, SKILL, context=context, budget=1, notes="")
+        return await select(pool, SKILL, context=context, budget=1)
 
 
 async def test_every_stage_mends_every_kind() -> None:
-    """One defective reply costs one more request, which names the reason, and leaves no other trace."""
     for stage, kind, written, words in CASES:
         good = completion(json.dumps(PROPER[stage]))
         endpoint = Endpoint(replied(kind, written), good)
@@ -308,7 +260,6 @@ async def test_every_stage_mends_every_kind() -> None:
 
 
 async def test_no_stage_loses_a_missing_reply() -> None:
-    """A reply that stays defective is a reason in the report, or a fallback that names its replacement."""
     for stage, kind, written, words in CASES:
         endpoint = Endpoint(replied(kind, written))
         result = await outcome(stage, endpoint)
@@ -348,7 +299,7 @@ async def ask_word(
         Word,
         part=part,
         check=check,
-        shorten=(lambda: {"document": "SHORT", "attempts": "", "proposals": ""}) if shorter else None,
+        shorten=(lambda: {"document": "SHORT"}) if shorter else None,
     )
 
 
@@ -367,38 +318,36 @@ def shown_prompts(llm: ScriptedLLM) -> list[str]:
     return ["long" if "LONG" in text else "short" for text in texts]
 
 
-async def test_a_valid_reply_comes_back_and_leaves_no_note() -> None:
-    """What was had is a stored reply's business, not the journal's."""
+async def test_a_valid_reply_leaves_no_note_and_a_missing_one_is_final() -> None:
+    """No valid reply is logged with the reason; after a restart the model is not asked again."""
     store = await opened()
     assert await ask_word(scripted({"word": "yes"}), store) == Word(word="yes")
     assert not await store._database.fetch_rows("SELECT * FROM decision_log")
-
-
-async def test_a_refusal_is_final() -> None:
-    """No valid reply is journalled with the reason; after a restart the model is not asked again."""
-    store = await opened()
-    refusal = await ask_word(scripted({"word": "bad"}), store)
-    assert isinstance(refusal, NoReply)
-    assert "not that word" in refusal.reason
+    missing = await ask_word(scripted({"word": "bad"}), store)
+    assert isinstance(missing, NoReply)
+    assert "not that word" in missing.reason
     better = scripted({"word": "yes"})
-    assert await ask_word(better, store) == refusal
+    assert await ask_word(better, store) == missing
     assert better.calls == []
     assert await ask_word(better, store, part="b") == Word(word="yes")
 
 
-async def test_a_prompt_that_is_too_long_is_refused() -> None:
-    """Without a shorter one, an overflow is a reason like any other."""
-    store = await opened()
-    assert await ask_word(scripted(ContextOverflow("too long")), store) == NoReply(reason="too long")
-    assert await ask_word(scripted({"word": "yes"}), store) == NoReply(reason="too long")
-
-
-async def test_a_prompt_is_shortened_once() -> None:
-    """An overflow leads to the shorter prompt; one that overflows too is refused."""
-    store = await opened()
-    llm = scripted(ContextOverflow("too long"), ContextOverflow("still too long"))
-    assert await ask_word(llm, store, shorter=True) == NoReply(reason="still too long")
-    assert shown_prompts(llm) == ["long", "short"]
+@pytest.mark.parametrize(
+    ("short", "shorter", "reason", "shown"),
+    [
+        (None, False, "too long", ["long"]),
+        (ContextOverflow("still too long"), True, "still too long", ["long", "short"]),
+        ({"word": "bad"}, True, "not that word", ["long", "short"]),
+    ],
+)
+async def test_a_prompt_that_is_too_long_is_shortened_once(
+    short: ScriptedAnswer, shorter: bool, reason: str, shown: list[str]
+) -> None:
+    llm = scripted(ContextOverflow("too long"), short)
+    missing = await ask_word(llm, await opened(), shorter=shorter)
+    assert isinstance(missing, NoReply)
+    assert reason in missing.reason
+    assert shown_prompts(llm) == shown
 
 
 async def test_a_restart_asks_with_the_same_prompt() -> None:
@@ -411,19 +360,10 @@ async def test_a_restart_asks_with_the_same_prompt() -> None:
     assert (shown_prompts(first), shown_prompts(second)) == (["long", "short"], ["short"])
 
 
-async def test_a_shorter_prompt_may_be_refused_for_another_reason() -> None:
-    """Invalid replies to the shorter prompt are refused as those to a first one are."""
-    store = await opened()
-    refusal = await ask_word(scripted(ContextOverflow("too long"), {"word": "bad"}), store, shorter=True)
-    assert isinstance(refusal, NoReply)
-    assert "not that word" in refusal.reason
-
-
-@pytest.mark.parametrize("shorter", [False, True])
-async def test_a_provider_that_fails_is_no_refusal(shorter: bool) -> None:
+async def test_a_provider_that_fails_is_no_missing_reply() -> None:
     """An endpoint that cannot be reached has decided nothing: the error is passed on, nothing is noted."""
     store = await opened()
     with pytest.raises(ProviderDown, match="gone"):
-        await ask_word(scripted(ProviderDown("gone")), store, shorter=shorter)
+        await ask_word(scripted(ProviderDown("gone")), store, shorter=True)
     assert not await store._database.fetch_rows("SELECT * FROM decision_log")
     assert await ask_word(scripted({"word": "yes"}), store) == Word(word="yes")

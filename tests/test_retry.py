@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ssl
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from itertools import count, pairwise
 
 import anyio
@@ -13,37 +11,28 @@ import httpx
 import pytest
 import respx
 
-from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened, streamed
-from reflact.concurrency import fan_out, open_task_group
-from reflact.config.training import BudgetConfig
+from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened
 from reflact.errors import (
     AccessDenied,
     BadRequest,
     CallError,
     ModelError,
     ProviderDown,
-    QuotaSpent,
     RequestRefused,
     UnknownModel,
 )
-from reflact.llm.budget import Account, Budget
+from reflact.llm.budget import Account
 from reflact.llm.client import Client
 from reflact.llm.completions import AnswerFault, read_completion
 from reflact.llm.errors import is_quota_spent, is_unknown_model, read_retry_after
-from reflact.llm.rate_limit import PATIENCE_SECONDS, LimitChange, endpoint_for
-from reflact.messages import ReplyModel, Text
+from reflact.llm.rate_limit import OUTAGE_SECONDS, PATIENCE_SECONDS, LimitChange, endpoint_for
+from reflact.messages import Text
 from reflact.records import FaultCount, FaultKind
 
 pytestmark = pytest.mark.virtual_time
 
 GOOD = completion("fine")
 DOWN = httpx.ConnectError("connection refused")
-
-
-class Pick(ReplyModel):
-    """A choice."""
-
-    pick: int
 
 
 class Calls(httpx.AsyncBaseTransport):
@@ -80,8 +69,8 @@ class Calls(httpx.AsyncBaseTransport):
         self.store = await opened()
         account = Account(RUN, self.store, self.store.decision_log(RUN))
         client = Client(self.settings, "optimizer", account, transport=self, on_limit=self.changes.append)
-        endpoint_for(self.settings).endpoint.draw = lambda: self._draw
         self._client = await self._stack.enter_async_context(client)
+        endpoint_for(self.settings).endpoint.draw = lambda: self._draw
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -153,15 +142,6 @@ async def test_failures_on_the_way_are_repeated_and_mistakes_are_not(failure: Ex
     assert calls.sent == sent
 
 
-@pytest.mark.parametrize("answer", [httpx.Response(500), DOWN])
-@pytest.mark.parametrize("retries", [0, 1, 3])
-async def test_repeats_are_bounded(retries: int, answer: httpx.Response | Exception) -> None:
-    """After the last repeat the failure stands."""
-    async with Calls(answer, retries=retries) as calls:
-        assert await calls.make() != 200
-    assert calls.sent == retries + 1
-
-
 async def test_waits_double_up_to_the_cap() -> None:
     """Without a word from the server, waits follow the drawn share of a doubling bound."""
     async with Calls(httpx.Response(500), retries=8, draw=0.5) as calls:
@@ -180,15 +160,6 @@ async def test_the_server_is_not_asked_before_the_time_it_names(
     assert calls.gaps == gaps
 
 
-async def test_a_call_that_waits_gives_its_slot_to_others() -> None:
-    """With one slot, a second call is served while the first waits for its repeat."""
-    async with Calls(httpx.Response(500), GOOD, slots=1) as calls, open_task_group() as tasks:
-        tasks.start_soon(calls.make)
-        await anyio.sleep(0.1)
-        assert await calls.make() == 200
-        assert anyio.current_time() < 0.5
-
-
 UNKNOWN = "The model `m` does not exist."
 NO_MODEL = httpx.Response(404, json={"error": {"message": UNKNOWN}})
 NO_KEY = httpx.Response(401, json={"error": {"message": "Incorrect API key."}})
@@ -201,23 +172,6 @@ async def test_what_refuses_a_role_is_asked_seldom(answer: httpx.Response, reque
     async with Calls(*[answer] * requests, GOOD) as calls:
         assert [await calls.make() for _ in range(5)] == [answer.status_code] * 5
     assert calls.sent == requests
-
-
-@pytest.mark.parametrize("answer", [FORBIDDEN, NO_MODEL])
-async def test_refusals_among_answers_refuse_their_requests_alone(answer: httpx.Response) -> None:
-    """Between answers they end nothing, however many; after an answer, ten in a row end the role."""
-    mixed = [GOOD, *[answer] * 9, GOOD, answer, GOOD]
-    async with Calls(*mixed, *[answer] * 10, GOOD) as calls:
-        assert [await calls.make() for _ in mixed] == [each.status_code for each in mixed]
-        assert [await calls.make() for _ in range(30)] == [answer.status_code] * 30
-    assert calls.sent == len(mixed) + 10
-
-
-async def test_a_key_that_is_revoked_ends_a_role_at_once() -> None:
-    """A 401 is never about a prompt."""
-    async with Calls(GOOD, NO_KEY) as calls:
-        assert [await calls.make() for _ in range(4)] == [200, 401, 401, 401]
-    assert calls.sent == 2
 
 
 @pytest.mark.parametrize(
@@ -253,61 +207,6 @@ async def test_a_refusal_is_about_its_request_once_others_were_answered(
     assert type(later[-1]) is (last or RequestRefused)
 
 
-async def test_an_earlier_start_of_a_run_has_answered_its_role() -> None:
-    """A resumed run may begin with the requests that are refused."""
-    store, refusing = await opened(), httpx.Response(400, text="filtered")
-    for endpoint in (Endpoint(GOOD), Endpoint(refusing)):
-        budget = Budget(BudgetConfig())
-        budget.begin(await store.spend(RUN), 0.0)
-        async with connected(endpoint, store=store, budget=budget) as client:
-            if endpoint.requests or await store.spend(RUN):
-                with pytest.raises(RequestRefused):
-                    await client.ask(PROMPT, Text, call_id=call_id("b"))
-            else:
-                await client.ask(PROMPT, Text, call_id=call_id("a"))
-
-
-@pytest.mark.parametrize("code", ["json_validate_failed", "tool_use_failed"])
-@pytest.mark.parametrize("mode", ["json_schema", "tools", "json", "auto"])
-async def test_a_sample_that_its_provider_refuses_is_an_invalid_reply(code: str, mode: str) -> None:
-    """It is sent back with a reason, costs nothing, and changes no mode; it is stored, so a resumed run goes on alike."""
-    error = {"message": "see 'failed_generation'", "code": code, "failed_generation": '{"pick": ['}
-    failed = httpx.Response(400, json={"error": error})
-    valid = '{"pick": 1}'
-    good = completion(None, arguments=valid) if mode == "tools" else completion(valid)
-    script, store = Endpoint(failed, good), await opened()
-    for _ in range(2):
-        reply = await ask(Pick, script, config(mode=mode), store=store)
-        assert (reply.value.pick, reply.attempts, len(script.requests)) == (1, 2, 2)
-        assert (reply.usage.calls, reply.usage.output_tokens, reply.usage.uncounted) == (2, 3, 0)
-    sent = script.bodies[1]["messages"]
-    assert sent[-2] == {"role": "assistant", "content": '{"pick": ['}
-    assert "cannot be used" in sent[-1]["content"]
-    assert script.bodies[0].keys() == script.bodies[1].keys()
-
-
-async def test_calls_that_wait_for_admission_get_the_answer_too() -> None:
-    """A refused key costs one request for each slot, however many calls there are."""
-    async with Calls(NO_KEY, slots=2) as calls:
-        assert await fan_out(lambda _: calls.make(), range(64)) == (401,) * 64
-    assert calls.sent <= 2
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        httpx.Response(404, text="no such page"),
-        httpx.Response(400, json={"error": {"message": "This model does not support response_format."}}),
-        httpx.Response(400, json={"error": {"message": "maximum context length"}}),
-        httpx.Response(422, json={"error": {"message": "the model m does not exist"}}),
-    ],
-)
-async def test_what_refuses_one_request_refuses_no_other(answer: httpx.Response) -> None:
-    """Requests that cannot be served say nothing about the next one."""
-    async with Calls(answer, GOOD) as calls:
-        assert [await calls.make() == 200 for _ in range(2)] == [False, True]
-
-
 def untrusted() -> httpx.ConnectError:
     """Return the failure that a certificate of nobody's gives."""
     failure = httpx.ConnectError("certificate verify failed")
@@ -335,34 +234,14 @@ async def test_repeats_of_what_was_not_reached_are_told() -> None:
     assert calls.changes == []
 
 
-@pytest.mark.parametrize(("first", "failures"), [(GOOD, 2), (httpx.Response(500), 1)])
-async def test_an_address_that_answered_before_is_tried_again(first: httpx.Response, failures: int) -> None:
-    """An endpoint that goes away for a while costs the calls of that while alone."""
-    async with Calls(first, DOWN, DOWN, GOOD, retries=2 - failures) as calls:
-        outcomes = [await calls.make() for _ in range(3)]
-        assert sum(outcome != 200 for outcome in outcomes) == failures
-        assert await calls.make() == 200
-
-
-async def test_a_silent_endpoint_is_no_closed_port() -> None:
-    """Time-outs of the first calls, of a server that loads its model, refuse no later call."""
-    async with Calls(httpx.ReadTimeout("slow"), GOOD, retries=0) as calls:
-        assert "did not answer" in str(await calls.make())
-        assert await calls.make() == 200
-
-
 @pytest.mark.parametrize(
     ("status", "said"),
     [
         (404, "The model `x` does not exist or you do not have access to it."),
-        (404, '{"error": {"code": "DeploymentNotFound", "message": "..."}}'),
         (404, 'model "x" not found, try pulling it first'),
         (404, '{"type": "error", "error": {"type": "not_found_error", "message": "model: x"}}'),
-        (404, "models/x is not found for API version v1beta, or is not supported for generateContent."),
         (400, "Invalid model: x"),
-        (400, "x is not a valid model ID"),
         (400, "Model Not Exist"),
-        (404, '{"error": {"code": "model_not_found"}}'),
     ],
 )
 def test_the_words_for_an_unknown_model_are_known(status: int, said: str) -> None:
@@ -376,31 +255,18 @@ def test_the_words_for_an_unknown_model_are_known(status: int, said: str) -> Non
     [
         (None, None),
         ("7", 7.0),
-        ("0.5", 0.5),
         ("-3", 0.0),
         ("Thu, 01 Jan 2026 12:00:30 GMT", 30.0),
-        ("Thu, 01 Jan 2026 12:00:30 -0000", 30.0),
         ("Thu, 01 Jan 2026 11:00:00 GMT", 0.0),
         ("soon", None),
         ("Thu, 01 Jan 99999999 12:00:30 GMT", None),
-        ("nan", 0.0),
         ("9" * 5000, float("inf")),
-        ("", None),
     ],
 )
 def test_retry_after_is_read_as_number_or_date(header: str | None, seconds: float | None) -> None:
     """Both forms of the header count; anything else is as good as none."""
     headers = {} if header is None else {"retry-after": header}
     assert read_retry_after({**headers, "date": "Thu, 01 Jan 2026 12:00:00 GMT"}) == seconds
-
-
-@pytest.mark.parametrize(
-    "date", [{}, {"date": "never"}, {"date": "Thu, 01 Jan 2026 12:00:30 +99999999999999999999"}]
-)
-def test_a_date_counts_from_this_clock_if_the_answer_has_none(date: dict[str, str]) -> None:
-    """Without a readable date of the answer, the time on this machine has to do."""
-    later = format_datetime(datetime.now(UTC) + timedelta(seconds=120), usegmt=True)
-    assert read_retry_after({"retry-after": later, **date}) == pytest.approx(120, abs=60)
 
 
 async def test_a_wrong_clock_of_this_machine_shortens_no_pause() -> None:
@@ -443,22 +309,15 @@ async def test_failed_attempts_have_kinds(
     [
         (JSON, GOOD.text, None),
         (JSON, GOOD.text[:-1], "malformed"),
-        (JSON, "", "malformed"),
         (JSON, '{"error": "overloaded"}', "unusable"),
-        (JSON, '{"choices": []}', "unusable"),
         (PAGE, "<html>", "unusable"),
-        (JSON, '{"choices": [{"message": {"content": 7}}]}', "unusable"),
         (STREAM, f"data: {SAID}\n\ndata: [DONE]\n\n", None),
         (STREAM, f": ping\r\n\r\ndata:{SAID}\r\n\r\nevent: end\r\ndata: [DONE]", None),
-        (STREAM, 'data: {"choices":\ndata: [{"delta": {}}]}\n\ndata: [DONE]\n\n', None),
         (JSON, f"data: {SAID}\n\ndata: [DONE]\n\n", None),
-        (STREAM, GOOD.text, None),
         (STREAM, f"data: {SAID}\n\n", "broken stream"),
         (STREAM, 'data: {"a\n\ndata: [DONE]\n\n', "broken stream"),
-        (STREAM, 'data: {"say": "data: [DONE]"}\n\n', "broken stream"),
         (STREAM, 'data: {"choices": [{"delta": {"content": 7}}]}\n\ndata: [DONE]\n\n', "broken stream"),
         (STREAM, "data: [DONE]\n\n", "unusable"),
-        (STREAM, "", "broken stream"),
     ],
 )
 def test_bodies_have_kinds(content_type: str, text: str, kind: FaultKind | None) -> None:
@@ -471,52 +330,10 @@ def test_bodies_have_kinds(content_type: str, text: str, kind: FaultKind | None)
         assert caught.value.fault == kind
 
 
-@pytest.mark.parametrize(("content_type", "kind"), [(JSON, "truncated"), (STREAM, "broken stream")])
-async def test_an_answer_that_breaks_off_is_no_reset(content_type: str, kind: FaultKind) -> None:
-    """Once an answer has begun, a failing connection truncates it."""
-    store = await opened()
-
-    def answer(_: object) -> httpx.Response:
-        broken = streamed([b"data: {", httpx.ReadError("gone")])
-        broken.headers["content-type"] = content_type
-        return broken
-
-    with pytest.raises(ProviderDown, match="gone"):
-        await ask(Text, Endpoint(answer), config(max_retries=0), store=store)
-    assert await store.faults(RUN) == (FaultCount(kind=kind, count=1),)
-
-
-async def test_each_failed_attempt_is_counted() -> None:
-    """A call that succeeds at last leaves one reply, and the run's faults by kind."""
-    store = await opened()
-    late, reset, busy = httpx.ReadTimeout("x"), httpx.ReadError("x"), httpx.Response(500)
-    attempts = [busy, late, CUT, reset, busy, GOOD]
-    provider = Endpoint(*attempts)
-    reply = await ask(Text, provider, config(max_retries=5), store=store)
-    assert reply.value.text == "fine"
-    assert len(provider.requests) == len(attempts)
-    counts: list[tuple[FaultKind, int]] = [("5xx", 2), ("malformed", 1), ("reset", 1), ("timeout", 1)]
-    assert await store.faults(RUN) == tuple(FaultCount(kind=kind, count=n) for kind, n in counts)
-    assert await store.faults("another") == ()
-
-
-async def test_what_is_garbled_to_the_end_is_told() -> None:
-    """An answer that is malformed in all attempts is an error that shows it, and nothing is stored."""
-    store, provider = await opened(), Endpoint(CUT, CUT, GOOD)
-    async with connected(provider, config(max_retries=1), store=store) as client:
-        with pytest.raises(ProviderDown, match="no chat completion"):
-            await client.ask(PROMPT, Text, call_id=call_id())
-        assert len(provider.requests) == 2
-        reply = await client.ask(PROMPT, Text, call_id=call_id())
-    assert (reply.value.text, len(provider.requests)) == ("fine", 3)
-    assert await store.faults(RUN) == (FaultCount(kind="malformed", count=2),)
-
-
 @pytest.mark.parametrize(
     ("status", "said", "spent"),
     [
         (402, "Payment Required", True),
-        (402, '{"error": {"message": "Insufficient Balance"}}', True),
         (
             429,
             '{"error": {"code": "insufficient_quota", "message": "You exceeded your current quota, please '
@@ -537,12 +354,6 @@ async def test_what_is_garbled_to_the_end_is_told() -> None:
             "metric: requests, limit: 20. Please retry in 37.1s.",
             False,
         ),
-        (
-            429,
-            "Requests have exceeded token rate limit of your current S0 pricing tier. Retry after 20 seconds.",
-            False,
-        ),
-        (429, "", False),
         (500, "insufficient_quota", False),
     ],
 )
@@ -560,14 +371,7 @@ async def test_a_spent_quota_refuses_the_role_after_one_call() -> None:
     assert calls.sent == 3
 
 
-async def test_a_spent_quota_is_told_in_the_words_of_the_provider() -> None:
-    """The message says what to do, and quotes the provider."""
-    answer = httpx.Response(402, json={"error": {"message": "Insufficient Balance"}})
-    with pytest.raises(QuotaSpent, match=r"no quota or credit left \(402\); add some.*Insufficient Balance"):
-        await ask(Text, Endpoint(answer))
-
-
-BUSY = httpx.Response(429, headers={"retry-after": "20"}, text="too many")
+BUSY = httpx.Response(429, headers={"retry-after": "60"}, text="too many")
 GARBLED = httpx.Response(200, text="<html>")
 
 
@@ -578,29 +382,30 @@ async def test_an_endpoint_that_never_serves_refuses_the_role(answer: httpx.Resp
     """After the configured time of failures alone no further request is sent, however many calls there are."""
     script, store = Endpoint(answer), await opened()
     started = anyio.current_time()
-    async with connected(script, config(max_retries=99, outage_seconds=100), store=store) as client:
+    async with connected(script, config(max_retries=99), store=store) as client:
         for part in "abc":
             with pytest.raises(ProviderDown):
                 await client.ask(PROMPT, Text, call_id=call_id(part))
             sent = len(script.requests)
-            assert 100 <= anyio.current_time() - started <= 100 + 30
+            assert OUTAGE_SECONDS <= anyio.current_time() - started <= OUTAGE_SECONDS + 60
         assert len(script.requests) == sent
 
 
 async def test_an_answer_ends_an_outage() -> None:
     """Failures before and after an answer are two outages."""
-    script = Endpoint(*[BUSY] * 4, GOOD, *[BUSY] * 4, GOOD)
-    async with connected(script, config(max_retries=9, outage_seconds=90)) as client:
+    script = Endpoint(*[BUSY] * 9, GOOD, *[BUSY] * 9, GOOD)
+    async with connected(script, config(max_retries=30)) as client:
         for part in "ab":
             assert (await client.ask(PROMPT, Text, call_id=call_id(part))).value.text == "fine"
-    assert len(script.requests) == 10
+    assert len(script.requests) == 20
 
 
 @pytest.mark.parametrize(("reopened", "failed", "pause"), [(True, "ab", 1), (False, "a", 1000)])
 async def test_failures_of_another_time_are_no_outage(reopened: bool, failed: str, pause: float) -> None:
     """A failure is retried although an earlier run, or a call long ago, ended with failures alone."""
-    script = Endpoint(*[BUSY] * (len(failed) + 1), httpx.Response(500), GOOD)
-    settings = config(max_retries=1, outage_seconds=30)
+    late = httpx.Response(429, headers={"retry-after": "290"})
+    script = Endpoint(*[late] * 2 * len(failed), httpx.Response(500), GOOD)
+    settings = config(max_retries=1)
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(connected(script, settings))
         for part in failed:

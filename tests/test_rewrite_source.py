@@ -6,22 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles import cases
-from reflact.errors import ContextOverflow
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.search.rewrite import DOCUMENTS, PURPOSE, read_document
 from reflact.testing import ToyEnvironment, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
-from toy_runs import LINES, Actor, Ran, document, run
+from toy_runs import LINES, Ran, document, run
 
 GUARD = "<!-- SLOW_UPDATE_START -->\nTake your time.\n<!-- SLOW_UPDATE_END -->"
 NO_DOCUMENT = "the document is empty; write it between two fences"
-
-
-# --------------------------------------------------------------------------- the document in a reply
 
 
 @pytest.mark.parametrize(
@@ -38,7 +32,6 @@ NO_DOCUMENT = "the document is empty; write it between two fences"
     ],
 )
 def test_the_document_stands_between_fences(reply: str, text: str) -> None:
-    """Fences of three or four marks, with or without a word before and after; without fences it is the reply."""
     assert read_document(reply) == text
 
 
@@ -54,7 +47,6 @@ def test_the_document_stands_between_fences(reply: str, text: str) -> None:
     ],
 )
 def test_blocks_of_code_belong_to_the_document(opening: str, closing: str, code: str) -> None:
-    """Blocks with fewer or other marks, or with the name of a language, do not end the document."""
     text = f"# Rules\n\n{code}\n\n- a rule after the code"
     assert read_document(f"Sure:\n{opening}\n{text}\n{closing}\nDone.") == text
 
@@ -69,30 +61,16 @@ def test_blocks_of_code_belong_to_the_document(opening: str, closing: str, code:
     ],
 )
 def test_a_document_without_a_closing_fence_ends_with_the_reply(reply: str, document: str) -> None:
-    """Small models often leave the fence out; the race judges what is there."""
     assert read_document(reply) == document
 
 
 @pytest.mark.parametrize("reply", ["", " \n", "```markdown\n```", "```\n\n```", f"```\n{GUARD}\n```"])
 def test_an_empty_document_is_refused(reply: str) -> None:
-    """Nothing, or protected regions alone, cannot take the place of a document."""
     with pytest.raises(ValueError, match="the document is empty; write it between two fences"):
         read_document(reply)
 
 
 lines = st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=8)
-
-
-@cases(300)
-@given(st.lists(lines.filter(lambda line: not line.startswith(("```", "~~~"))), min_size=1, max_size=8))
-def test_any_text_between_fences_is_read_as_it_was_written(text: list[str]) -> None:
-    """The fences add nothing and take nothing away but white space around the document."""
-    written = "\n".join(text)
-    if written.strip() and "<!--" not in written:
-        assert read_document(f"```markdown\n{written}\n```") == written.strip()
-
-
-# ----------------------------------------------------------------------------------------- whole steps
 
 
 def writing(*replies: str | Exception, later: str | None = None) -> Script:
@@ -101,7 +79,7 @@ def writing(*replies: str | Exception, later: str | None = None) -> Script:
 
     def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         if call_id.purpose != PURPOSE:
-            return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
+            return usual(prompt, reply_type, call_id)
         if call_id.attempt and later is not None:
             return later
         return replies[int(call_id.part) % len(replies)]
@@ -125,7 +103,6 @@ def fenced(*names: str) -> str:
 
 
 async def test_a_step_asks_for_several_documents_and_the_race_chooses(tmp_path: Path) -> None:
-    """Each call is one of its own, and the best document of the step becomes the current one."""
     done = await rewrite(
         tmp_path,
         writing(fenced("double"), fenced(*list(LINES)[:4]), fenced("square"), "```\nBe brief, always.\n```"),
@@ -140,28 +117,16 @@ async def test_a_step_asks_for_several_documents_and_the_race_chooses(tmp_path: 
     assert [rewrite.number for rewrite in record.rewrites] == [0, 1, 2, 3]
 
 
-async def test_each_call_sees_the_same_cases_in_another_order(tmp_path: Path) -> None:
-    """Several documents differ because their prompts do, and each prompt shows what all of them show."""
-    done = await rewrite(tmp_path)
-    shown = done.shown(PURPOSE)
-    assert len(shown) == len(set(shown)) == DOCUMENTS
-    for text in shown:
-        assert text.count("missing rule:") == 8
-        assert "Write the document." in text
-
-
 async def test_cases_show_what_is_right_and_never_a_validation_or_test_item(tmp_path: Path) -> None:
-    """Right answers of train items are there to be read off; other items are not shown."""
     world = ToyEnvironment(train=8, val=8, test=4)
     done = await rewrite(tmp_path, environment=world, initial=document("double"), train={"batch_size": 4})
     texts = done.shown(PURPOSE)
     assert all("Further tasks with their right answers" in text for text in texts)
     for name in ("val", "test"):
-        assert not any(str(item.input) in text for item in world.items(name) for text in texts)  # type: ignore[arg-type]
+        assert not any(str(item.input) in text for item in world.items(name) for text in texts)
 
 
 async def test_a_document_that_never_comes_is_one_document_less(tmp_path: Path) -> None:
-    """The others race, and the record says why it is missing."""
     done = await rewrite(
         tmp_path, writing("```markdown\n```", fenced(*list(LINES)[:4]), "", fenced("double"))
     )
@@ -173,17 +138,6 @@ async def test_a_document_that_never_comes_is_one_document_less(tmp_path: Path) 
     assert NO_DOCUMENT in str(record.rewrites[0].reason)
 
 
-async def test_a_step_without_any_document_changes_nothing_and_pays_for_no_race(tmp_path: Path) -> None:
-    """The verdict says ``no_rewrite`` and why, and no validation item is measured again."""
-    done = await rewrite(tmp_path, writing("```markdown\n```"), target={"deterministic": True})
-    (record,) = done.records
-    assert record.verdict.action == "no_rewrite"
-    assert NO_DOCUMENT in record.verdict.reason
-    assert record.race == ()
-    assert record.current.number == 0
-    assert len(done.actor.asked) == 8 + 8
-
-
 @pytest.mark.parametrize(
     "reply",
     [
@@ -193,7 +147,6 @@ async def test_a_step_without_any_document_changes_nothing_and_pays_for_no_race(
     ],
 )
 async def test_a_reply_that_repeats_the_document_is_not_measured(tmp_path: Path, reply: str) -> None:
-    """White space and list marks do not make it new: nothing is paid beyond the step's own rollouts."""
     done = await rewrite(tmp_path, writing(reply), initial=document("double", "square"))
     (record,) = done.records
     assert (record.verdict.action, record.verdict.repeats) == ("no_change", "v0")
@@ -202,7 +155,6 @@ async def test_a_reply_that_repeats_the_document_is_not_measured(tmp_path: Path,
 
 
 async def test_documents_that_say_the_same_race_once(tmp_path: Path) -> None:
-    """Of equal documents of a step the first is measured, and one of an earlier step not at all."""
     done = await rewrite(
         tmp_path,
         writing(fenced("double"), fenced("square"), f"```\n* {LINES['double'][2:]}\n```", fenced("square")),
@@ -216,24 +168,8 @@ async def test_documents_that_say_the_same_race_once(tmp_path: Path) -> None:
 
 
 async def test_a_rewrite_keeps_protected_regions(tmp_path: Path) -> None:
-    """Guidance stays byte for byte, also if the reply repeats it in other words."""
     changed = f"```markdown\n{document(*list(LINES)[:4])}\n{GUARD.replace('Take', 'Waste')}\n```"
     done = await rewrite(tmp_path, writing(changed), initial=f"{document('double')}\n{GUARD}\n")
     assert done.actions == ["accept_new_best"]
     assert done.best.count(GUARD) == done.best.count("SLOW_UPDATE_START") == 1
     assert "Waste" not in done.best
-
-
-async def test_cases_that_do_not_fit_the_context_are_shortened_once(tmp_path: Path) -> None:
-    """A prompt that is too long is asked again with fewer tokens of cases."""
-    lengths: list[int] = []
-    usual = toy_optimizer()
-
-    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        length = len(prompt.messages[-1].content)
-        lengths.append(length)
-        return ContextOverflow("too long") if length > 2500 else usual(prompt, reply_type, call_id)  # type: ignore[return-value]
-
-    done = await rewrite(tmp_path, answer, actor=Actor(lambda *_: "word " * 200))
-    assert max(lengths) > 2500 > min(lengths)
-    assert all(rewrite.document is not None for rewrite in done.records[0].rewrites)

@@ -20,16 +20,9 @@ import pytest
 import pure_server
 from memory_pairs import HELD_OUT, evidence_for, make_pair
 from pure_world import differences, left_by, rows, settings, write_world
-from reflact import Critic, MemoryStore, Trainer
-from reflact.calibration.grading import CriticAnnotator
-from reflact.config.loading import config_identity, load_config
-from reflact.errors import ConfigError
+from reflact import MemoryStore
 from reflact.records import RunSummary
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget
-from reflact.training.shutdown import GracefulStop, StoppableAnnotator
-from reflact.types import Rollout, Turn
 from served import HANGS, asked_of, assert_refused, reflact, reflact_process, send, serving
-from toll_world import planned
 
 AFTER = re.compile(r"<after>\n(.*?)\n</after>", re.DOTALL)
 URL = "http://127.0.0.1:9"
@@ -192,17 +185,6 @@ def test_failure_analysts_are_shown_what_it_makes_of_each_reply(world: Path) -> 
     assert "failure analysts saw the scores of critic@1 pinned to 1 pair" in result.stdout
 
 
-def test_without_a_critic_nothing_is_different(world: Path) -> None:
-    """Keys of a critic that is not used are no part of the identity, and nothing is asked of it."""
-    with playing() as (model, url):
-        path = configured(world, url, environment={"grader": "exact"}, critic={"n_samples": 3})
-        assert reflact("train", path).exit_code == 0
-    assert model.scored == []
-    summary = json.loads((world.parent / "run" / "summary.json").read_text("utf-8"))
-    assert not {"critic", "annotated_by"} & summary.keys()
-    assert [key for key in config_identity(load_config(path)) if "critic" in key] == []
-
-
 def test_a_recorded_run_is_replayed_with_its_critic(world: Path) -> None:
     """A recording holds the critic's replies, and a replay asks no endpoint."""
     cassette = world.parent / "cassette.jsonl"
@@ -262,23 +244,6 @@ def test_a_killed_run_repeats_no_call_of_its_critic(world: Path, call: int) -> N
     assert differences(left_by(world.parent / "run"), unbroken, but=("spend",)) == []
 
 
-async def test_notes_that_would_begin_are_held_back_once_a_run_is_told_to_stop(tmp_path: Path) -> None:
-    """Like rollouts and the optimizer's calls: the critic is not asked about another trajectory."""
-    judge = ScriptedLLM(lambda *_: "no score")
-    plan, brake = planned(tmp_path), GracefulStop(grace=5)
-    notes = StoppableAnnotator(CriticAnnotator(Critic(judge).pin_to(())), brake)
-    item = plan.data.train[0]
-    rollout = Rollout(key="k", item_id=item.id, skill_hash="s", turns=(Turn(role="assistant", content="?"),))
-    assert await notes.annotate(item, rollout) == ("reply 1: a critic gave no score",)
-    asked = len(judge.calls)
-    brake.request("enough")
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(notes.annotate, plan.data.train[1], rollout)
-        await anyio.wait_all_tasks_blocked()
-        assert len(judge.calls) == asked
-        tasks.cancel_scope.cancel()
-
-
 @pytest.mark.slow
 def test_what_is_promoted_after_the_start_does_not_change_the_run(world: Path) -> None:
     """A run keeps the pairs that it began with, its memory there or not; a new run takes the new ones."""
@@ -301,93 +266,20 @@ def test_what_is_promoted_after_the_start_does_not_change_the_run(world: Path) -
     assert not keys[0] & keys[1]
 
 
-def test_a_skill_is_measured_by_the_critic_of_the_run(world: Path) -> None:
-    """`reflact eval` pins what the run then goes on with."""
-    with playing() as (_, url):
-        path = configured(world, url)
-        result = reflact("eval", path, "--skill", world / "skill.md")
-        assert result.exit_code == 0, result.output
-        remember(world.parent / "memory.db", 2)
-        assert reflact("train", path).exit_code == 0
-    critic = summary_of(world.parent / "run").critic
-    assert critic.pairs == 1
-
-
-@pytest.mark.slow
-def test_a_critic_without_its_memory_is_another_run(world: Path) -> None:
-    """A memory may move between two starts; to take it away, or to add one, is refused with the key."""
-    with playing() as (_, url):
-        path = configured(world, url)
-        assert reflact("train", path, "--set", "budget.max_calls=1").exit_code == 1
-        result = reflact("train", path, "--set", "critic.memory=null")
-    assert_refused(result, "critic.memory")
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
         (["models.critic.model=''"], "models.critic.model is required for environment.grader: critic"),
-        (
-            ["models.critic.model=''", "environment.grader=exact", "critic.annotate=true"],
-            "models.critic.model is required for critic.annotate",
-        ),
         (["critic.memory=nowhere.db"], "critic.memory: there is no file"),
-        (["critic.pass_threshold=11"], "critic.pass_threshold"),
         (
             ["budget.max_tokens=100", "models.target.max_tokens=9", "models.optimizer.max_tokens=9"],
             "budget.max_tokens needs models.critic.max_tokens",
         ),
     ],
-    ids=["no model to grade", "no model for notes", "no memory", "off the scale", "no cap"],
+    ids=["no model to grade", "no memory", "no cap"],
 )
 def test_what_is_wrong_is_one_sentence(world: Path, overrides: list[str], words: str) -> None:
     """A missing role, memory or cap ends with code 2 and names the key."""
     options = [part for one in overrides for part in ("--set", one)]
     result = reflact("train", configured(world, URL), *options)
     assert_refused(result, words)
-
-
-def test_what_python_passes_does_not_contradict_the_keys(world: Path) -> None:
-    """Two graders, two annotators, or a limit over calls that are seen in part are refused."""
-    path = configured(world, URL)
-    with pytest.raises(ConfigError, match="give that one a CriticGrader"):
-        Trainer(path, environment=ToyEnvironment(train=2, val=2, test=2))
-    limited = load_config(path, overrides=["budget.max_calls=9"])
-    with pytest.raises(ConfigError, match=r"budget\.max_calls is not possible with a target"):
-        Trainer(limited, target=ToyTarget())
-    environment, critic = NOTES
-    notes = CriticAnnotator(Critic(ScriptedLLM(lambda *_: "")).pin_to(()))
-    with pytest.raises(ConfigError, match=r"critic\.annotate is on, and an annotator is passed"):
-        Trainer(configured(world, URL, environment=environment, critic=critic), annotator=notes)
-
-
-def test_the_critic_takes_the_connection_and_not_the_model_of_the_target() -> None:
-    """At the same endpoint limits are the target's too; the model has to be named."""
-    target = {"model": "small", "base_url": "http://here/v1", "concurrency": 3, "api_key_env": None}
-    models = load_config({"models": {"target": target}}).models
-    assert (models.critic.model, models.critic.base_url, models.critic.concurrency) == (
-        "",
-        "http://here/v1",
-        3,
-    )
-    elsewhere = load_config(
-        {"models": {"target": target, "critic": {"model": "m", "base_url": "http://there/v1"}}}
-    )
-    assert (elsewhere.models.critic.concurrency, elsewhere.models.critic.api_key_env) == (8, None)
-
-
-@pytest.mark.parametrize("part", [({"grader": "critic"}, {}), NOTES], ids=["grading", "notes"])
-def test_the_calls_of_the_critic_are_foreseen(world: Path, part: tuple[dict[str, Any], ...]) -> None:
-    """A dry run has a row for them that holds what the run then takes, and writes nothing."""
-    environment, critic = part
-    with playing() as (model, url):
-        path = configured(
-            world, url, environment=environment, critic={**critic, "max_anchors": 2, "n_samples": 2}
-        )
-        shown = reflact("train", path, "--dry-run")
-        assert shown.exit_code == 0, shown.output
-        assert not (world.parent / "run").exists()
-        assert reflact("train", path).exit_code == 0
-    (row,) = (line.split() for line in shown.stdout.splitlines() if line.split()[:1] == ["critic"])
-    assert row[1] == "score"
-    assert 0 < len(model.scored) <= 1.5 * int(row[2].replace(",", ""))

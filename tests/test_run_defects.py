@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import signal
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,21 +11,16 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from rich.console import Console
 
 from doubles import Endpoint, ask, config
 from reflact import Trainer, read_run
-from reflact.cli import common
-from reflact.cli.common import InterruptHandler
 from reflact.errors import DataError, ModelError, RunConflict, RunFailed
 from reflact.messages import Text
 from reflact.protocols import Session
-from reflact.records import SkillComparison, SkillScore, Usage
-from reflact.reporting.history import RunListing
-from reflact.reporting.terminal import build_run_table, build_score_table
-from reflact.testing import ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.records import SkillScore
+from reflact.testing import ToyEnvironment, ToyTarget
 from reflact.testing.llm import Script
-from reflact.types import Grade, Item, Skill, Split
+from reflact.types import Grade, Item, Skill
 from served import configured, reflact, say_four, serving
 from toy_runs import build_trainer
 
@@ -36,7 +28,6 @@ from toy_runs import build_trainer
 def build_short_trainer(
     folder: Path, *, target: ToyTarget | None = None, script: Script | None = None, **settings: Any
 ) -> Trainer:
-    """Return a short run in the toy world."""
     return build_trainer(
         {
             "out_dir": folder,
@@ -51,7 +42,6 @@ def build_short_trainer(
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Return the exported files of a folder."""
     named = ("best_skill.md", "summary.json", "report.html")
     paths = (*(folder / name for name in named), *sorted((folder / "skills").glob("*.md")))
     return {path.name: path.read_bytes() for path in paths}
@@ -59,7 +49,6 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_fork_keeps_the_files_of_the_first_run(tmp_path: Path, shared: bool) -> None:
-    """A second run in a folder writes its files into a folder of its own; each run resumes with its own files."""
     out = tmp_path / "run"
     where = {"report": True, **({"store": tmp_path / "all.db"} if shared else {"fork": True})}
     first = build_short_trainer(out, **where)
@@ -80,7 +69,6 @@ def test_a_fork_keeps_the_files_of_the_first_run(tmp_path: Path, shared: bool) -
 
 
 def test_a_measured_document_is_listed(tmp_path: Path) -> None:
-    """`eval` in a new folder leaves a run that is listed as measured, with its score, and not as open."""
     skill = tmp_path / "s.md"
     skill.write_text("Answer 4.\n", encoding="utf-8")
     with serving(say_four) as url:
@@ -98,39 +86,7 @@ def test_a_measured_document_is_listed(tmp_path: Path) -> None:
     assert "no training was started" in shown
 
 
-def test_a_document_is_compared_with_others_which_are_paid_once(tmp_path: Path) -> None:
-    """`eval --against` pairs a document with none, a placebo, constants and a file, and pays for each answer once."""
-    for name, text in (("s.md", "Answer 4.\n"), ("t.md", "Answer 5.\n")):
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    asked: list[object] = []
-
-    def say(*arguments: Any) -> Any:
-        asked.append(arguments)
-        return say_four(*arguments)
-
-    others = ("none", "placebo", "null", tmp_path / "t.md")
-    with serving(say) as url:
-        path = configured(tmp_path, url)
-        against = [word for other in others for word in ("--against", other)]
-        command = ("eval", path, "--skill", tmp_path / "s.md", *against)
-        shown = reflact(*command, "--show", "json")
-        paid = len(asked)
-        compared = SkillComparison.model_validate_json(shown.stdout.splitlines()[-1])
-        lines = reflact(*command, "--show", "lines").stdout
-    assert len(asked) == paid
-    assert [score.name for score in compared.others] == [
-        "none",
-        "placebo",
-        "other_4",
-        "null_empty",
-        "null_refusal",
-    ]
-    assert {gain.mean for gain in compared.improvements[:3]} == {0.0}
-    assert f"s.md over {tmp_path / 't.md'} on validation: 0 points" in " ".join(lines.split())
-
-
 def test_a_document_is_measured_on_items_of_another_file(tmp_path: Path) -> None:
-    """`eval --data` takes all items of a file, leaves the run's folder to its run, and names documents by their files."""
     (tmp_path / "s.md").write_text("Answer 4.\n", encoding="utf-8")
     (tmp_path / "t.md").write_text("Answer 5.\n", encoding="utf-8")
     rows = [{"input": f"What is {k} + {k}?", "reference": str(2 * k)} for k in range(5)]
@@ -158,28 +114,7 @@ def test_a_document_is_measured_on_items_of_another_file(tmp_path: Path) -> None
     assert "needs one data file" in reflact(*command[:-3], tmp_path).stderr
 
 
-def test_the_folder_of_a_run_is_no_skill(tmp_path: Path) -> None:
-    """Who names a run's folder in place of its document is told which file to name."""
-    (tmp_path / "best_skill.md").write_text("Answer 4.\n", encoding="utf-8")
-    result = reflact("eval", configured(tmp_path), "--skill", tmp_path)
-    assert (
-        f"folder of a run and not of a skill; name its document: {tmp_path / 'best_skill.md'}"
-        in result.stderr
-    )
-
-
-def test_documents_measured_beside_a_training_are_listed(tmp_path: Path) -> None:
-    """A document that is measured in a trained run's folder is listed beside the run's own scores."""
-    trainer = build_short_trainer(tmp_path)
-    anyio.run(trainer.train)
-    score = anyio.run(trainer.evaluate, Skill(text="mine"))
-    history = anyio.run(read_run, tmp_path)
-    assert (history.status, history.evaluations) == ("completed", (score,))
-    assert score.skill_hash[:8] in reflact("show", tmp_path).stdout
-
-
 def test_repeated_ids_in_two_files_name_both(tmp_path: Path) -> None:
-    """An id in two splits is an error that names both files."""
     for split in ("train", "val", "test"):
         (tmp_path / f"{split}.json").write_text(json.dumps([{"id": "q", "input": split}]), encoding="utf-8")
     trainer = build_trainer({"out_dir": tmp_path / "run", "data": {"path": tmp_path}}, environment=None)
@@ -189,8 +124,6 @@ def test_repeated_ids_in_two_files_name_both(tmp_path: Path) -> None:
 
 
 def test_all_of_a_run_is_in_its_database_file_after_each_start(tmp_path: Path) -> None:
-    """A start that ends a run, goes on with it, or is refused leaves no log of the database and no lock of its own."""
-
     def list_files() -> set[str]:
         return {path.name for path in tmp_path.iterdir() if path.name.startswith("run.db")}
 
@@ -213,41 +146,26 @@ def test_all_of_a_run_is_in_its_database_file_after_each_start(tmp_path: Path) -
 
 
 def test_a_conflict_advises_what_its_cause_needs(tmp_path: Path) -> None:
-    """The error of another run in the folder advises to undo what differs, and no more than that."""
     anyio.run(build_short_trainer(tmp_path).train)
-    for trainer, advice in (
+    for changed, advice in (
+        ({"prompts": {"versions": {"analyst_failure": 1}}}, "the same prompts (a new version of reflact, "),
+        ({"seed": 1}, "to resume it, put the old value of seed back; to start another run"),
+        ({"target": ToyTarget(noise=0.5)}, "to resume it, pass the same target; to start another run"),
         (
-            build_short_trainer(tmp_path, prompts={"versions": {"analyst_failure": 1}}),
-            "the same prompts (a new version of reflact, preset or prompts.folder has changed them)",
-        ),
-        (
-            build_short_trainer(tmp_path, seed=1),
-            "to resume it, put the old value of seed back; to start another run",
-        ),
-        (
-            build_short_trainer(tmp_path, target=ToyTarget(noise=0.5)),
-            "to resume it, pass the same target; to start another run",
+            {"preset": "skillopt", "seed": 1, "select": {"max_edits": 9, "min_edits": 2}},
+            "; and 1 more; to resume",
         ),
     ):
-        with pytest.raises(RunConflict) as caught:
-            anyio.run(trainer.train)
-        assert advice in str(caught.value)
-        assert "settings" not in str(caught.value)
-    with pytest.raises(RunConflict, match=r"; and 1 more; to resume it"):
-        anyio.run(
-            build_short_trainer(
-                tmp_path, preset="skillopt", seed=1, select={"max_edits": 9, "min_edits": 2}
-            ).train
-        )
-    other = build_trainer(trainer.config, environment=ToyEnvironment(train=8, val=4, test=5))
-    with pytest.raises(
-        RunConflict, match="to resume it, restore the items of the data; to start another run"
-    ):
+        with pytest.raises(RunConflict, match=re.escape(advice)):
+            anyio.run(build_short_trainer(tmp_path, **changed).train)
+    other = build_trainer(
+        build_short_trainer(tmp_path).config, environment=ToyEnvironment(train=8, val=4, test=5)
+    )
+    with pytest.raises(RunConflict, match="to resume it, restore the items of the data"):
         anyio.run(other.train)
 
 
 def test_a_mute_optimizer_fails_the_run(tmp_path: Path) -> None:
-    """A run in which no analyst ever gave a valid reply has failed, with the first reason, and with exit code 1."""
     with serving(say_four) as url:
         path = configured(tmp_path, url)
         alone = ("--set", "search.sources=[edits]", "--set", "train.num_epochs=1")
@@ -265,51 +183,8 @@ def test_a_mute_optimizer_fails_the_run(tmp_path: Path) -> None:
     assert "part=" not in shown + result.output
 
 
-def test_an_optimizer_that_replies_once_completes(tmp_path: Path) -> None:
-    """A single valid reply of an analyst is enough for a run to complete."""
-    usual, asked = toy_optimizer(), []
-
-    def answer(prompt: Any, reply_type: Any, call_id: Any) -> Any:
-        asked.append(call_id.purpose)
-        is_first = call_id.step == 1 or "analyst" not in call_id.purpose
-        return usual(prompt, reply_type, call_id) if is_first else {"nothing": 1}
-
-    assert anyio.run(build_short_trainer(tmp_path, script=answer).train).status == "completed"
-    assert asked
-
-
-def test_a_second_interrupt_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first signal says that work may finish, the second that the run ends at once, and a third nothing more."""
-    told = io.BytesIO()
-    monkeypatch.setattr(common.os, "write", lambda _, text: told.write(text))
-    monkeypatch.setattr(InterruptHandler, "_exit_after", lambda *_: None)
-    handler = InterruptHandler(5.0)
-    for _ in range(3):
-        with pytest.raises(KeyboardInterrupt):
-            handler._handle_signal(signal.SIGINT, None)
-    first, second = told.getvalue().decode().splitlines()
-    assert "work under way may finish" in first
-    assert second == "Ctrl-C again: the run ends at once; finished calls are stored"
-
-
-def test_a_signal_after_the_event_loop_has_closed_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second signal that comes when the run has just ended raises nothing, so the exit code stays that of the first."""
-    monkeypatch.setattr(common.os, "write", lambda *_: None)
-    monkeypatch.setattr(InterruptHandler, "_exit_after", lambda *_: None)
-    handler = InterruptHandler(5.0)
-
-    async def bind() -> None:
-        handler.bind(stop=lambda reason: None, cancel=lambda: None)
-
-    anyio.run(bind)
-    for _ in range(2):
-        handler._handle_signal(signal.SIGTERM, None)
-    assert handler.exit_code == 143
-
-
 @pytest.mark.parametrize(("path", "advice"), [("", "/v1"), ("/v1", None)])
 async def test_an_address_without_its_version_is_mended_in_the_message(path: str, advice: str | None) -> None:
-    """A 404 of an address without `/v1` names the address with it; any other says which key to check."""
     words = "check models.optimizer.base_url"
     if advice is not None:
         words = "set models.optimizer.base_url to http://127.0.0.1:8080/v1: Not Found"
@@ -319,8 +194,6 @@ async def test_an_address_without_its_version_is_mended_in_the_message(path: str
 
 
 def test_examples_show_the_result_of_a_run_that_measured_nothing(tmp_path: Path) -> None:
-    """A run without a best version has a verdict, and that is what the README and the guides print."""
-
     class Broken(ToyEnvironment):
         async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
             raise OSError("no server")
@@ -340,45 +213,3 @@ def test_examples_show_the_result_of_a_run_that_measured_nothing(tmp_path: Path)
     assert [
         page.name for page in pages if re.search(r"print\(.*(summary|\))\.best\.", page.read_text("utf-8"))
     ] == []
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_a_narrow_terminal_loses_no_row_name_and_breaks_no_word(width: int) -> None:
-    """Tables of scores and runs leave out whole columns; names, counts and scores stay, each in one piece."""
-    names = ("baseline", "placebo", "null_frequent", "best")
-    shared = {
-        "skill_hash": "ab" * 32,
-        "split": Split.test,
-        "n": 80,
-        "successes": 45.0,
-        "soft": 0.5,
-        "unmeasured": 3,
-    }
-    scores = [SkillScore(name=name, hard=0.5625, low=0.45, high=0.67, **shared) for name in names]  # type: ignore[arg-type]
-    text = io.StringIO()
-    console = Console(file=text, width=width)
-    console.print(build_score_table(scores, width, with_hash=True))
-    lines = [line.rstrip() for line in text.getvalue().splitlines()]
-    assert max(map(len, lines)) <= width
-    for name in ("baseline", "placebo", "frequent", "best"):
-        (line,) = [line for line in lines if line.strip().startswith(name)]
-        assert {"test", "80", "0.562"} <= {*line.split()}
-    assert "…" not in text.getvalue()
-    assert ("ababab" in text.getvalue()) == (width >= 80)
-    listing = RunListing(
-        folder=f"/runs/{'long' * 9}",
-        run_id="r0123456789ab",
-        status="completed",
-        steps=14,
-        val=0.575,
-        test=0.562,
-        baseline=0.125,
-        usage=Usage(calls=791),
-        created=datetime(2026, 1, 1, tzinfo=UTC),
-    )
-    text.seek(0)
-    text.truncate()
-    console.print(build_run_table([listing], Path("/runs"), width))
-    assert max(map(len, text.getvalue().splitlines())) <= width
-    assert "…" not in text.getvalue()
-    assert {"r0123456789ab", "0.575", "0.562"} <= {*text.getvalue().split()}

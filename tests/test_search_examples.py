@@ -17,18 +17,14 @@ from reflact.search.examples import (
     draw_first_sets,
     draw_variants,
     fit_examples,
-    group_examples,
     render_examples,
     shuffle_answers,
     spread,
 )
 from reflact.skills.document import (
     apply_edits,
-    digest_form,
     editable_text,
     find_regions,
-    replace_guidance,
-    replace_notes,
 )
 from reflact.types import Edit, Skill, WorkedExample
 from skill_documents import MARKERS, documents
@@ -46,7 +42,6 @@ def make_pool(size: int, answer: str | None = None) -> tuple[WorkedExample, ...]
 
 
 def list_ids(examples: Sequence[WorkedExample]) -> list[str]:
-    """Return the items of examples, in their order."""
     return [example.item_id for example in examples]
 
 
@@ -65,43 +60,19 @@ pools = st.lists(st.tuples(texts, texts), max_size=12).map(
 )
 
 
-# ------------------------------------------------------------------------------------------- rendering
-
-
-def test_examples_are_rendered_in_one_form() -> None:
-    """A heading, and then each task with its answer, in the order of the set."""
-    assert render_examples(make_pool(2)) == (
-        "## Worked examples\n\nTask: double 0\nAnswer: 0\n\nTask: double 1\nAnswer: 2"
-    )
-
-
 @cases(300)
 @given(pools, st.integers(min_value=0, max_value=400))
 def test_the_examples_that_fit_are_rendered_within_the_bytes(
     pool: tuple[WorkedExample, ...], room: int
 ) -> None:
-    """Whatever fits keeps its order and renders to no more bytes than there are."""
     fitting = fit_examples(pool, room)
     assert [example for example in pool if example in fitting] == list(fitting)
     assert len(render_examples(fitting).encode()) <= room or not fitting
 
 
-@given(pools)
-def test_all_examples_fit_in_just_as_many_bytes_as_they_render_to(pool: tuple[WorkedExample, ...]) -> None:
-    """The estimate of their size is exact, so no room is wasted."""
-    assume(pool)
-    size = len(render_examples(pool).encode())
-    assert fit_examples(pool, size) == pool
-    assert len(fit_examples(pool, size - 1)) < len(pool)
-
-
-# ------------------------------------------------------------------------------------------ choosing
-
-
 @cases(300)
 @given(st.lists(st.sampled_from("abc"), max_size=24), st.integers(0, 5))
 def test_each_beginning_holds_about_as_many_of_each_group(groups: list[str], seed: int) -> None:
-    """As long as two groups have members left, their numbers differ by one at most."""
     pool = make_pool(len(groups))
     group_of = dict(zip(list_ids(pool), groups, strict=True))
     order = spread(pool, groups, seed, "test")
@@ -113,15 +84,7 @@ def test_each_beginning_holds_about_as_many_of_each_group(groups: list[str], see
         assert max(counts.values(), default=0) - min(open_counts, default=AMPLE) <= 1
 
 
-def test_few_answers_are_groups_and_many_are_one_group() -> None:
-    """Without task types, labels divide the items; answers that hardly repeat do not."""
-    labels = [*make_pool(2, "yes"), *make_pool(2, "no")]
-    assert group_examples(labels, [None] * 4) == ("yes", "yes", "no", "no")
-    assert group_examples(make_pool(4), [None] * 4) == ("", "", "", "")
-
-
 def draw_first(pool: Sequence[WorkedExample], **changed: Any) -> tuple[tuple[WorkedExample, ...], ...]:
-    """Return first sets of a pool without groups."""
     options: dict[str, Any] = {"seed": 7, "label": "examples/1", "most": 6, "max_bytes": AMPLE}
     return draw_first_sets(pool, [""] * len(pool), **options | changed)
 
@@ -129,7 +92,6 @@ def draw_first(pool: Sequence[WorkedExample], **changed: Any) -> tuple[tuple[Wor
 def draw_next(
     current: Sequence[WorkedExample], pool: Sequence[WorkedExample], failed: set[str], **changed: Any
 ) -> tuple[tuple[WorkedExample, ...], ...]:
-    """Return variants of a set from a pool without groups."""
     options: dict[str, Any] = {"seed": 7, "label": "examples/2", "most": 6, "max_bytes": AMPLE}
     return draw_variants(current, pool, [""] * len(pool), failed, **options | changed)
 
@@ -146,14 +108,12 @@ def draw_next(
     ],
 )
 def test_first_sets_have_several_sizes_and_begin_with_the_largest(size: int, sizes: list[int]) -> None:
-    """All that fit come first, and smaller sets are drawn more than once."""
     assert [len(drawn) for drawn in draw_first(make_pool(size))] == sizes
 
 
 @cases(200)
 @given(st.integers(0, 20), st.integers(0, 9), st.integers(1, 12), st.integers(20, 400))
 def test_sets_are_distinct_fit_and_come_from_the_pool(size: int, seed: int, most: int, room: int) -> None:
-    """No set is empty, holds an item twice, repeats another one, exceeds the room or the number of sets."""
     pool = make_pool(size)
     first = draw_first(pool, seed=seed, most=most, max_bytes=room)
     current = first[0] if first else ()
@@ -168,7 +128,6 @@ def test_sets_are_distinct_fit_and_come_from_the_pool(size: int, seed: int, most
 
 
 def test_items_that_still_fail_come_into_a_variant_first() -> None:
-    """Beside the present examples, and in place of some of them, items that fail stand before others."""
     pool, current = make_pool(20), make_pool(8)
     grown, swapped, *_ = draw_next(current, pool, {"train-15", "train-18"})
     assert set(list_ids(current)) < set(list_ids(grown))
@@ -198,8 +157,6 @@ def test_shuffled_answers_keep_the_items_and_permute_the_answers(
     assert shuffled == shuffle_answers(pool, seed)
 
 
-# ------------------------------------------------------------------------------- the region of a document
-
 SECTION = f"{START}\n{HEADING}\n\nTask: double 0\nAnswer: 0\n{END}"
 WITH_EXAMPLES = f"# Rules\n\n- double: twice the number\n\n{SECTION}\n"
 
@@ -207,7 +164,6 @@ WITH_EXAMPLES = f"# Rules\n\n- double: twice the number\n\n{SECTION}\n"
 @cases(300)
 @given(documents(), pools)
 def test_examples_change_nothing_else_in_a_document(text: str, pool: tuple[WorkedExample, ...]) -> None:
-    """All other regions, and the text that edits may change, stay byte for byte but for line breaks around it."""
     assume(pool)
     assume(not any("<!--" in e.task + e.answer for e in pool))
     after = apply_examples(Skill(text=text), pool).skill.text
@@ -221,183 +177,22 @@ def list_regions(text: str, *, but: str) -> list[str]:
     return [text[region.start : region.end] for region in find_regions(text) if region.name != but]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "# Rules\n\n- double: twice the number\n",
-        "# Rules\n\n- double: twice the number",
-        "- a rule\n\n<!-- SLOW_UPDATE_START -->\nTake your time.\n<!-- SLOW_UPDATE_END -->\n",
-        "---\nname: ledger\n---\n\n- a rule\n",
-        "# Rules\r\n\r\n- double: twice the number\r\n",
-        "",
-    ],
-)
-def test_examples_that_are_removed_leave_the_document_as_it_was(text: str) -> None:
-    """After a removal nothing is left of the section, and removing it again is refused."""
-    added, _ = replace_examples(text, render_examples(make_pool(2)))
-    assert START in added
-    removed, reason = replace_examples(added, "")
-    assert reason is None
-    assert removed.strip() == text.strip()
-    assert replace_examples(removed, "") == (removed, "the document has no examples")
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (2, 0, 1)])
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_the_regions_at_the_end_have_one_order(order: tuple[int, ...], newline: str) -> None:
-    """Examples, guidance and appendix follow one another, whichever is written first."""
-    steps = (
-        lambda skill: apply_examples(skill, make_pool(2)).skill,
-        lambda skill: replace_guidance(skill, "Take your time."),
-        lambda skill: replace_notes(skill, ["Mind the sign."]),
-    )
-    skill = Skill(text=f"# Rules{newline}{newline}- a rule of two words{newline}")
-    for number in order:
-        skill = steps[number](skill)
-    assert [region.name for region in find_regions(skill.text)] == ["examples", "slow_update", "appendix"]
-    assert skill.text.count("\n") == skill.text.count(newline)
-    after = apply_edits(skill, [Edit(op="append", content="- another rule")]).skill.text
-    assert after.index("another rule") < after.index(START)
-
-
 @pytest.mark.parametrize("marker", [*MARKERS, START, END, "<!-- SKILL_FILE notes.md -->"])
 def test_examples_that_hold_a_marker_are_refused(marker: str) -> None:
-    """No example opens or closes a protected region."""
     content = f"{HEADING}\n\nTask: what is {marker}?\nAnswer: a comment"
     text, reason = replace_examples(WITH_EXAMPLES, content)
     assert text == WITH_EXAMPLES
     assert reason == "the content holds the marker of a protected region"
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        Edit(op="replace", target="Answer: 0", content="Answer: 1"),
-        Edit(op="delete", target="Task: double 0"),
-        Edit(op="insert_after", target="Answer: 0", content="Task: double 3\nAnswer: 6"),
-        Edit(op="replace", target=f"number\n\n{START}", content="number"),
-        Edit(op="append", content=SECTION),
-        Edit(op="rewrite", content=f"- quite another rule\n\n{SECTION}"),
-    ],
-)
-def test_no_edit_changes_the_examples(edit: Edit) -> None:
-    """An edit with an anchor or a marker of the section is refused, and the document stays as it is."""
-    candidate = apply_edits(Skill(text=WITH_EXAMPLES), [edit])
-    assert candidate.skill.text == WITH_EXAMPLES
-    assert [result.status for result in candidate.results] == ["rejected"]
-
-
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_a_rewrite_keeps_the_examples_byte_for_byte(newline: str) -> None:
-    """The section of a document that is written anew is the section of the document before."""
-    text = WITH_EXAMPLES.replace("\n", newline)
-    after = apply_edits(Skill(text=text), [Edit(op="rewrite", content="# Other\n\n- quite another rule")])
-    assert SECTION.replace("\n", newline) in after.skill.text
-    assert editable_text(after.skill.text).split() == ["#", "Other", "-", "quite", "another", "rule"]
-
-
-# --------------------------------------------------------------------- documents that say the same
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        "# Rules\n\n* double:   twice the number\n* square it\n",
-        "# Rules\r\n- double: twice the number\r\n\r\n\r\n- square it",
-        "  # Rules\n1. double: twice the number\n2) square it\n",
-        "# Rules\n• double: twice the number\n+ square it\n",
-    ],
-)
-def test_documents_that_say_the_same_have_one_form(other: str) -> None:
-    """White space, line breaks and list marks do not make another document."""
-    assert digest_form(other) == digest_form("# Rules\n\n- double: twice the number\n- square it\n")
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        "# Rules\n\n- double: twice the numbers\n- square it\n",
-        "# Rules\n\n- square it\n- double: twice the number\n",
-        "## Rules\n\n- double: twice the number\n- square it\n",
-        "# Rules\n\n- double: Twice the number\n- square it\n",
-        "# Rules\n\n- double: twice the number square it\n",
-    ],
-)
-def test_documents_that_say_something_else_have_another_form(other: str) -> None:
-    """Words, their case, the order of lines and headings count."""
-    assert digest_form(other) != digest_form("# Rules\n\n- double: twice the number\n- square it\n")
-
-
-# ------------------------------------------------------------------ lines that the document already has
-
 RULES = "# Rules\n\n- double: twice the number\n- square: the number times itself\n"
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        Edit(op="append", content="- double: twice the number"),
-        Edit(op="append", content="* double:  twice the   number\n"),
-        Edit(op="append", content="1. square: the number times itself\n2. double: twice the number"),
-        Edit(
-            op="insert_after", target="- double: twice the number", content="square: the number times itself"
-        ),
-    ],
-)
-def test_a_line_that_the_document_has_is_no_edit(edit: Edit) -> None:
-    """Whatever its list mark and white space, it is refused and nothing changes."""
-    candidate = apply_edits(Skill(text=RULES), [edit])
-    assert candidate.skill.text == RULES
-    assert candidate.results[0].reason == "the document says this already"
 
 
 @pytest.mark.parametrize("op", ["append", "insert_after"])
 def test_only_the_new_lines_of_an_edit_are_added(op: Any) -> None:
-    """Lines that are there already, or twice in the edit, are left out of it."""
     content = "- square: the number times itself\n- negate: a minus before it\n* negate: a minus before it\n"
     target = "" if op == "append" else "- double: twice the number"
     candidate = apply_edits(Skill(text=RULES), [Edit(op=op, target=target, content=content)])
     text = candidate.skill.text
     assert candidate.results[0].status == "applied"
     assert text.count("negate: a minus before it") == text.count("the number times itself") == 1
-
-
-def test_a_rewrite_keeps_the_first_of_equal_lines() -> None:
-    """A document that is written anew may say again what the old one said, but each line once."""
-    content = "# Rules\n\n- double: twice the number\n- be brief and exact\n* double: twice  the number\n"
-    candidate = apply_edits(Skill(text=RULES), [Edit(op="rewrite", content=content)])
-    assert candidate.skill.text == "# Rules\n\n- double: twice the number\n- be brief and exact\n"
-
-
-REPEATING = """\
-# Sums
-
-## Example
-
-| task | answer |
-| --- | --- |
-| one plus two | three is right |
-
-```python
-total = add(first, second)
-```
-
-# Products
-
-## Example
-
-| factor | product |
-| --- | --- |
-| two times two | four is right |
-
-```python
-total = add(first, second)
-```
-"""
-
-
-@pytest.mark.parametrize("op", ["append", "rewrite"])
-def test_headings_code_and_rules_of_tables_may_repeat(op: Any) -> None:
-    """What gives a document its form is no rule, so it stays however often it is there."""
-    candidate = apply_edits(Skill(text="# Rules\n\n## Example\n"), [Edit(op=op, content=REPEATING)])
-    assert REPEATING.strip() in candidate.skill.text

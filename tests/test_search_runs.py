@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,17 @@ from reflact import Trainer, events
 from reflact.errors import QuotaSpent
 from reflact.llm.pricing import BYTES_PER_TOKEN
 from reflact.messages import CallId, RenderedPrompt, ReplyModel, Text
-from reflact.proposers import Rewrite, StepBudget, StepEvidence
 from reflact.protocols import Session
 from reflact.records import StepRecord
 from reflact.search.rewrite import PURPOSE
-from reflact.skills.document import find_regions, normalize_line
+from reflact.skills.document import find_regions
 from reflact.stages.reply_models import AnalystReply
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optimizer
-from reflact.testing.llm import Script, ScriptedAnswer
+from reflact.testing.llm import ScriptedAnswer
 from reflact.testing.toy import grade_toy
 from reflact.types import Grade, Item, Skill, Split, digest_json
-from toy_runs import LINES, Actor, document, right, run, settings
+from toy_runs import Actor, document, right, run, settings
 
 ALL: dict[str, Any] = {"sources": ["examples", "rewrite", "edits"]}
 DETERMINISTIC: dict[str, Any] = {"deterministic": True}
@@ -43,11 +41,9 @@ class QuietEnvironment:
         self._turns = turns
 
     def items(self, split: Split) -> Sequence[Item]:
-        """Return the items of the toy world."""
         return self._toy.items(split)
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Ask the question, and grade the first answer; the further messages are talk."""
         answer = await session.reply(str(item.input))
         for turn in self._turns:
             await session.reply(turn)
@@ -55,12 +51,10 @@ class QuietEnvironment:
 
 
 def mute(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-    """Play an optimizer that never replies validly."""
     return "" if issubclass(reply_type, Text) else "no reply of any use"
 
 
 def luck(seed: int, *parts: str) -> float:
-    """Return a number in 0..1 that depends on the texts."""
     return int(digest_json([seed, *parts])[:13], 16) / 16**13
 
 
@@ -71,24 +65,21 @@ def learn_slowly(skill: Skill, message: str, before: int) -> str:
 
 
 def write_anew(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-    """Play an optimizer that has another idea each time."""
     line = f"- Idea {call_id.step} of part {call_id.part or 'one'} is worth a try."
     if issubclass(reply_type, Text):
         return f"```markdown\n{line}\n```"
     if issubclass(reply_type, AnalystReply):
         return append_reply(reply_type, line)
-    return toy_optimizer()(prompt, reply_type, call_id)  # type: ignore[return-value]
+    return toy_optimizer()(prompt, reply_type, call_id)
 
 
 def count_candidates(records: Sequence[StepRecord]) -> int:
-    """Return how many candidates were measured on validation items."""
     raced = [{entry.skill_hash for entry in record.race if entry.n} for record in records]
     judged = [set() if r.verdict.candidate is None else {r.candidate_hash} for r in records]
     return sum(len(some | other) for some, other in zip(raced, judged, strict=True))
 
 
 def list_messages(environment: Any, split: Split) -> set[str]:
-    """Return what the items of a split ask."""
     return {str(item.input) for item in environment.items(split)}
 
 
@@ -97,14 +88,10 @@ def read_examples(text: str) -> str:
     return "".join(text[r.start : r.end] for r in find_regions(text) if r.name == "examples")
 
 
-# --------------------------------------------------------------------------------- runs without replies
-
-
 @pytest.mark.parametrize("train", [5, 12, 24])
 async def test_an_optimizer_that_never_replies_leaves_the_best_worked_examples(
     tmp_path: Path, train: int
 ) -> None:
-    """The run completes, tries every source, and its document is a set of examples that solves everything."""
     world = ToyEnvironment(train=train, val=12, test=6, rules=4)
     done = await run(
         tmp_path,
@@ -115,18 +102,15 @@ async def test_an_optimizer_that_never_replies_leaves_the_best_worked_examples(
         test={"enabled": True},
     )
     assert done.summary.status == "completed"
-    assert done.summary.best is not None
     assert done.summary.best.score == 1
     ids = [example.item_id for example in done.summary.best.examples]
     assert len(ids) == len(set(ids)) >= 4
     assert set(ids) <= {item.id for item in world.items(Split.train)}
     score = done.summary.score("best", Split.test)
-    assert score is not None
     assert score.hard == 1
 
 
 async def test_without_right_answers_examples_are_rollouts_that_were_graded_right(tmp_path: Path) -> None:
-    """The grader's verdict is enough: what the target answered rightly teaches it the rest."""
     world = QuietEnvironment(train=12, val=8, test=4)
     lucky = {str(item.input) for item in world.items(Split.train)[:4]}
     done = await run(
@@ -138,7 +122,6 @@ async def test_without_right_answers_examples_are_rollouts_that_were_graded_righ
         train={"batch_size": 12, "num_epochs": 3},
     )
     assert done.summary.status == "completed"
-    assert done.summary.best is not None
     assert done.summary.best.score == 1
     shown = {(example.task, example.answer) for example in done.summary.best.examples}
     assert shown == {(message, right(message)) for message in lucky}
@@ -147,7 +130,6 @@ async def test_without_right_answers_examples_are_rollouts_that_were_graded_righ
 async def test_without_right_answers_and_right_rollouts_edits_and_rewrites_find_the_document(
     tmp_path: Path,
 ) -> None:
-    """The first step has no example to show and says so; the others do the work."""
     world = QuietEnvironment(train=12, val=8, test=4)
     done = await run(
         tmp_path,
@@ -159,38 +141,19 @@ async def test_without_right_answers_and_right_rollouts_edits_and_rewrites_find_
     first = done.records[0]
     assert (first.source, first.verdict.action, first.race) == ("examples", "no_patches", ())
     assert "no rollout was graded right" in first.verdict.reason
-    assert done.summary.best is not None
     assert (done.summary.best.score, done.summary.best.examples) == (1, ())
     assert {record.source for record in done.records if record.verdict.accepted} <= {"rewrite", "edits"}
 
 
-@pytest.mark.parametrize("source", ["edits", "rewrite"])
-async def test_each_source_of_the_optimizer_finds_the_document_alone(tmp_path: Path, source: str) -> None:
-    """Neither needs the other or a right answer."""
-    done = await run(
-        tmp_path,
-        environment=QuietEnvironment(train=12, val=8, test=4),
-        search={"sources": [source]},
-        train={"batch_size": 6, "num_epochs": 4},
-    )
-    assert {record.source for record in done.records} == {source}
-    assert done.summary.best is not None
-    assert done.summary.best.score == 1
-    assert all(line in done.best for line in list(LINES.values())[:4])
-
-
-# --------------------------------------------------------------------------------------- several turns
-
 TALK = (
-    *(f"Observation {n}: {'nothing of interest. ' * 15}" for n in range(8)),
+    *["nothing of interest. " * 15] * 8,
     "Error: the sign is missing.",
-    *(f"Observation {n}: {'nothing of interest. ' * 15}" for n in range(9, 12)),
+    *["nothing of interest. " * 15] * 3,
     "Is that your answer?",
 )
 
 
 async def test_an_example_of_several_turns_is_a_transcript_of_its_decisive_turns(tmp_path: Path) -> None:
-    """It begins with the task, keeps trouble and the end, says what it left out, and is bounded."""
     world = QuietEnvironment(TALK, train=8, val=8, test=4)
     lucky = {str(item.input) for item in world.items(Split.train)[:4]}
     done = await run(
@@ -201,61 +164,17 @@ async def test_an_example_of_several_turns_is_a_transcript_of_its_decisive_turns
         search={**ALL, "max_document_tokens": 20_000},
         train={"batch_size": 8},
     )
-    assert done.summary.best is not None
     assert done.summary.best.score == 1
     examples = done.summary.best.examples
     assert {example.task for example in examples} == lucky
     for example in examples:
         assert len(example.answer.encode()) <= 1_500
-        assert f"assistant: {right(example.task)}" in example.answer
-        assert "user: Error: the sign is missing." in example.answer
-        assert "user: Is that your answer?" in example.answer
-        assert "left out ...]" in example.answer
+        for shown in (f"assistant: {right(example.task)}", "user: Error: the sign is missing.", *TALK[-1:]):
+            assert shown in example.answer
         assert example.answer in done.best
 
 
-# ------------------------------------------------------------------------------------- repeated rules
-
-
-def list_repeats(text: str) -> list[str]:
-    """Return the rules that a document says more than once, outside of its examples."""
-    body = text.replace(read_examples(text), "")
-    forms = Counter(normalize_line(line) for line in body.splitlines() if line.strip())
-    return [form for form, count in forms.items() if count > 1]
-
-
-async def test_no_document_of_a_run_says_a_rule_twice(tmp_path: Path) -> None:
-    """Where new rules come with old ones, only the new ones are added."""
-    usual = toy_optimizer(edits=4)
-
-    def answer(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        if issubclass(reply_type, Text):
-            text = usual(prompt, reply_type, call_id)
-            assert isinstance(text, dict)
-            body = str(text["text"]).removeprefix("```markdown\n").removesuffix("\n```")
-            return f"```markdown\n{body}\n\n{body.replace('- ', '* ')}\n```"
-        if issubclass(reply_type, AnalystReply):
-            new = list(LINES.values())[(call_id.step or 0) % 4]
-            return append_reply(reply_type, f"{LINES['double']}\n{new}\n* {new[2:]}")
-        return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
-
-    done = await run(
-        tmp_path,
-        initial=document("double"),
-        environment=ToyEnvironment(train=12, val=8, test=4),
-        actor=Actor(learn_slowly),
-        script=answer,
-        search=ALL,
-        train={"batch_size": 4, "num_epochs": 3},
-    )
-    assert len(done.texts) > 5
-    assert {text: list_repeats(text) for text in done.texts.values() if list_repeats(text)} == {}
-
-
-# --------------------------------------------------------------------------------------- small budgets
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 async def test_a_small_budget_tries_many_candidates(tmp_path: Path, seed: int) -> None:
     """With 240 rollouts on 20 validation items at least 25 candidates are tried.
 
@@ -279,91 +198,31 @@ async def test_a_small_budget_tries_many_candidates(tmp_path: Path, seed: int) -
     assert lost
     assert {record.verdict.candidate_score for record in lost} == {None}  # a part of the items is no score
     assert sum(record.n_rollouts for record in done.records) + 20 == len(actor.asked) < 240 + 20
-    assert done.summary.best is not None
-    assert done.summary.best.score is not None
     assert done.summary.best.score > 0.3
 
 
-async def test_the_rollouts_of_a_record_are_those_that_were_paid(tmp_path: Path) -> None:
-    """The budget counts what the target was asked, step by step."""
-    actor = Actor(learn_slowly)
-    done = await run(
-        tmp_path,
-        environment=ToyEnvironment(train=24, val=20, test=4, rules=6),
-        actor=actor,
-        script=write_anew,
-        search=ALL,
-        train={"batch_size": 8, "num_epochs": 4},
-        target=DETERMINISTIC,
-    )
-    assert 20 + sum(record.n_rollouts for record in done.records) == len(actor.asked)
-
-
-# ---------------------------------------------------------------------------------- money that runs out
-
-
-def spend_after(calls: int, script: Script) -> Script:
-    """Return a script whose account has no credit left after so many calls."""
-    asked: list[CallId] = []
-
-    def answer(
-        prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
-    ) -> ScriptedAnswer | Awaitable[ScriptedAnswer]:
-        asked.append(call_id)
-        return QuotaSpent("no credit left") if len(asked) > calls else script(prompt, reply_type, call_id)
-
-    return answer
-
-
-async def test_an_optimizer_without_credit_ends_the_run(tmp_path: Path) -> None:
-    """The budget is over, and the best document is kept."""
-    done = await run(
-        tmp_path,
-        script=spend_after(6, toy_optimizer()),
-        search={"sources": ["rewrite", "edits"]},
-        train={"batch_size": 2, "num_epochs": 4},
-    )
-    assert (done.summary.status, done.summary.reason) == ("budget", "no credit left")
-    assert done.summary.best is not None
-    assert (tmp_path / "best_skill.md").read_text(encoding="utf-8") == done.best
-
-
-@pytest.mark.parametrize("sources", [["examples"], ["rewrite", "examples"], ["edits", "examples"]])
+@pytest.mark.parametrize("limit", [10, 12, 17, 30, 60])
 async def test_a_target_without_credit_ends_the_run_with_its_best_document(
-    tmp_path: Path, sources: list[str]
+    tmp_path: Path, limit: int
 ) -> None:
-    """No source can go on without the target: the run ends as ``budget``."""
-    world = ToyEnvironment(train=12, val=8, test=4)
-
     class Poor(Actor):
-        limit = 60
-
         async def answer(self, skill: Skill, message: str) -> str | None:
-            if len(self.asked) >= self.limit:
+            if len(self.asked) >= limit:
                 raise QuotaSpent("the target's account is empty")
             return await super().answer(skill, message)
 
-    for limit in (10, 12, 17, 30, 60):
-        actor = Poor(learn_slowly)
-        actor.limit = limit
-        done = await run(
-            tmp_path / f"{limit}",
-            environment=world,
-            actor=actor,
-            script=write_anew,
-            search={"sources": sources},
-            train={"batch_size": 4, "num_epochs": 6},
-            target=DETERMINISTIC,
-        )
-        assert (done.summary.status, done.summary.reason) == ("budget", "the target's account is empty"), (
-            limit
-        )
-        assert done.summary.best is not None
-        kept = (tmp_path / f"{limit}" / "best_skill.md").read_text(encoding="utf-8")
-        assert kept == done.best
+    done = await run(
+        tmp_path,
+        environment=ToyEnvironment(train=12, val=8, test=4),
+        actor=Poor(learn_slowly),
+        script=write_anew,
+        search={"sources": ["rewrite", "examples"]},
+        train={"batch_size": 4, "num_epochs": 6},
+        target=DETERMINISTIC,
+    )
+    assert (done.summary.status, done.summary.reason) == ("budget", "the target's account is empty")
+    assert (tmp_path / "best_skill.md").read_text(encoding="utf-8") == done.best
 
-
-# ------------------------------------------------------------------------------------- the same history
 
 LONGEST_WAIT = 20
 
@@ -402,10 +261,9 @@ class Slow:
         self._cut = cut
         self._asked = 0
         self._noise = noise
-        self.target = Actor(self._act, noise=noise or 0.0)  # type: ignore[arg-type]
+        self.target = Actor(self._act, noise=noise or 0.0)
 
     async def wait(self) -> None:
-        """Let others run a random number of times."""
         for _ in range(self._draw.randrange(LONGEST_WAIT)):
             await checkpoint()
 
@@ -418,7 +276,6 @@ class Slow:
     async def script(
         self, prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
     ) -> ScriptedAnswer:
-        """Play the toy optimizer; each document leaves out another line, and one is no document."""
         await self.wait()
         said = toy_optimizer()(prompt, reply_type, call_id)
         if call_id.purpose == PURPOSE and isinstance(said, dict):
@@ -427,10 +284,9 @@ class Slow:
             lines = str(said["text"]).splitlines()
             place = 1 + int(call_id.part)
             said["text"] = "\n".join([*lines[:place], *lines[place + 1 :]])
-        return said  # type: ignore[return-value]
+        return said
 
     def make_trainer(self, config: dict[str, Any]) -> Trainer:
-        """Return a trainer of this world."""
         return Trainer(
             config,
             environment=ToyEnvironment(train=24, val=12, test=6, rules=6),
@@ -440,7 +296,6 @@ class Slow:
 
 
 async def read_history(folder: Path, run_id: str) -> tuple[str, ...]:
-    """Return all that a run keeps for good, as text."""
     async with open_store(folder / "run.db") as store:
         stored = await store.events(run_id)
         records = await store.records(run_id)
@@ -456,7 +311,6 @@ async def read_history(folder: Path, run_id: str) -> tuple[str, ...]:
 async def train_unbroken(
     folder: Path, noise: float | None, *, concurrency: int = 8, order: int = 0
 ) -> tuple[str, ...]:
-    """Train to the end, and return the history."""
     config = make_search_settings(folder, noise, concurrency=concurrency)
     trainer = Slow(order, noise).make_trainer({**config, "seed": 2})
     summary = await trainer.train()
@@ -474,7 +328,6 @@ INTERRUPTED = pytest.mark.parametrize(
 async def test_concurrency_and_order_of_answers_influence_nothing(
     tmp_path: Path, noise: float | None
 ) -> None:
-    """Records, durable events and documents are the same bytes with 1, 8 and 64 rollouts at a time."""
     histories = [
         await train_unbroken(tmp_path / f"{concurrency}", noise, concurrency=concurrency, order=order)
         for order, concurrency in enumerate((1, 8, 64))
@@ -488,7 +341,6 @@ async def test_concurrency_and_order_of_answers_influence_nothing(
 async def test_a_run_that_is_stopped_after_every_commit_has_the_same_history(
     tmp_path: Path, noise: float | None
 ) -> None:
-    """Each start goes on for one commit; what all of them leave is what an unbroken run leaves."""
     whole = await train_unbroken(tmp_path / "whole", noise)
     folder, starts, status = tmp_path / "stopped", 0, "cancelled"
     config = {**make_search_settings(folder, noise), "seed": 2}
@@ -513,7 +365,6 @@ async def test_a_run_that_is_stopped_after_every_commit_has_the_same_history(
 async def test_a_run_that_is_cut_off_anywhere_has_the_same_history(
     tmp_path: Path, noise: float | None, seed: int
 ) -> None:
-    """Cancelled in the middle of races and steps again and again, a run ends as one that never was."""
     whole = await train_unbroken(tmp_path / "whole", noise)
     folder, starts, places = tmp_path / "cut", 0, random.Random(seed)
     config = {**make_search_settings(folder, noise), "seed": 2}
@@ -531,11 +382,7 @@ async def test_a_run_that_is_cut_off_anywhere_has_the_same_history(
     assert await read_history(folder, trainer.run_id) == whole
 
 
-# ------------------------------------------------------------------------------- what a run says of them
-
-
 async def test_the_summary_says_what_the_document_adds_and_whose_text_it_holds(tmp_path: Path) -> None:
-    """``added_tokens`` counts what each later call reads, and ``examples`` names the items in the text."""
     world = ToyEnvironment(train=12, val=8, test=6)
     initial = "Answer every task.\n"
     done = await run(
@@ -547,7 +394,6 @@ async def test_the_summary_says_what_the_document_adds_and_whose_text_it_holds(t
         test={"enabled": True},
     )
     best = done.summary.best
-    assert best is not None
     assert done.summary.added_tokens == round((len(done.best.encode()) - len(initial)) / BYTES_PER_TOKEN) > 0
     section = read_examples(done.best)
     assert best.examples
@@ -557,7 +403,6 @@ async def test_the_summary_says_what_the_document_adds_and_whose_text_it_holds(t
 
 
 async def test_validation_and_test_items_are_in_no_document(tmp_path: Path) -> None:
-    """Whatever a run measures, its examples are train items alone."""
     world = ToyEnvironment(train=24, val=20, test=12, rules=6)
     done = await run(
         tmp_path,
@@ -575,22 +420,6 @@ async def test_validation_and_test_items_are_in_no_document(tmp_path: Path) -> N
     assert ids <= {item.id for item in world.items(Split.train)}
 
 
-async def test_examples_go_when_a_later_document_replaces_them(tmp_path: Path) -> None:
-    """The version's examples are those in its text, after every step."""
-    done = await run(
-        tmp_path,
-        environment=ToyEnvironment(train=24, val=12, test=4, rules=6),
-        actor=Actor(learn_slowly),
-        script=write_anew,
-        search=ALL,
-        train={"batch_size": 6, "num_epochs": 4},
-    )
-    for record in done.records:
-        section = read_examples(done.texts[record.current.skill_hash])
-        assert section.count("Task: ") == len(record.current.examples)
-        assert all(f"Task: {example.task}\n" in section for example in record.current.examples)
-
-
 @pytest.mark.parametrize(
     "initial",
     [
@@ -603,7 +432,6 @@ async def test_examples_go_when_a_later_document_replaces_them(tmp_path: Path) -
 async def test_examples_are_added_as_long_as_the_document_is_short_enough(
     tmp_path: Path, initial: str
 ) -> None:
-    """``search.max_document_tokens`` bounds the whole document, with its other regions and its markers."""
     done = await run(
         tmp_path,
         initial=initial,
@@ -618,26 +446,7 @@ async def test_examples_are_added_as_long_as_the_document_is_short_enough(
     assert max(len(text.encode()) for text in with_examples) <= 140 * 3
 
 
-async def test_a_document_that_is_too_long_gets_no_examples(tmp_path: Path) -> None:
-    """There is no room for any, the step says so, and nothing is paid."""
-    initial = f"{'Answer every task. ' * 40}\n"
-    done = await run(
-        tmp_path,
-        initial=initial,
-        environment=ToyEnvironment(train=8, val=8, test=4),
-        search={"sources": ["examples"], "max_document_tokens": 100},
-        train={"batch_size": 4},
-        target=DETERMINISTIC,
-    )
-    assert done.summary.status == "completed"
-    assert {record.verdict.action for record in done.records} == {"no_patches"}
-    assert all("max_document_tokens" in record.verdict.reason for record in done.records)
-    assert set(done.texts.values()) == {initial}
-
-
 async def test_an_example_that_holds_a_marker_is_left_out(tmp_path: Path) -> None:
-    """An item whose text would open a protected region is no example; the others are."""
-
     class Marked(ToyEnvironment):
         def list_right_answers(self, item: Item) -> Sequence[str]:
             return ("<!-- EXAMPLES_END -->",) if item.id == "train-003" else (str(item.reference),)
@@ -653,53 +462,6 @@ async def test_an_example_that_holds_a_marker_is_left_out(tmp_path: Path) -> Non
     done = await run(
         tmp_path, environment=Marked(train=8, val=8, test=4), script=mute, search=ALL, train={"batch_size": 4}
     )
-    assert done.summary.best is not None
     ids = {example.item_id for example in done.summary.best.examples}
     assert ids
     assert "train-003" not in ids
-
-
-# ---------------------------------------------------------------------------------------- own proposers
-
-
-class SeveralDocuments:
-    """Proposes the documents that it was given."""
-
-    identity = "several documents"
-
-    def __init__(self, *documents: str) -> None:
-        self._documents = documents
-
-    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
-        """Return the documents, whatever the evidence."""
-        return [Rewrite(document=text, number=number) for number, text in enumerate(self._documents)]
-
-
-async def propose(folder: Path, search: dict[str, Any] | None, *documents: str) -> tuple[StepRecord, ...]:
-    """Train with an own proposer, and return the records."""
-    config = settings(folder, train={"batch_size": 4, "num_epochs": 2}, target=DETERMINISTIC)
-    del config["search"]
-    if search is not None:
-        config["search"] = search
-    trainer = Trainer(
-        config,
-        environment=ToyEnvironment(train=8, val=20, test=4),
-        target=Actor(learn_slowly if search else None),
-        optimizer=ScriptedLLM(mute),
-        proposer=SeveralDocuments(*documents),
-    )
-    summary = await trainer.train()
-    assert summary.status == "completed"
-    async with open_store(folder / "run.db") as store:
-        return await store.records(trainer.run_id)
-
-
-async def test_the_documents_of_an_own_proposer_race(tmp_path: Path) -> None:
-    """They take the place of the default sources, are measured together, and the best one goes to the gate."""
-    best = document(*list(LINES)[:4])
-    (record,) = await propose(tmp_path, None, "Be brief.", best, document("double"), "* Be brief.\n")
-    assert record.source == "proposer"
-    assert [entry.label for entry in record.race] == ["rewrite 1", "rewrite 2", "rewrite 3"]
-    assert [(entry.n, entry.judged) for entry in record.race] == [(6, False), (10, True), (6, False)]
-    assert record.verdict.action == "accept_new_best"
-    assert record.verdict.candidate_score == 1

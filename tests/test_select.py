@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from doubles import open_context
 from reflact.messages import ReplyModel
 from reflact.stages.reply_models import AnalystReply, MergeReply
-from reflact.stages.select import ReasonedStepSizeReply, SchedulerName, edit_budget
-from reflact.testing import ToyEnvironment, append_reply
+from reflact.stages.select import ReasonedStepSizeReply, SchedulerName, edit_budget, select
+from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
+from reflact.types import AggregateResult, Edit, Patch, Skill
 from toy_runs import Part, Ran, playing, run
 
 schedulers: st.SearchStrategy[SchedulerName] = st.sampled_from(("constant", "linear", "cosine"))
@@ -29,7 +31,6 @@ def _budgets(total: int, scheduler: SchedulerName, max_edits: int, floor: int) -
 def test_budgets_fall_from_the_largest_to_the_floor(
     total: int, scheduler: SchedulerName, bounds: tuple[int, int]
 ) -> None:
-    """The first step has max_edits, the last the floor, and no step has more than the one before."""
     max_edits, floor = bounds
     budgets = _budgets(total, scheduler, max_edits, floor)
     assert budgets[0] == max_edits
@@ -37,40 +38,18 @@ def test_budgets_fall_from_the_largest_to_the_floor(
     assert budgets == sorted(budgets, reverse=True)
 
 
-@given(st.integers(0, 60), schedulers, bounds)
-def test_middle_steps_have_the_middle_budget_rounded_up(
-    half: int, scheduler: SchedulerName, bounds: tuple[int, int]
-) -> None:
-    """Half-way, both falling schedules stand at the mean of the ends, halves rounded upward."""
-    max_edits, floor = bounds
-    middle = edit_budget(half + 2, 2 * half + 3, scheduler=scheduler, max_edits=max_edits, floor=floor)
-    assert middle == (max_edits if scheduler == "constant" else (max_edits + floor + 1) // 2)
-
-
 @pytest.mark.parametrize(
     ("scheduler", "expected"),
     [("constant", [7, 7, 7, 7, 7, 7]), ("linear", [7, 6, 5, 4, 3, 2]), ("cosine", [7, 7, 5, 4, 2, 2])],
 )
 def test_known_schedules(scheduler: SchedulerName, expected: list[int]) -> None:
-    """Six steps from 7 to 2, worked out by hand."""
     assert _budgets(6, scheduler, 7, 2) == expected
 
 
 def test_exact_halves_are_rounded_upward() -> None:
-    """Halves are known as such, although binary arithmetic may put them a digit below."""
     assert edit_budget(6, 7, scheduler="linear", max_edits=3, floor=0) == 1
     assert _budgets(4, "cosine", 6, 0) == [6, 5, 2, 0]
     assert _budgets(4, "cosine", 2, 0) == [2, 2, 1, 0]
-
-
-@pytest.mark.parametrize(
-    ("step", "total", "max_edits", "floor"),
-    [(0, 4, 4, 2), (5, 4, 4, 2), (1, 0, 4, 2), (1, 4, 1, 2), (1, 4, 4, -1)],
-)
-def test_arguments_out_of_range_are_errors(step: int, total: int, max_edits: int, floor: int) -> None:
-    """Steps are counted from 1, and a floor lies between none and the largest budget."""
-    with pytest.raises(ValueError, match="is not within"):
-        edit_budget(step, total, scheduler="linear", max_edits=max_edits, floor=floor)
 
 
 AUTONOMOUS: dict[str, Any] = {"select": {"lr_control": "autonomous", "max_edits": 2, "min_edits": 2}}
@@ -106,29 +85,24 @@ def taken(done: Ran) -> list[tuple[int, int]]:
 
 
 async def test_the_optimizer_decides_how_many_edits(tmp_path: Path) -> None:
-    """Its count is the budget, above or below the schedule's, and its reasons are in the record."""
-    script = playing(numbered(), UNMERGED, sized(5, 1))
-    done = await run(tmp_path, script=script, **AUTONOMOUS, **SMALL)
-    assert taken(done) == [(8, 5), (8, 1)]
-    for record, count in zip(done.records, (5, 1), strict=True):
+    script = playing(numbered(), UNMERGED, sized(5, 1, 0))
+    done = await run(tmp_path, script=script, train={"num_epochs": 2}, **AUTONOMOUS, **SMALL)
+    assert taken(done)[:3] == [(8, 5), (8, 1), (8, 0)]
+    assert done.actions[2] == "no_change"
+    assert {call.call_id.step for call in done.asked("ranking")} == {1, 2}
+    first, second = done.shown("step_size")[:2]
+    assert all(f"<proposal_{n}>" in first for n in range(1, 9))
+    assert "Earlier attempts in this round" not in first
+    assert "step 1: 4 of 4 cases failed; outcome reject" in second
+    for record, count in zip(done.records, (5, 1), strict=False):
         decision = record.chosen.decision
         assert (decision.count, record.chosen.budget, record.chosen.ranked) == (count, count, True)
         assert (decision.reasoning, decision.confidence, decision.risks) == ("Few are sound.", 0.5, "Some.")
         assert record.chosen.fallbacks == ()
 
 
-async def test_the_optimizer_is_shown_what_is_offered(tmp_path: Path) -> None:
-    """It sees all proposals and, from the second step on, the epoch's attempts."""
-    done = await run(tmp_path, script=playing(numbered(), UNMERGED, sized(1)), **AUTONOMOUS, **SMALL)
-    first, second = done.shown("step_size")
-    assert all(f"<proposal_{n}>" in first for n in range(1, 9))
-    assert "Earlier attempts in this round" not in first
-    assert "step 1: 4 of 4 cases failed; outcome reject" in second
-
-
 @pytest.mark.parametrize("count", [99, -1])
 async def test_without_a_valid_decision_the_schedule_decides(tmp_path: Path, count: int) -> None:
-    """The fallback takes what the schedule gives, and record and events say so."""
     script = playing(numbered(), UNMERGED, sized(count))
     done = await run(tmp_path, script=script, **AUTONOMOUS, **SMALL)
     assert taken(done) == [(8, 2), (8, 2)]
@@ -139,23 +113,7 @@ async def test_without_a_valid_decision_the_schedule_decides(tmp_path: Path, cou
     assert sum(e.kind == "fallback_used" and e.fallback.label == "step_size" for e in done.events) == 2
 
 
-async def test_a_decision_for_none_changes_nothing(tmp_path: Path) -> None:
-    """A step size of 0 takes no edit, costs no ranking and no evaluation."""
-    done = await run(tmp_path, script=playing(numbered(), UNMERGED, sized(0)), **AUTONOMOUS, **SMALL)
-    assert taken(done) == [(8, 0), (8, 0)]
-    assert done.actions == ["no_change", "no_change"]
-    assert done.asked("ranking") == []
-
-
-async def test_an_empty_pool_needs_no_decision(tmp_path: Path) -> None:
-    """Where no analyst proposed anything nobody is asked how many to take."""
-    done = await run(tmp_path, script=playing((AnalystReply, "nothing")), **AUTONOMOUS)
-    assert done.actions == ["no_patches", "no_patches"]
-    assert done.asked("step_size") == []
-
-
 async def test_none_takes_all_and_asks_nobody(tmp_path: Path) -> None:
-    """Without control every proposal is applied: no schedule, no ranking, no decision."""
     script = playing(numbered(), UNMERGED)
     done = await run(
         tmp_path, script=script, select={"lr_control": "none", "max_edits": 2, "min_edits": 1}, **SMALL
@@ -165,28 +123,21 @@ async def test_none_takes_all_and_asks_nobody(tmp_path: Path) -> None:
     assert (done.asked("ranking"), done.asked("step_size")) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "budgets"), [("constant", [4, 4, 4, 4]), ("linear", [4, 3, 2, 1]), ("cosine", [4, 3, 2, 1])]
-)
-async def test_the_schedule_bounds_analysts_and_pool(
-    tmp_path: Path, scheduler: str, budgets: list[int]
-) -> None:
-    """Each step's budget is the most that an analyst may propose, and the most that is taken of the pool."""
+async def test_the_schedule_bounds_analysts_and_pool(tmp_path: Path) -> None:
     done = await run(
         tmp_path,
         script=playing(numbered(), UNMERGED),
         train={"batch_size": 2},
-        select={"scheduler": scheduler, "max_edits": 4, "min_edits": 1},
+        select={"scheduler": "linear", "max_edits": 4, "min_edits": 1},
         **SMALL,
     )
-    assert [r.chosen.budget for r in done.records] == budgets
-    assert [len(r.reports[0].patch.edits) for r in done.records] == budgets
-    assert taken(done) == [(2 * n, n) for n in budgets]
+    assert [r.chosen.budget for r in done.records] == [4, 3, 2, 1]
+    assert [len(r.reports[0].patch.edits) for r in done.records] == [4, 3, 2, 1]
+    assert taken(done) == [(2 * n, n) for n in (4, 3, 2, 1)]
     assert all(r.chosen.ranked for r in done.records)
 
 
 async def test_an_extension_schedules_the_steps_that_are_left(tmp_path: Path) -> None:
-    """Committed steps keep their budgets, and the others follow the longer schedule."""
     sections: dict[str, Any] = {
         "select": {"scheduler": "linear", "max_edits": 5, "min_edits": 1},
         "environment": ToyEnvironment(train=4, val=4, test=4),
@@ -197,3 +148,39 @@ async def test_an_extension_schedules_the_steps_that_are_left(tmp_path: Path) ->
     assert [r.chosen.budget for r in short.records] == [5, 1]
     assert longer.records[:2] == short.records
     assert [r.chosen.budget for r in longer.records[2:]] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("size", "budget", "kept", "calls"),
+    [
+        (3, None, ["- 0", "- 1", "- 2"], 0),
+        (3, 3, ["- 0", "- 1", "- 2"], 0),
+        (3, 2, ["- 2", "- 1"], 1),
+        (3, 1, ["- 2"], 1),
+        (3, 0, [], 0),
+        (0, 0, [], 0),
+    ],
+)
+async def test_only_a_pool_beyond_the_budget_is_ranked(
+    size: int, budget: int | None, kept: list[str], calls: int
+) -> None:
+    llm = ScriptedLLM(lambda *_: {"reasoning": "Last first.", "selected": [3, 2][:budget]})
+    outcome = await select(pool_of(size), Skill(text="x"), context=await open_context(llm), budget=budget)
+    assert [e.content for e in outcome.patch.edits] == kept
+    assert (outcome.pool_size, outcome.budget, outcome.ranked) == (size, budget, calls == 1)
+    assert len(llm.calls) == calls
+
+
+@pytest.mark.parametrize("selected", [[1, 1], [1, 6], [1]])
+async def test_without_a_valid_ranking_support_decides(selected: list[int]) -> None:
+    llm = ScriptedLLM(lambda *_: {"reasoning": "r", "selected": [*selected]})
+    outcome = await select(pool_of(5), Skill(text="x"), context=await open_context(llm), budget=2)
+    assert [e.content for e in outcome.patch.edits] == ["- 4", "- 2"]
+    assert [f.label for f in outcome.fallbacks] == ["ranking"]
+    assert not outcome.ranked
+
+
+def pool_of(size: int) -> AggregateResult:
+    """Return a pool of edits, later ones with more support."""
+    edits = tuple(Edit(op="append", content=f"- {n}", support_count=1 + n // 2) for n in range(size))
+    return AggregateResult(patch=Patch(edits=edits))

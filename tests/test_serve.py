@@ -15,25 +15,18 @@ import anyio
 import httpx
 import pytest
 from selenium.common.exceptions import StaleElementReferenceException
-from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
-from chromium import FOCUSED, asked, needs_chromium, opened, resize, unreached, violations
+from chromium import asked, needs_chromium, opened, resize, unreached, violations
 from html_page import read, tables
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.reporting.html.serve import RunPages, create_run_pages
 from reflact.testing import toy_optimizer
-from served import reflact, reflact_process
-from test_html_run import build_trainer
+from served import reflact_process
+from toy_runs import build_learning_trainer
 
 HOSTILE = "<img src=x onerror=alert(1)>"
-HIDDEN_COLUMNS = """
-return [...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth).map(
-  one => one.getAttribute('aria-label'))
-"""
-"""The tables of which a part is out of sight."""
 
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 
@@ -42,7 +35,7 @@ ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two runs of equal settings, one in a folder with markup in its name."""
     folder = tmp_path_factory.mktemp("serve") / "runs"
-    anyio.run(build_trainer(folder / "first", train={"num_epochs": 1, "batch_size": 4}).train)
+    anyio.run(build_learning_trainer(folder / "first", train={"num_epochs": 1, "batch_size": 4}).train)
     copytree(folder / "first", folder / HOSTILE)
     return folder
 
@@ -51,14 +44,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def client(
     folder: Path, *, host: str = "127.0.0.1", **options: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """Ask the pages of a folder, without a socket."""
     transport = httpx.ASGITransport(create_run_pages(folder, **options))
     async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as asking:
         yield asking
 
 
-async def test_runs_are_listed_shown_and_compared(runs: Path) -> None:
-    """Runs in any folder have a row, a page with the report, and a comparison; names stay text."""
+async def test_runs_are_listed_and_shown(runs: Path) -> None:
+    """Runs in any folder have a row and a page with the report; names stay text."""
     async with client(runs) as asking:
         listing = read((await asking.get("/")).text)
         rows = tables(listing)["Runs, the newest first"][1:]
@@ -72,19 +64,14 @@ async def test_runs_are_listed_shown_and_compared(runs: Path) -> None:
             live = next(node for node in read(page.text).all("div") if node.attributes.get("id") == "live")
             assert live.attributes["data-events"] == f"{address}/events"
             assert "Completed: 2 steps" in live.text
-        keys = [address.removeprefix("/runs/") for address in addresses]
-        compared = read((await asking.get("/compare", params={"run": keys})).text)
-        assert len(tables(compared)["The best skills"]) == 3
-        assert HOSTILE in compared.text
-        assert not [*compared.all("img"), *listing.all("img")]
-        assert (await asking.get("/compare", params={"run": keys[:1]})).status_code == 400
+        assert not [*listing.all("img")]
         assert (await asking.get("/runs/unknown")).status_code == 404
 
 
 async def test_strangers_are_refused(runs: Path) -> None:
     """A foreign name of this machine and a request that would change something get nothing."""
     async with client(runs, host="rebound.example") as asking:
-        for path in ("/", "/events", "/compare"):
+        for path in ("/", "/events"):
             assert (await asking.get(path)).status_code == 400
     async with client(runs, host="team.example", hosts=["team.example"]) as asking:
         answer = await asking.get("/")
@@ -92,13 +79,6 @@ async def test_strangers_are_refused(runs: Path) -> None:
         assert answer.headers["content-security-policy"] == "frame-ancestors 'none'"
         assert answer.headers["cross-origin-resource-policy"] == "same-origin"
         assert (await asking.post("/")).status_code == 405
-
-
-def test_other_machines_cannot_reach_the_pages(tmp_path: Path) -> None:
-    """The command listens at 127.0.0.1 and has no option for another address."""
-    refused = reflact("serve", tmp_path, "--host", "0.0.0.0")
-    assert refused.exit_code == 2
-    assert "No such option" in refused.stderr
 
 
 async def test_events_follow_the_store(runs: Path) -> None:
@@ -120,57 +100,10 @@ async def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         assert "A database cannot be read" in (await asking.get("/")).text
 
 
-def press(browser: Chrome, selector: str, key: str) -> None:
-    """Press a key on the next control of a kind that the tab key comes to, and see that focus is visible there."""
-    for _ in range(200):
-        ActionChains(browser).send_keys(Keys.TAB).perform()
-        focused, is_marked = browser.execute_script(FOCUSED)
-        if browser.execute_script("return arguments[0].matches(arguments[1])", focused, selector):
-            assert is_marked, selector
-            return ActionChains(browser).send_keys(key).perform()
-    raise AssertionError(f"the tab key never comes to {selector}")
-
-
-def walk_by_keys(browser: Chrome, address: str) -> None:
-    """Go from the list to a comparison and to a report, and filter, sort and open there, by keys alone."""
-    wait = WebDriverWait(browser, 30, 0.05, [StaleElementReferenceException])
-
-    def arrive(title: str) -> None:
-        wait.until(lambda _: browser.title.startswith(title))
-        wait.until(lambda _: browser.execute_script("return document.readyState") == "complete")
-
-    browser.get(address)
-    for _ in range(2):
-        press(browser, "input[type=checkbox]", Keys.SPACE)
-    press(browser, ".choose button", Keys.ENTER)
-    arrive("Comparison of runs")
-    assert unreached(browser) == []
-    for width, dark in ((1280, False), (400, True)):
-        resize(browser, width, dark=dark)
-        assert violations(browser) == []
-        assert browser.execute_script(HIDDEN_COLUMNS) == []
-    press(browser, "a[href='/']", Keys.ENTER)
-    arrive("Runs")
-    assert browser.execute_script(HIDDEN_COLUMNS) == []
-    press(browser, "tbody a", Keys.ENTER)
-    arrive("Run r")
-    assert unreached(browser) == []
-    assert browser.find_elements(By.CSS_SELECTOR, "[tabindex]:not([tabindex='0'])") == []
-    press(browser, "#scores summary", Keys.ENTER)
-    assert browser.find_element(By.CSS_SELECTOR, "#scores details").get_attribute("open")
-    assert browser.execute_script(HIDDEN_COLUMNS) == []
-    press(browser, "#item-controls button", Keys.SPACE)
-    assert browser.find_elements(By.CSS_SELECTOR, "#item-controls [aria-pressed=true]")
-    press(browser, "#item-controls select", Keys.ARROW_DOWN)
-    assert browser.find_element(By.CSS_SELECTOR, "#item-controls select").get_attribute("value") == "id"
-    press(browser, "#item-list summary", Keys.ENTER)
-    assert browser.find_elements(By.CSS_SELECTOR, "#item-list details[open]")
-
-
 @pytest.mark.slow
 @needs_chromium
 def test_a_browser_follows_a_run_of_another_process(tmp_path: Path) -> None:
-    """The list and the page of a run show each step when it is committed; keys alone lead everywhere; Ctrl-C ends cleanly."""
+    """The list and the page of a run show each step when it is committed; Ctrl-C ends cleanly."""
     (tmp_path / "runs").mkdir()
     with (
         reflact_process("serve", tmp_path / "runs", "--port", 0) as process,
@@ -199,7 +132,7 @@ def test_a_browser_follows_a_run_of_another_process(tmp_path: Path) -> None:
                 return answer(prompt, reply_type, call_id)
 
             browser.get(found[0])
-            anyio.run(build_trainer(tmp_path / "runs" / "toy", script=look_and_answer).train)
+            anyio.run(build_learning_trainer(tmp_path / "runs" / "toy", script=look_and_answer).train)
             assert seen == {2, 3}
             wait.until(lambda _: "Completed: 4 steps" in browser.find_element(By.ID, "live").text)
             wait.until(lambda _: "The run is under way" not in browser.page_source)
@@ -209,8 +142,6 @@ def test_a_browser_follows_a_run_of_another_process(tmp_path: Path) -> None:
             browser.get(found[0])
             assert violations(browser) == []
             assert unreached(browser) == []
-            copytree(tmp_path / "runs" / "toy", tmp_path / "runs" / "again")
-            walk_by_keys(browser, found[0])
             assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
             assert all(url.startswith((found[0], "data:")) for url in asked(browser, found[0]))
         finally:

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import math
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-import anyio
 import httpx
 import pytest
 
 import doubles
 import pure_server
-import virtual_time
 from pure_world import rows, settings, write_world
 from reflact import Trainer
-from reflact.concurrency import Stream
 from reflact.config.loading import load_config
-from reflact.events import Event, StepStarted
-from reflact.protocols import EventCallback
-from reflact.store.lock import own_run
 from served import asked_of, send, serving
 
 SERVICE = Path(__file__).parents[1] / "examples" / "service.py"
@@ -43,7 +33,6 @@ PATIENCE = 30.0
 
 HELD = "optimizer/analyst_failure/step=2/"
 LOG = "SELECT id FROM events ORDER BY sequence"
-HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
 pytestmark = [
     pytest.mark.slow,
@@ -51,33 +40,20 @@ pytestmark = [
 ]
 
 
-def _example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("service_example", SERVICE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-EXAMPLE = _example()
-
-
 class Provider:
     """A provider that streams on request.
 
     Args:
         holds: The beginning of the call ids whose answers wait before their end until ``released`` is set.
-        hostile: The second line of every proposed edit.
     """
 
-    def __init__(self, *, holds: str | None = None, hostile: str = "") -> None:
+    def __init__(self, *, holds: str | None = None) -> None:
         self._holds = holds
-        self._hostile = hostile
         self.held = threading.Event()
         self.released = threading.Event()
         self.asked: list[str] = []
 
     def __call__(self, handler: BaseHTTPRequestHandler) -> None:
-        """Answer a request."""
         body, call_id = asked_of(handler), str(handler.headers["x-sample"])
         self.asked.append(call_id)
         text = self._said(body, call_id)
@@ -98,13 +74,7 @@ class Provider:
     def _said(self, body: dict[str, Any], call_id: str) -> str:
         if call_id.startswith("target/"):  # the keys of rollouts hold the port, by which no answer may differ
             call_id = "target/"
-        text = pure_server.answer(body, call_id, spoiled=None)
-        if not self._hostile or '"edits"' not in text:
-            return text
-        reply = json.loads(text)
-        for edit in reply["edits"]:
-            edit["content"] += f"\n{self._hostile}"
-        return json.dumps(reply)
+        return pure_server.answer(body, call_id, spoiled=None)
 
     def _may_hold(self, call_id: str) -> None:
         if self._holds is not None and call_id.startswith(self._holds) and not self.released.is_set():
@@ -173,19 +143,16 @@ class Told(NamedTuple):
 
 
 @contextmanager
-def listening(url: str, name: str, after: str | None = None, view: str = "all") -> Iterator[Iterator[Told]]:
+def listening(url: str, name: str, after: str | None = None) -> Iterator[Iterator[Told]]:
     """Hold a connection to a run's events for the length of the block."""
     headers = {} if after is None else {"last-event-id": after}
-    with httpx.stream(
-        "GET", f"{url}/trainers/{name}/events", params={"view": view}, headers=headers, timeout=PATIENCE
-    ) as response:
+    with httpx.stream("GET", f"{url}/trainers/{name}/events", headers=headers, timeout=PATIENCE) as response:
         assert response.status_code == 200
         assert response.headers["content-type"] == "text/event-stream"
         yield read(response.iter_lines())
 
 
 def read(lines: Iterable[str]) -> Iterator[Told]:
-    """Yield the events of a stream, comments left out."""
     fields: dict[str, str] = {}
     for line in lines:
         if line.startswith(":"):
@@ -199,12 +166,10 @@ def read(lines: Iterable[str]) -> Iterator[Told]:
 
 
 def ids(told: Iterable[Told]) -> list[str]:
-    """Return the ids of the durable events."""
     return [event.id for event in told if event.id is not None]
 
 
 def logged(folder: Path) -> list[str]:
-    """Return the ids of the stored events."""
     return [str(event_id) for (event_id,) in rows(folder, LOG)]
 
 
@@ -215,28 +180,13 @@ def unbroken(config: Path, folder: Path) -> list[str]:
 
 
 def until(events: Iterator[Told], kind: str) -> Iterator[Told]:
-    """Yield events up to the first one of a kind."""
     for event in events:
         yield event
         if event.kind == kind:
             return
 
 
-def test_the_recorded_demo_is_served(tmp_path: Path) -> None:
-    """Without arguments the service offers the demo; all of it comes, in the log's order."""
-    with service(tmp_path) as url:
-        assert httpx.get(f"{url}/trainers").json() == ["demo"]
-        with listening(url, "demo") as events:
-            told = list(events)
-    assert ids(told) == logged(tmp_path / "demo-run")
-    assert {(event.data["run_id"],) for event in told} == set(
-        rows(tmp_path / "demo-run", "SELECT run_id FROM runs")
-    )
-    assert (told[-1].kind, told[-1].data["summary"]["status"]) == ("run_finished", "completed")
-
-
 def test_leaving_cancels_the_run_and_coming_back_goes_on(tmp_path: Path) -> None:
-    """Whoever closes the connection in the middle frees the folder at once; what was missed comes later."""
     provider = Provider(holds=HELD)
     with configured(tmp_path, provider) as config, service(tmp_path, f"mine={config}") as url:
         with listening(url, "mine") as events:
@@ -254,47 +204,7 @@ def test_leaving_cancels_the_run_and_coming_back_goes_on(tmp_path: Path) -> None
     assert ids([*first, *second]) == whole == logged(tmp_path / "run")
 
 
-def test_a_run_goes_on_until_its_last_viewer_leaves(tmp_path: Path) -> None:
-    """A second viewer hears all from the beginning to the end, although the first one leaves before."""
-    provider = Provider(holds=HELD)
-    with (
-        configured(tmp_path, provider) as config,
-        service(tmp_path, f"mine={config}") as url,
-        ExitStack() as first,
-        ExitStack() as second,
-    ):
-        events = first.enter_context(listening(url, "mine"))
-        seen = list(until(events, "step_committed"))
-        assert provider.held.wait(PATIENCE)
-        others = second.enter_context(listening(url, "mine", view="latest"))
-        told = list(until(others, "step_committed"))
-        first.close()
-        provider.released.set()
-        told += others
-    assert told[-1].data["summary"]["status"] == "completed"
-    assert ids(told) == logged(tmp_path / "run")
-    assert ids(told)[: len(ids(seen))] == ids(seen)
-    assert len(set(provider.asked)) == len(provider.asked), "the run was started twice"
-
-
-def test_viewers_share_one_run(tmp_path: Path) -> None:
-    """Two who ask at once see one run, and both hear its end."""
-    provider = Provider()
-    with configured(tmp_path, provider) as config, service(tmp_path, f"mine={config}") as url:
-
-        def watch(_: int) -> list[Told]:
-            with listening(url, "mine") as events:
-                return list(events)
-
-        with ThreadPoolExecutor(2) as viewers:
-            one, other = viewers.map(watch, range(2))
-    assert ids(one) == ids(other) == logged(tmp_path / "run")
-    assert one[-1] == other[-1]
-    assert len(set(provider.asked)) == len(provider.asked)
-
-
 def test_what_was_missed_is_told_again(tmp_path: Path) -> None:
-    """A client that names the last event it has gets those after it, one that names none or nonsense all."""
     with configured(tmp_path, Provider()) as config, service(tmp_path, f"mine={config}") as url:
         with listening(url, "mine") as events:
             whole = ids(events)
@@ -305,20 +215,7 @@ def test_what_was_missed_is_told_again(tmp_path: Path) -> None:
             assert told[-1].kind == "run_finished"
 
 
-def test_a_run_that_cannot_start_says_why(tmp_path: Path) -> None:
-    """An error of the run is the last event; the service goes on, and so can the run."""
-    with configured(tmp_path, Provider()) as config, service(tmp_path, f"mine={config}") as url:
-        with own_run(tmp_path / "run", tmp_path / "run" / "run.db", "r1"), listening(url, "mine") as events:
-            (failed,) = events
-        with listening(url, "mine") as events:
-            *_, finished = events
-    assert failed.kind == "failed"
-    assert "is in use by process" in failed.data
-    assert finished.kind == "run_finished"
-
-
 def test_requests_name_configured_runs_alone(tmp_path: Path) -> None:
-    """Other names, other sites and other hosts get nothing, and nothing starts."""
     with configured(tmp_path, Provider()) as config, service(tmp_path, f"mine={config}") as url:
         for name in ("nothing", "mine=", "..%2Fmine", "%2Fetc%2Fpasswd", quote(str(config), safe="")):
             assert httpx.get(f"{url}/trainers/{name}/events").status_code == 404, name
@@ -328,111 +225,3 @@ def test_requests_name_configured_runs_alone(tmp_path: Path) -> None:
         assert httpx.get(f"{url}/trainers/mine/events", headers={"host": "rebound.test"}).status_code == 400
         assert httpx.post(f"{url}/trainers/mine/events").status_code == 404
     assert not (tmp_path / "run").exists()
-
-
-def test_the_pages_show_the_runs_of_the_service(tmp_path: Path) -> None:
-    """The pages of `reflact serve` list the run when it has begun; text of a model is inert, and strangers are refused."""
-    provider = Provider(hostile=HOSTILE)
-    with configured(tmp_path, provider) as config, service(tmp_path, f"mine={config}") as url:
-        assert "There is no run yet" in httpx.get(url).text
-        with listening(url, "mine") as events:
-            assert list(events)[-1].data["summary"]["status"] == "completed"
-        (key,) = re.findall(r'href="(/runs/[^"/]+)"', httpx.get(url).text)
-        page = httpx.get(f"{url}{key}", timeout=PATIENCE)
-        assert httpx.get(url, headers={"host": "rebound.test"}).status_code == 400
-    assert page.status_code == 200
-    assert "&lt;img src=x onerror" in page.text
-    assert "<img" not in page.text
-
-
-NO_LOG = Path("none.db")
-
-
-class Talker:
-    """A trainer of which only the stream is there: it tells something each so many seconds, for ever."""
-
-    run_id = "r0"
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.said: list[Event] = []
-        self.cancelled = False
-
-    def stream(self) -> Stream[Event]:
-        """Return the stream."""
-        return Stream(self._talk, subject=lambda event: event.subject)
-
-    async def _talk(self, emit: EventCallback) -> None:
-        try:
-            while True:
-                await anyio.sleep(self._seconds)
-                said = StepStarted(run_id="r0", step=len(self.said), epoch=1, item_ids=())
-                self.said.append(said)
-                await emit(said)
-        finally:
-            self.cancelled = True
-
-
-async def connect(run: Any, send: Callable[[Any], Awaitable[None]], seconds: float) -> float:
-    """Connect a client that leaves after so many seconds; return how long the connection lasted."""
-
-    async def receive() -> dict[str, str]:
-        await anyio.sleep(seconds)
-        return {"type": "http.disconnect"}
-
-    began = anyio.current_time()
-    async with anyio.create_task_group() as tasks:
-        await EXAMPLE.EventStream(run, tasks, after=None, latest=False)({}, receive, send)
-    return anyio.current_time() - began
-
-
-def test_a_client_that_takes_nothing_holds_the_run_but_not_for_ever() -> None:
-    """The run waits once the buffers are full; after its patience the service lets the client go."""
-    talker = Talker(0.001)
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            await anyio.sleep_forever()
-
-    lasted = virtual_time.run(connect, EXAMPLE.Run(talker, NO_LOG), send, math.inf)
-    assert lasted == pytest.approx(EXAMPLE.PATIENCE_SECONDS)
-    assert len(talker.said) < 300
-    assert talker.cancelled
-
-
-def test_quiet_runs_have_a_pulse() -> None:
-    """While nothing happens, comments go out; the run ends with its only viewer."""
-    talker, sent = Talker(1e9), []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    assert virtual_time.run(connect, EXAMPLE.Run(talker, NO_LOG), send, 100.0) == pytest.approx(100)
-    assert [message["body"] for message in sent[1:]] == [b": the run is active\n\n"] * 7
-    assert talker.cancelled
-
-
-class SlowLog(EXAMPLE.Run):  # type: ignore[misc, name-defined]
-    """A run whose log takes its time to be read, and holds what was said meanwhile."""
-
-    def __init__(self, talker: Talker, seconds: float) -> None:
-        super().__init__(talker, NO_LOG)
-        self._talker = talker
-        self._seconds = seconds
-
-    async def read_log(self) -> tuple[Event, ...]:
-        await anyio.sleep(self._seconds)
-        return tuple(self._talker.said)
-
-
-def test_what_is_stored_while_the_log_is_read_is_told_once() -> None:
-    """Events that stand in the log and come from the run as well are told once, and none is lost."""
-    talker, sent = Talker(1.0), []
-
-    async def send(message: Any) -> None:
-        sent.append(message.get("body", b"").decode())
-
-    virtual_time.run(connect, SlowLog(talker, 3.5), send, 6.5)
-    told = list(read("".join(sent).splitlines()))
-    assert ids(told) == [event.id for event in talker.said]
-    assert len(told) == 6

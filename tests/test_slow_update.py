@@ -1,11 +1,12 @@
-"""Slow guidance: what two epochs are compared on, and how guidance comes into the document or stays out."""
+"""The end of an epoch: the comparison, guidance that comes in or stays out, and the optimizer's memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,13 +14,14 @@ from hypothesis import strategies as st
 from reflact.config.training import SlowUpdateConfig
 from reflact.data import shuffle
 from reflact.errors import ProviderDown, RunFailed
+from reflact.messages import ReplyModel
 from reflact.skills.document import read_guidance
 from reflact.stages.reply_models import AnalystReply
-from reflact.stages.slow_update import GuidanceReply, compare_skills
+from reflact.stages.slow_update import GuidanceReply, MemoryReply, compare_skills
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Item, Rollout, Score, Skill, Split
-from toy_runs import LINES, WORLD, Actor, Part, playing, run
+from toy_runs import LINES, Actor, Part, Ran, playing, run
 
 SLOW: dict[str, Any] = {"slow_update": {"enabled": True}}
 UNGATED: dict[str, Any] = {"slow_update": {"enabled": True, "gated": False}}
@@ -115,39 +117,7 @@ async def test_pairs_are_taken_along_the_seeded_order(
     assert await compared(world, policy, samples) == expected
 
 
-async def test_changed_pairs_are_topped_up_until_there_are_enough() -> None:
-    """Further train items are rolled out in the seeded order, ``samples`` at once, as long as needed."""
-    scores = dict.fromkeys(ORDER, (0.0, 0.0)) | {ORDER[1]: (0.0, 1.0), ORDER[4]: (1.0, 0.0)}
-    world = World(dict(scores))
-    assert await compared(world, "changed", 2) == [(ORDER[1], "improved"), (ORDER[4], "regressed")]
-    rolled = [ids for text, ids in world.rolled if text == "later"]
-    assert rolled == [ORDER[0:2], ORDER[2:4], ORDER[4:6]]
-    assert [ids for text, ids in world.rolled if text == "earlier"] == rolled
-
-
-async def test_the_threshold_says_what_failed() -> None:
-    """A hard score below the success threshold is a failure on both sides."""
-    world = World(dict.fromkeys(ORDER, (0.5, 1.0)))
-    assert {kind for _, kind in await compared(world, "mixed", 4)} == {"stable_success"}
-    assert {kind for _, kind in await compared(world, "mixed", 4, 0.8)} == {"improved"}
-
-
-async def test_a_run_compares_its_sample(tmp_path: Path) -> None:
-    """A run shows ``samples`` train items of the epoch's order, under the skills at both last steps."""
-    done = await run(tmp_path, **EPOCHS, slow_update={"enabled": True, "samples": 3})
-    (closed,) = [epoch for epoch in done.epochs if epoch.epoch == 2]
-    train = WORLD.items(Split.train)
-    assert [c.item_id for c in closed.comparisons] == [i.id for i in shuffle(train, 42 + 4000, "slow")[:3]]
-    (shown,) = done.shown("slow_update")
-    last = {record.epoch: record for record in done.records}
-    before, now = (done.texts[last[epoch].current.skill_hash].strip() for epoch in (1, 2))
-    assert before != now
-    assert shown.index(before) < shown.rindex(now)
-    assert "3 tasks" in shown
-
-
 async def test_an_unmeasured_top_up_is_no_end_of_the_run(tmp_path: Path) -> None:
-    """Where none of a later round's items can be measured the comparison does with those it has."""
     environment = ToyEnvironment(train=9, val=4, test=4)
     last = shuffle(environment.items(Split.train), 42 + 4000, "slow")[-1]
     steps: dict[str, Any] = {"train": {"num_epochs": 2, "batch_size": 9}, "reflect": {"minibatch_size": 9}}
@@ -170,7 +140,6 @@ async def test_an_unmeasured_top_up_is_no_end_of_the_run(tmp_path: Path) -> None
 
 
 async def test_nothing_to_compare_asks_nothing(tmp_path: Path) -> None:
-    """Where no item has the outcome that is shown, nobody is asked for guidance or memory, and it is said."""
     steps: dict[str, Any] = {"train": {"num_epochs": 2, "batch_size": 8}}
     policy = {"enabled": True, "pair_policy": "changed"}
     done = await run(tmp_path, script=playing(IDLE), slow_update=policy, **steps)
@@ -183,35 +152,7 @@ async def test_nothing_to_compare_asks_nothing(tmp_path: Path) -> None:
     assert (done.asked("slow_update"), done.asked("meta_skill")) == ([], [])
 
 
-async def test_without_slow_updates_nothing_happens_at_an_epochs_end(tmp_path: Path) -> None:
-    """Switched off there is no comparison, no call and no region."""
-    done = await run(tmp_path, **EPOCHS)
-    assert (done.epochs, done.asked("slow_update")) == ((), [])
-    assert not any("SLOW_UPDATE" in text for text in done.texts.values())
-
-
-async def test_the_first_epoch_reserves_the_region_of_ungated_guidance(tmp_path: Path) -> None:
-    """The empty region is a version that shows its parent's score as inherited; best stays without it."""
-    done = await run(tmp_path, script=playing(IDLE), **EPOCHS, **UNGATED)
-    first = done.epochs[0]
-    assert first.slow_update.action == "reserved"
-    (made,) = first.created_versions
-    assert (made.inherited, made.score) == (True, 0.0)
-    assert read_guidance(done.texts[made.skill_hash]) == ""
-    assert "SLOW_UPDATE" in done.texts[made.skill_hash]
-    assert first.best.number == 0
-
-
-async def test_gated_guidance_brings_its_region_along(tmp_path: Path) -> None:
-    """Until the gate has accepted guidance the document has no region, and no version is unmeasured."""
-    done = await run(tmp_path, script=playing(IDLE, guided("Be kind.")), **EPOCHS, **SLOW)
-    assert [epoch.created_versions for epoch in done.epochs] == [(), ()]
-    assert done.epochs[0].slow_update is None
-    assert "SLOW_UPDATE" not in done.current
-
-
 async def test_guidance_that_wins_is_accepted_and_measured(tmp_path: Path) -> None:
-    """Guidance that improves validation becomes current and best with the score that the gate measured."""
     done = await run(tmp_path, script=playing(IDLE), **EPOCHS, **SLOW)
     closed = done.epochs[-1]
     assert (closed.slow_update.action, closed.slow_update.verdict.action) == ("accepted", "accept_new_best")
@@ -221,13 +162,16 @@ async def test_guidance_that_wins_is_accepted_and_measured(tmp_path: Path) -> No
     assert set(read_guidance(done.texts[made.skill_hash]).splitlines()) == set(list(LINES.values())[:4])
 
 
-async def test_rejected_guidance_leaves_the_old_one_and_is_tried_again(tmp_path: Path) -> None:
-    """The next epoch is told of the guidance in force, not of the one that failed, and writes another."""
+async def test_rejected_or_missing_guidance_leaves_the_old_one_and_is_tried_again(tmp_path: Path) -> None:
     good = LINES["double"]
-    script = playing(IDLE, guided(good, "Be kind.", "Be brief."))
-    done = await run(tmp_path, script=script, train={"num_epochs": 4}, **SLOW)
+    wrong = "<!-- SLOW_UPDATE_END -->"
+    script = playing(IDLE, guided(good, "Be kind.", wrong, wrong, "", "Be brief."))
+    done = await run(tmp_path, script=script, train={"num_epochs": 5}, **SLOW)
     actions = [epoch.slow_update.action for epoch in done.epochs if epoch.slow_update]
-    assert actions == ["accepted", "unchanged", "unchanged"]
+    assert actions == ["accepted", "unchanged", "no_reply", "unchanged"]
+    missing = done.epochs[3]
+    assert [f.label for f in missing.fallbacks] == ["slow_update"]
+    assert (missing.created_versions, missing.current) == ((), done.epochs[2].current)
     assert read_guidance(done.current) == good
     shown = done.shown("slow_update")
     assert "There is no guidance yet." in shown[0]
@@ -236,40 +180,12 @@ async def test_rejected_guidance_leaves_the_old_one_and_is_tried_again(tmp_path:
         assert "Be kind." not in later
 
 
-async def test_a_reply_that_cannot_be_had_is_not_done(tmp_path: Path) -> None:
-    """An epoch without a valid reply keeps guidance and document, says so, and the next epoch asks again."""
-    good = LINES["double"]
-    script = playing(IDLE, guided(good, "<!-- SLOW_UPDATE_END -->", "<!-- SLOW_UPDATE_END -->", "", good))
-    done = await run(tmp_path, script=script, train={"num_epochs": 4}, **SLOW)
-    refused = done.epochs[2]
-    assert refused.slow_update.action == "no_reply"
-    assert [f.label for f in refused.fallbacks] == ["slow_update"]
-    assert (refused.created_versions, refused.current) == ((), done.epochs[1].current)
-    assert {call.call_id.step for call in done.asked("slow_update")} == {4, 6, 8}
-    closed = [e for e in done.events if e.kind == "epoch_committed"]
-    assert closed[2].fallbacks == refused.fallbacks
-
-
-async def test_a_document_may_bring_guidance(tmp_path: Path) -> None:
-    """Guidance that stands in the initial document is the one in force, and is replaced in its place."""
-    initial = (
-        "---\nname: toy\n---\n# Toy\n\n"
-        "<!-- SLOW_UPDATE_START -->\nOld words.\n<!-- SLOW_UPDATE_END -->\n\nAfterword.\n"
-    )
-    good = LINES["square"]
-    script = playing(IDLE, guided(good))
-    done = await run(tmp_path, initial=initial, script=script, **EPOCHS, **SLOW)
-    assert "<guidance>\nOld words.\n</guidance>" in done.shown("slow_update")[0]
-    assert done.current == initial.replace("Old words.", good)
-
-
 def harmed(skill: Skill, message: str, times: int) -> str | None:
     """Answer wrongly wherever the guidance is harmful."""
     return "unknown" if "HARM" in skill.text else None
 
 
 async def test_forced_guidance_never_reaches_best_unmeasured(tmp_path: Path) -> None:
-    """It is current with an inherited score, best stays what was measured, and the end measures it."""
     script = playing(guided("HARM"))
     done = await run(
         tmp_path,
@@ -279,7 +195,11 @@ async def test_forced_guidance_never_reaches_best_unmeasured(tmp_path: Path) -> 
         **EPOCHS,
         **UNGATED,
     )
-    closed = done.epochs[-1]
+    first, closed = done.epochs
+    assert first.slow_update.action == "reserved"
+    (reserved,) = first.created_versions
+    assert reserved.inherited
+    assert "SLOW_UPDATE_START -->\n<!--" in done.texts[reserved.skill_hash]
     assert (closed.slow_update.action, closed.slow_update.verdict) == ("forced", None)
     assert (closed.current.inherited, closed.current.score) == (True, closed.best.score)
     assert "HARM" in done.texts[closed.current.skill_hash]
@@ -291,14 +211,114 @@ async def test_forced_guidance_never_reaches_best_unmeasured(tmp_path: Path) -> 
     assert (tmp_path / "best_skill.md").read_text("utf-8") == done.best
 
 
-async def test_forced_guidance_may_return_to_an_earlier_document(tmp_path: Path) -> None:
-    """What the optimizer writes is forced in, also where the run has held that very document before."""
-    script = playing(IDLE, guided("One.", "Two.", "One."))
-    done = await run(tmp_path, script=script, train={"num_epochs": 4}, **UNGATED)
-    assert [e.slow_update.action for e in done.epochs if e.slow_update] == [
-        "reserved",
-        "forced",
-        "forced",
-        "forced",
-    ]
-    assert read_guidance(done.current) == "One."
+META: Mapping[str, Any] = {"enabled": True}
+
+
+def remembering(*memories: str) -> Part:
+    """Play a keeper of memory that writes these one after the other, and the last one from then on."""
+    left = list(memories)
+
+    def give(*_: object) -> ScriptedAnswer:
+        return {"reasoning": "r", "memory": left.pop(0) if len(left) > 1 else left[0]}
+
+    return MemoryReply, give
+
+
+def told(done: Ran, purpose: str) -> dict[int, set[str]]:
+    """Return, by epoch of two steps, which memories the calls for a purpose were shown."""
+    seen: dict[int, set[str]] = {}
+    for call, shown in zip(done.asked(purpose), done.shown(purpose), strict=True):
+        epoch = (call.call_id.step + 1) // 2
+        seen.setdefault(epoch, set()).update(m for m in ("Alpha.", "Beta.") if m in shown)
+    return seen
+
+
+async def test_memory_begins_after_the_second_epoch(tmp_path: Path) -> None:
+    script = playing(IDLE, remembering("Alpha.", "Beta."))
+    done = await run(tmp_path, script=script, train={"num_epochs": 3}, meta_skill=META)
+    assert [epoch.meta_skill for epoch in done.epochs] == [None, "Alpha.", "Beta."]
+    assert done.state.meta_skill == "Beta."
+    first, second = done.shown("meta_skill")
+    assert "<advice>" not in first
+    assert "<advice>\nAlpha.\n</advice>" in second
+    assert [f"step {n}:" in first for n in (1, 3, 4)] == [False, True, True]
+
+
+async def test_everybody_who_decides_on_edits_is_told(tmp_path: Path) -> None:
+    def proposing(wanted: type[ReplyModel], shown: str) -> ScriptedAnswer:
+        return append_reply(wanted, f"- nonsense {len(shown)}", "- more nonsense")
+
+    script = playing((AnalystReply, proposing), remembering("Alpha."))
+    done = await run(
+        tmp_path,
+        script=script,
+        train={"num_epochs": 3},
+        reflect={"minibatch_size": 2},
+        select={"max_edits": 2, "min_edits": 1, "scheduler": "linear", "lr_control": "autonomous"},
+        meta_skill=META,
+    )
+    for purpose in ("analyst_failure", "merge", "step_size"):
+        assert told(done, purpose) == {1: set(), 2: set(), 3: {"Alpha."}}, purpose
+
+
+async def test_an_epoch_without_a_memory_keeps_the_old_one(tmp_path: Path) -> None:
+    left: list[ScriptedAnswer] = [{"reasoning": "r", "memory": "Alpha."}, "no", "no", "no"]
+
+    def give(*_: object) -> ScriptedAnswer:
+        return left.pop(0) if left else {"reasoning": "r", "memory": "Beta."}
+
+    script = playing(IDLE, (MemoryReply, give))
+    done = await run(tmp_path, script=script, train={"num_epochs": 5}, meta_skill=META)
+    assert [epoch.meta_skill for epoch in done.epochs] == [None, "Alpha.", None, "Beta.", "Beta."]
+    assert [[f.label for f in epoch.fallbacks] for epoch in done.epochs] == [[], [], ["meta_skill"], [], []]
+    assert told(done, "analyst_failure")[4] == {"Alpha."}
+    assert told(done, "analyst_failure")[5] == {"Beta."}
+
+
+async def test_without_slow_updates_the_comparison_is_its_own(tmp_path: Path) -> None:
+    with_slow = await run(
+        tmp_path / "a", train={"num_epochs": 2}, meta_skill=META, slow_update={"enabled": True}
+    )
+    alone = await run(tmp_path / "b", train={"num_epochs": 2}, meta_skill=META)
+    assert alone.epochs[-1].comparisons == with_slow.epochs[-1].comparisons != ()
+    assert alone.shown("meta_skill") == with_slow.shown("meta_skill")
+    assert (alone.asked("slow_update"), alone.epochs[-1].slow_update) == ([], None)
+
+
+def under(shown: str) -> list[str]:
+    """Return the documents that a prompt shows, in order."""
+    return [part.partition("\n</document>")[0] for part in shown.split("<document>\n")[1:]]
+
+
+@pytest.mark.parametrize("after", [30, 52])
+async def test_skills_are_compared_as_they_stood_at_the_last_steps(tmp_path: Path, after: int) -> None:
+    sections: dict[str, Any] = {
+        "environment": ToyEnvironment(train=8, val=4, test=4, rules=4),
+        "search": {"sources": ["edits"]},
+        "train": {"num_epochs": 3},
+        "meta_skill": META,
+        "slow_update": {"enabled": True, "gated": False},
+    }
+    with anyio.CancelScope() as scope:
+        asked = 0
+
+        def stop(*_: object) -> None:
+            nonlocal asked
+            asked += 1
+            if asked == after:
+                scope.cancel()
+
+        await run(tmp_path, actor=Actor(stop), **sections)
+    assert scope.cancelled_caught
+    done = await run(tmp_path, **sections)
+    whole = await run(tmp_path / "whole", **sections)
+    assert done.epochs == whole.epochs
+    last = {record.epoch: record.current.skill_hash for record in whole.records}
+    assert [epoch.last_hash for epoch in whole.epochs] == [last[1], last[2], last[3]]
+    for call, shown in zip(whole.asked("meta_skill"), whole.shown("meta_skill"), strict=True):
+        assert call.call_id.step in {4, 6}
+        epoch = call.call_id.step // 2
+        bodies = [whole.texts[last[n]].partition("<!--")[0].strip("\n") for n in (epoch - 1, epoch)]
+        assert under(shown) == [text for text in bodies if text]
+    guided = [e.slow_update.guidance for e in whole.epochs if e.slow_update and e.slow_update.guidance]
+    assert any(line in str(guided) for line in [*LINES.values(), "Answer every task."])

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from memory_pairs import make_pair
 from processes import Program
 from reflact import MemoryStore
 from reflact.store.runs import open_store
@@ -23,8 +22,6 @@ pytestmark = pytest.mark.slow
 KILLS = 20
 PROCESSES = 4
 NOTES = 60
-PAIRS = 250
-
 SCRIPT = """
     import os, sys, warnings
     from itertools import count
@@ -52,9 +49,7 @@ SCRIPT = """
         )
 
     def reply(key):
-        return StoredResponse(
-            key=key, status=200, content_type="text/plain", chunks=(key * 40,), usage=Usage(calls=1, usd=0.5)
-        )
+        return StoredResponse(key=key, text=key * 40, usage=Usage(calls=1, usd=0.5))
 """
 
 LOAD = """
@@ -127,19 +122,6 @@ MEMORY_LOAD = """
     anyio.run(main, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
 """
 
-MEMORY_SHARE = """
-    async def main(path, name, pairs):
-        async with MemoryStore(path) as memory:
-            shared = [make_pair(n, note="shared") for n in range(10)]
-            own = [make_pair(n, note=name) for n in range(pairs)]
-            await fan_out(memory.submit, shared + own, limit=8)
-            test = await memory.open_test([own[0].id], holdout_id="h", traces=HELD_OUT)
-            await memory.close_test(test.number, evidence_for(test))
-            acknowledge("before", test.n_earlier_tests)
-
-    anyio.run(main, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
-"""
-
 
 def start(script: str, *arguments: str) -> Program:
     return Program(textwrap.dedent(SCRIPT) + textwrap.dedent(script), *arguments)
@@ -175,12 +157,9 @@ def column(path: Path, sql: str) -> set[object]:
 
 
 def assert_sound(path: Path) -> None:
-    """The file, its index and what belongs together are whole."""
+    """The file and what belongs together are whole."""
     assert column(path, "PRAGMA integrity_check") == {"ok"}
     assert column(path, "PRAGMA foreign_key_check") == set()
-    column(path, "INSERT INTO memory_pairs_fts (memory_pairs_fts) VALUES ('integrity-check')")
-    numbers = column(path, "SELECT number FROM memory_pairs")
-    assert column(path, "SELECT rowid FROM memory_pairs_fts") == numbers
     passed = "SELECT value FROM memory_tests, json_each(test, '$.pair_ids') WHERE json_extract(evidence, '$.passed_test')"
     assert column(path, "SELECT id FROM memory_pairs WHERE status = 'promoted'") == column(path, passed)
 
@@ -256,13 +235,3 @@ async def test_what_a_memory_acknowledged_survives_sigkill(tmp_path: Path, kills
             trace = await memory.trace(trace_id)
             assert [event.step for event in trace.events] == list(range(len(trace.events)))
         assert len(await memory.find("report")) > 0
-
-
-async def test_processes_share_a_memory(tmp_path: Path) -> None:
-    """Four processes that make and write one file at once lose nothing, and count each other's tests."""
-    path = tmp_path / "shared.db"
-    assert sorted(run_together(MEMORY_SHARE, path, PAIRS)) == [f"before {n}\n" for n in range(PROCESSES)]
-    assert_sound(path)
-    wanted = {make_pair(n, note=f"p{p}").id for n in range(PAIRS) for p in range(PROCESSES)}
-    wanted |= {make_pair(n, note="shared").id for n in range(10)}
-    assert column(path, "SELECT id FROM memory_pairs") == wanted

@@ -20,15 +20,7 @@ import pytest
 
 from pure_world import Ended, differences, left_by
 from reflact import Trainer
-from reflact.config.loading import load_config
-from reflact.errors import StoreError
-from reflact.store.runs import open_store
-from reflact.testing import ScriptedLLM, ToyTarget, toy_optimizer
-from reflact.training.loop import start, train_to_end
-from reflact.training.open_run import connect_run
-from reflact.training.plan import Overrides, prepare_run
 from served import HANGS, MAIN, Endpoint, reflact, reflact_process, world
-from toy_runs import WORLD, build_trainer
 
 pytestmark = [
     pytest.mark.slow,
@@ -237,42 +229,3 @@ def test_what_is_read_only(place: World, part: str) -> None:
     assert_one_error(done.stderr, re.escape(str(place.out_dir)), "writable")
     assert len(place.endpoint.samples) == asked
     place.goes_on(before)
-
-
-async def test_a_lock_that_outlasts_the_patience(tmp_path: Path) -> None:
-    """Another process's lock ends a run under way with one error; what was committed stands, it goes on."""
-    config = {
-        "out_dir": tmp_path / "run",
-        "search": {"sources": ["edits"]},
-        "train": {"num_epochs": 2, "batch_size": 4},
-    }
-    target, optimizer = ToyTarget(), ScriptedLLM(toy_optimizer())
-    environment = WORLD
-    passed = Overrides(environment, target, optimizer)
-    planned = prepare_run(load_config(config), passed)
-    database = tmp_path / "run" / "run.db"
-    with closing(sqlite3.connect(tmp_path / "other", isolation_level=None, check_same_thread=False)) as other:
-
-        async def lock(event: Any) -> None:
-            if event.kind == "step_committed" and event.step == 2:
-                other.execute("ATTACH ? AS run", (str(database),))
-                other.execute("BEGIN IMMEDIATE")
-                other.execute("DELETE FROM run.skills WHERE 0")
-
-        async def impatient() -> None:
-            async with (
-                open_store(database, lock_timeout=0.05) as store,
-                connect_run(planned, store, lock) as run,
-            ):
-                await start(run)
-                await train_to_end(run)
-
-        with pytest.raises(StoreError, match=r"run\.db: another process kept it locked; end that process"):
-            await impatient()
-        other.execute("ROLLBACK")
-    before = kept(tmp_path / "run")
-    assert len(before["commits"]) >= 3
-    trainer = build_trainer(config, environment=environment, target=target)
-    summary = await trainer.train()
-    assert (summary.status, summary.steps) == ("completed", 4)
-    assert_kept(tmp_path / "run", before)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +29,6 @@ SHORT: dict[str, Any] = {"train": {"num_epochs": 2}}
 
 
 class Open(NamedTuple):
-    """What a process has open."""
-
     tasks: frozenset[asyncio.Task[object]]
     threads: frozenset[threading.Thread]
     files: int
@@ -51,7 +49,6 @@ class Whole(NamedTuple):
     ended: Ended
 
     def trainer(self, folder: Path, network: PureNetwork | None = None) -> Trainer:
-        """Return a trainer of the run."""
         return Trainer(settings(self.world, folder, **SHORT), transport=network or PureNetwork())
 
     async def goes_on(self, folder: Path) -> None:
@@ -82,59 +79,34 @@ class Left(Exception):
     """A consumer's own error."""
 
 
-class Consumer:
-    """Reads a stream up to an event and leaves it."""
-
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-
-    async def read(self, happenings: AsyncIterator[events.Event] | Stream[events.Event]) -> None:
-        """Leave the loop by a break."""
-        async for event in happenings:
-            if event.kind == self._kind:
-                break
-
-    async def breaks(self, happenings: Stream[events.Event]) -> None:
-        """Leave the loop, then ``async with``."""
-        async with happenings:
-            await self.read(happenings)
-
-    async def drops(self, happenings: Stream[events.Event]) -> None:
-        """Leave the loop, and the rest to the event loop."""
-        await self.read(happenings)
-
-    async def fails(self, happenings: Stream[events.Event]) -> None:
-        """Leave the loop by an error."""
-        with suppress(Left):
-            async with happenings:
-                async for event in happenings:
-                    if event.kind == self._kind:
-                        raise Left
-
-    async def deserts(self, happenings: Stream[events.Event]) -> None:
-        """Leave the loop beside a view that nobody reads."""
+async def leave(how: str, kind: str, happenings: Stream[events.Event]) -> None:
+    """Read up to an event of a kind, and leave: by a break or an error, with or without ``async with``."""
+    if how == "beside an unread view":
         happenings.subscribe()
-        await self.breaks(happenings)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(suppress(Left))
+        if how != "without a block":
+            await stack.enter_async_context(happenings)
+        async for event in happenings:
+            if event.kind == kind:
+                if how == "by an error":
+                    raise Left
+                break
 
 
 @pytest.mark.parametrize(
-    ("leave", "kind"),
+    ("how", "kind"),
     [
-        pytest.param(leave, kind, marks=[] if n % 3 == number else [pytest.mark.slow])
-        for n, leave in enumerate((Consumer.drops, Consumer.breaks, Consumer.fails, Consumer.deserts))
+        pytest.param(how, kind, marks=[] if n % 3 == number else [pytest.mark.slow])
+        for n, how in enumerate(("without a block", "by a break", "by an error", "beside an unread view"))
         for number, kind in enumerate(("run_started", "model_call_finished", "candidate_judged"))
     ],
 )
-async def test_a_consumer_that_leaves_ends_the_run(
-    leave: Callable[[Consumer, Stream[events.Event]], Awaitable[None]],
-    kind: str,
-    tmp_path: Path,
-    whole: Whole,
-) -> None:
+async def test_a_consumer_that_leaves_ends_the_run(how: str, kind: str, tmp_path: Path, whole: Whole) -> None:
     """Nothing of the run stays open; the next start ends as an unbroken run, and as cleanly."""
     before = opened()
-    network, consumer = PureNetwork(), Consumer(kind)
-    await leave(consumer, whole.trainer(tmp_path, network).stream())
+    network = PureNetwork()
+    await leave(how, kind, whole.trainer(tmp_path, network).stream())
     await until(lambda: opened() == before)
     asked = len(network.samples)
     await whole.goes_on(tmp_path)
@@ -143,7 +115,6 @@ async def test_a_consumer_that_leaves_ends_the_run(
 
 
 async def held(happenings: Stream[events.Event]) -> None:
-    """Return once the run waits for its reader."""
     await until(happenings._turn.locked)
 
 

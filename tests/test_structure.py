@@ -1,6 +1,6 @@
 """The shape of the package: who may import whom, how things are named, what is written where.
 
-Each rule is one test, which lists all offenders.
+Each rule is one test, which lists all offenders. ``pytest -rP`` shows the longest functions and modules.
 """
 
 from __future__ import annotations
@@ -8,18 +8,20 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "reflact"
 
+# Packages and root modules from the left to the right: an import goes to the same rank or to the left.
 RANKS = (
     {"errors", "text", "types", "jsonutil", "lazy", "records", "messages"},
     {"config", "events", "columns", "data", "prompts", "skills", "gate", "concurrency", "processes"},
     {"protocols", "adapters"},
+    {"agents"},
     {"stages", "llm", "store", "environments", "targets"},
     {"search", "memory", "proposers"},
     {"calibration"},
@@ -28,16 +30,15 @@ RANKS = (
     {"trainer"},
     {"cli", "testing"},
 )
-"""Packages and root modules from the left to the right: an import goes to the same rank or to the left."""
-
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}
-ADAPTERS = RANKS[3]
+ADAPTERS = RANKS[4]
 
+# The folders or files that may load a library.
 THIRD_PARTY = {
-    "openai": ("llm/", "targets/"),
+    "openai": ("llm/",),
     "instructor": ("llm/",),
     "pydantic_ai": ("targets/", "integrations/pydantic_ai.py", "llm/pydantic_ai.py"),
-    "h11": ("targets/gateway.py",),
+    "h11": ("agents/gateway.py",),
     "httpx": ("llm/", "testing/", "executors/worker.py"),
     "httpx2": ("llm/",),
     "htpy": ("reporting/html/",),
@@ -53,7 +54,15 @@ THIRD_PARTY = {
     "inspect_ai": ("integrations/inspect_ai.py",),
     "ray": ("executors/ray.py",),
 }
-"""The folders or files that may load a library."""
+
+# Conditional expressions inside call arguments that are left, by package; lower a number when you mend some.
+CONDITIONAL_ARGUMENTS = {"calibration": 24, "training": 13, "llm": 9, "cli": 8, "integrations": 6}
+CONDITIONAL_ARGUMENTS |= {"reporting": 6, "search": 4, "testing": 3, "memory": 2, "stages": 2}
+CONDITIONAL_ARGUMENTS |= {"environments": 1, "gate": 1, "processes": 1}
+
+# Numbers with a name and no comment that are left, by package; lower a number when you mend some.
+BARE_CONSTANTS = {"processes": 31, "reporting": 27, "calibration": 8, "llm": 6, "stages": 6, "skills": 4}
+BARE_CONSTANTS |= {"targets": 4, "cli": 4, "environments": 2, "gate": 1, "store": 1}
 
 STARTERS = re.compile("create_task_group|TaskGroup|create_task|ensure_future|gather|run_coroutine_threadsafe")
 PARTICIPLE = re.compile(r"(ed|ing|own|ept|elt|eld|eard|aid|oken|iven|orn)$")
@@ -66,22 +75,29 @@ BLANK = re.compile(
 )
 METAPHORS = re.compile(r"\b(corridor|house|brake|happenings|doors?)\b", re.IGNORECASE)
 MARKS = re.compile("|".join(rf"\b{word}\b" for word in ("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")))
+LINE_LENGTH = 100
+PRAGMA = re.compile(r"\s*# (noqa|type:).*")
 
 MODULES = sorted(SOURCE.rglob("*.py"))
-FOLDERS = ("src", "tests", "scripts", "examples", "benchmarks")
-PROGRAMS = ("scripts", "examples", "benchmarks")
-FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+PROGRAMS = [
+    path for name in ("scripts", "examples", "benchmarks") for path in sorted((ROOT / name).rglob("*.py"))
+]
+FILES = [*MODULES, *PROGRAMS, *sorted((ROOT / "tests").rglob("*.py"))]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 @cache
 def parse(path: Path) -> ast.Module:
-    """Return a module's syntax tree."""
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return ast.parse(read(path))
 
 
 @cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """Return all nodes of a module's syntax tree."""
     return tuple(ast.walk(parse(path)))
 
 
@@ -91,9 +107,9 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def top_of(module: str) -> str | None:
-    """Return the package or root module that a module belongs to; None for ``reflact`` itself."""
-    return module.partition(".")[2].partition(".")[0] or None
+def top_of(module: str) -> str:
+    """Return the package or root module that a module belongs to; empty for ``reflact`` itself."""
+    return module.partition(".")[2].partition(".")[0]
 
 
 NAMES = {name_of(path): path for path in MODULES}
@@ -118,70 +134,71 @@ def own_imports(path: Path) -> set[str]:
     return {name for name in imports(path) if name.startswith("reflact.")}
 
 
+def list_imports() -> Iterator[tuple[str, str]]:
+    """Yield each module of the package with each other one that it imports."""
+    for name, path in NAMES.items():
+        if top_of(name):
+            yield from ((name, below) for below in sorted(own_imports(path)) if below != name)
+
+
 def type_only(path: Path) -> set[str]:
     """Return the modules that a file imports for its annotations alone."""
-    blocks = (
-        node.body
-        for node in nodes(path)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-    )
+    blocks = (n.body for n in nodes(path) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test))
     return {
         alias.name for body in blocks for node in body if isinstance(node, ast.Import) for alias in node.names
     }
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yield all functions of a file, nested ones included."""
-    for node in nodes(path):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+def functions(path: Path) -> Iterator[Function]:
+    yield from (node for node in nodes(path) if isinstance(node, Function))
 
 
-def shown(path: Path, node: ast.AST | None = None) -> str:
+def show(path: Path, node: ast.AST | None = None) -> str:
     """Return where something stands."""
     line = "" if node is None else f":{getattr(node, 'lineno', '')}"
     return f"{path.relative_to(ROOT)}{line}"
 
 
-def test_every_package_has_a_rank() -> None:
-    """No module stands outside the order of imports."""
-    assert {top for name in NAMES if (top := top_of(name))} <= RANK.keys()
-
-
 def test_imports_go_one_way() -> None:
     """A module imports its own rank or further left, deferred and type-only imports included."""
-    wrong = [
-        f"{name} imports {below}"
-        for name, path in NAMES.items()
-        if (here := top_of(name)) is not None
-        for below in own_imports(path)
-        if RANK[str(top_of(below))] > RANK[here]
-    ]
-    assert wrong == []
+    assert {top_of(name) for name in NAMES} - {""} <= RANK.keys()
+    assert [pair for pair in list_imports() if RANK[top_of(pair[1])] > RANK[top_of(pair[0])]] == []
 
 
-def test_programs_import_names_that_exist() -> None:
-    """Benchmarks, scripts and examples, which no other test may run, import nothing that was renamed or moved."""
-    unknown = [
-        f"{shown(path, node)}: {node.module}.{alias.name}"
-        for path in FILES
-        if path.relative_to(ROOT).parts[0] in PROGRAMS
-        for node in nodes(path)
-        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "reflact"
-        for alias in node.names
-        if not hasattr(importlib.import_module(str(node.module)), alias.name)
-    ]
-    assert not unknown, unknown
+def find_cycle(below: Mapping[str, set[str]]) -> list[str]:
+    """Return a way from a node back to it; empty if there is none."""
+    done: set[str] = set()
+
+    def visit(name: str, above: tuple[str, ...]) -> list[str]:
+        if name in above:
+            return [*above[above.index(name) :], name]
+        if name not in done:
+            for other in sorted(below.get(name, ())):
+                if cycle := visit(other, (*above, name)):
+                    return cycle
+            done.add(name)
+        return []
+
+    return next((cycle for name in sorted(below) if (cycle := visit(name, ()))), [])
+
+
+def test_imports_have_no_cycles() -> None:
+    """Neither a module nor a package reaches itself through imports, deferred ones included."""
+    modules, packages = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+    for name, below in list_imports():
+        modules[name].add(below)
+        if top_of(name) != top_of(below):
+            packages[top_of(name)].add(top_of(below))
+    assert find_cycle(modules) == []
+    assert find_cycle(packages) == []
 
 
 def test_adapters_do_not_know_each_other() -> None:
     """Stages, models, stores, environments and targets meet only where a run is composed."""
     wrong = [
-        f"{name} imports {below}"
-        for name, path in NAMES.items()
-        if (here := top_of(name)) in ADAPTERS
-        for below in own_imports(path)
-        if top_of(below) in ADAPTERS - {here}
+        (name, below)
+        for name, below in list_imports()
+        if {top_of(name), top_of(below)} <= ADAPTERS and top_of(name) != top_of(below)
     ]
     assert wrong == []
 
@@ -192,35 +209,29 @@ def test_stages_do_not_import_stages() -> None:
     allowed |= {("reflect", "rollout"), ("slow_update", "rollout")}
     stages = {"rollout", "reflect", "aggregate", "select", "update", "evaluate", "final_test"}
     pairs = {
-        (path.stem, below)
-        for path in MODULES
-        if path.parent.name == "stages" and path.stem in stages
-        for below in stages
-        if f"reflact.stages.{below}" in own_imports(path)
+        (name.removeprefix("reflact.stages."), below.rpartition(".")[2]) for name, below in list_imports()
     }
-    assert pairs <= allowed
+    assert {pair for pair in pairs if set(pair) <= stages} <= allowed
 
 
-def test_imports_have_no_cycles() -> None:
-    """No module reaches itself through imports, deferred ones included."""
-    done: set[str] = set()
-
-    def visit(name: str, above: tuple[str, ...]) -> None:
-        assert name not in above, f"import cycle: {' -> '.join([*above[above.index(name) :], name])}"
-        if name in done:
-            return
-        for below in sorted(own_imports(NAMES[name]) & NAMES.keys() - {name}):
-            visit(below, (*above, name))
-        done.add(name)
-
-    for name in sorted(NAMES.keys() - {"reflact"}):
-        visit(name, ())
+def test_programs_import_names_that_exist() -> None:
+    """Benchmarks, scripts and examples, which no other test may run, import nothing that was renamed or moved."""
+    unknown = [
+        f"{show(path, node)}: {node.module}.{alias.name}"
+        for path in PROGRAMS
+        for node in nodes(path)
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "reflact"
+        for alias in node.names
+        if f"{node.module}.{alias.name}" not in NAMES
+        and not hasattr(importlib.import_module(str(node.module)), alias.name)
+    ]
+    assert not unknown, unknown
 
 
 def test_libraries_stay_where_they_belong() -> None:
     """Each slow third-party library is loaded by one package, some by one file."""
     wrong = [
-        f"{shown(path)} imports {name}"
+        f"{show(path)} imports {name}"
         for path in MODULES
         for name in imports(path) - type_only(path)
         if (places := THIRD_PARTY.get(name.split(".")[0])) is not None
@@ -232,14 +243,11 @@ def test_libraries_stay_where_they_belong() -> None:
 def test_one_module_starts_tasks() -> None:
     """Task groups are opened in concurrency.py; nothing is started and forgotten."""
     wrong = [
-        f"{shown(path, node)} starts tasks with {called}"
+        show(path, node)
         for path in MODULES
         if path.name != "concurrency.py"
         for node in nodes(path)
-        if isinstance(node, ast.Call)
-        and STARTERS.fullmatch(
-            called := node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        )
+        if isinstance(node, ast.Call) and STARTERS.fullmatch(ast.unparse(node.func).rpartition(".")[2])
     ]
     assert wrong == []
 
@@ -247,7 +255,7 @@ def test_one_module_starts_tasks() -> None:
 def test_only_the_command_line_prints() -> None:
     """Outside cli/ nothing prints, touches the standard streams, or ends the process."""
     wrong = [
-        shown(path, node)
+        show(path, node)
         for path in MODULES
         if top_of(name_of(path)) != "cli"
         for node in nodes(path)
@@ -273,7 +281,7 @@ def test_nothing_is_global() -> None:
                 or any("os.environ" in ast.unparse(target) for target in targets)
                 or called in {"os.putenv", "os.unsetenv", "logging.basicConfig"}
             ):
-                wrong.append(shown(path, node))
+                wrong.append(show(path, node))
     assert wrong == []
 
 
@@ -282,86 +290,98 @@ def test_no_bare_dict_is_passed() -> None:
     wrong = []
     for path in MODULES:
         for function in functions(path):
-            if function.name.startswith("_"):
-                continue
             arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
             for note in [*(a.annotation for a in arguments), function.returns]:
                 text = "" if note is None else ast.unparse(note)
-                if re.search(r"\bdict\b(?!\[)|\bdict\[\w+, Any\]", text, re.IGNORECASE):
-                    wrong.append(f"{shown(path, function)} {function.name}: {text}")
+                is_bare = re.search(r"\bdict\b(?!\[)|\bdict\[\w+, Any\]", text, re.IGNORECASE)
+                if is_bare and not function.name.startswith("_"):
+                    wrong.append(f"{show(path, function)} {function.name}: {text}")
     assert wrong == []
 
 
-def test_functions_begin_with_a_verb() -> None:
-    """Fewer than 2 of 100 public functions begin with a participle or a gerund."""
+def test_names_say_something() -> None:
+    """No blank words; public functions begin with a verb, but for 2 of 100; a class name has one meaning."""
     public = [
         (path, node)
         for path in MODULES
         for node in parse(path).body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_")
+        if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_")
     ]
+    assert [show(path, node) for path, node in public if BLANK.fullmatch(node.name)] == []
+    assert [show(path) for path in MODULES if BLANK.fullmatch(path.stem)] == []
+    classes = Counter(node.name for _, node in public if isinstance(node, ast.ClassDef))
+    assert [name for name, count in classes.items() if count > 1] == []
+    verbs = [(path, node) for path, node in public if isinstance(node, Function)]
     wrong = [
-        f"{shown(path, node)} {node.name}"
-        for path, node in public
+        f"{show(path, node)} {node.name}"
+        for path, node in verbs
         if PARTICIPLE.search(first := node.name.split("_")[0]) and not VERBS.fullmatch(first)
     ]
-    assert len(wrong) < 0.02 * len(public), wrong
+    assert len(wrong) < 0.02 * len(verbs), wrong
 
 
-def test_names_say_something() -> None:
-    """No module, class or public function is named by a blank word."""
-    wrong = [shown(path) for path in MODULES if BLANK.fullmatch(path.stem)]
+def test_lines_are_plain() -> None:
+    """The source has no long lines and no pictures of its own; no file has marks of unfinished work."""
+    lines = [(path, n, line) for path in MODULES for n, line in enumerate(read(path).splitlines(), 1)]
+    long = [f"{show(path)}:{n}" for path, n, line in lines if len(PRAGMA.sub("", line)) > LINE_LENGTH]
+    assert long == []
+    assert [f"{show(path)}:{n}" for path, n, line in lines if METAPHORS.search(line)] == []
+    assert [show(path) for path in FILES if MARKS.search(read(path))] == []
+
+
+def is_parallel(node: ast.AST) -> bool:
+    """Whether a statement assigns several values to several names, and does not exchange or move any of them."""
+    if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)):
+        return False
+    names = {ast.unparse(part) for target in node.targets for part in getattr(target, "elts", ())}
+    return bool(names) and not names & {ast.unparse(part) for part in ast.walk(node.value)}
+
+
+def test_a_statement_does_one_thing() -> None:
+    """Unrelated values are assigned one by one, and arguments are no conditional expressions."""
+    assert [show(path, node) for path in MODULES for node in nodes(path) if is_parallel(node)] == []
+    found = defaultdict(list)
     for path in MODULES:
-        wrong += [
-            f"{shown(path, node)} {node.name}"
-            for node in nodes(path)
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            and BLANK.fullmatch(node.name)
-        ]
-    assert wrong == []
+        calls = [node for node in nodes(path) if isinstance(node, ast.Call)]
+        values = [value for call in calls for value in (*call.args, *(word.value for word in call.keywords))]
+        found[top_of(name_of(path))] += [show(path, v) for v in values if isinstance(v, ast.IfExp)]
+    assert {
+        top: where for top, where in found.items() if len(where) > CONDITIONAL_ARGUMENTS.get(top, 0)
+    } == {}
 
 
-def test_a_class_name_has_one_meaning() -> None:
-    """No public class name occurs twice in the package."""
-    places = defaultdict(list)
+def test_a_constant_has_a_reason() -> None:
+    """A comment before a number with a name, or before its paragraph, says what it is for."""
+    found = defaultdict(list)
     for path in MODULES:
+        lines = read(path).splitlines()
         for node in parse(path).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(shown(path))
-    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+            if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
+                continue
+            parts = [part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)]
+            is_number = parts and all(isinstance(part, int | float) for part in parts)
+            if not (
+                node.targets[0].id.isupper()
+                and is_number
+                and isinstance(node.value, ast.Constant | ast.BinOp)
+            ):
+                continue
+            above = node.lineno - 1
+            while above and lines[above] and "#" not in lines[above]:
+                above -= 1
+            if "#" not in lines[above]:
+                found[top_of(name_of(path))].append(show(path, node))
+    assert {top: where for top, where in found.items() if len(where) > BARE_CONSTANTS.get(top, 0)} == {}
 
 
-def test_no_private_metaphors() -> None:
-    """The source uses the words of the field, not pictures of its own."""
-    wrong = [
-        f"{shown(path)}:{number} {line.strip()}"
+def test_the_longest_functions_and_modules_are_shown() -> None:
+    """A reader sees where the size is; no length is refused."""
+    sizes = [
+        (int(node.end_lineno or 0) - node.lineno + 1, show(path, node))
         for path in MODULES
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if METAPHORS.search(line)
+        for node in functions(path)
     ]
-    assert wrong == []
-
-
-def test_there_are_few_modules() -> None:
-    """The package has at most 155 modules beside those that adapt a library of others, at most 14 in its root."""
-    modules = [path for path in MODULES if path.name != "__init__.py"]
-    assert sum(path.parent.name not in {"targets", "integrations", "executors"} for path in modules) <= 155
-    assert sum(path.parent == SOURCE for path in modules) <= 14
-
-
-def test_nothing_is_left_to_do() -> None:
-    """No file carries marks of unfinished work."""
-    assert [shown(path) for path in FILES if MARKS.search(path.read_text(encoding="utf-8"))] == []
-
-
-def test_every_test_names_its_behaviour() -> None:
-    """Each test function has a docstring."""
-    wrong = [
-        f"{shown(path, node)} {node.name}"
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        for node in parse(path).body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-        and not ast.get_docstring(node)
-    ]
-    assert wrong == []
+    modules = [(len(read(path).splitlines()), show(path)) for path in MODULES]
+    for title, rows in (("functions", sizes), ("modules", modules)):
+        listed = [f"{n:6} {where}" for n, where in sorted(rows)[:-11:-1]]
+        print("\n".join([f"the longest {title}:", *listed]))  # noqa: T201 - a report

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,12 +16,6 @@ from reflact.errors import ProviderDown, ReplyError, StoreError
 from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel, Text
 from reflact.protocols import LLM, Environment, Target
 from reflact.records import Usage
-from reflact.stages.reply_models import (
-    build_edit,
-    failure_reply_type,
-    list_changes,
-    success_reply_type,
-)
 from reflact.testing import (
     TOY_RULES,
     Fault,
@@ -31,11 +24,9 @@ from reflact.testing import (
     ScriptedLLM,
     ToyEnvironment,
     ToyTarget,
-    Truncation,
-    append_reply,
     toy_optimizer,
 )
-from reflact.types import Item, Operation, Skill, Split
+from reflact.types import Item, Skill, Split
 
 PROMPT = RenderedPrompt(name="p", version=1, messages=(Message(role="user", content="?"),))
 SAMPLE = CallId(role="optimizer", purpose="test", step=1)
@@ -49,26 +40,18 @@ class Number(ReplyModel):
 
 
 @pytest.mark.parametrize("answer", [Number(value=3), {"value": 3}, '{"value": 3}'], ids=str)
-async def test_a_script_may_answer_in_several_forms(answer: JsonValue | ReplyModel) -> None:
-    """A value, its JSON and its JSON text all become the same reply."""
-    reply = await ScriptedLLM(lambda *_: answer).ask(PROMPT, Number, call_id=SAMPLE)
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_script_may_answer_in_several_forms(answer: JsonValue | ReplyModel, is_async: bool) -> None:
+    """A value, its JSON and its JSON text all become the same reply; a text that is asked for is not read."""
+
+    async def wait(*_: object) -> JsonValue | ReplyModel:
+        await checkpoint()
+        return answer
+
+    reply = await ScriptedLLM(wait if is_async else lambda *_: answer).ask(PROMPT, Number, call_id=SAMPLE)
     assert (reply.value, reply.attempts, reply.usage) == (Number(value=3), 1, Usage(calls=1))
-
-
-async def test_a_string_is_plain_text_where_text_is_asked_for() -> None:
-    """What a target says is not read as JSON."""
     llm: LLM = ScriptedLLM(lambda *_: '{"text": 1}')
     assert (await llm.ask(PROMPT, Text, call_id=SAMPLE)).value == Text(text='{"text": 1}')
-
-
-async def test_an_async_script_is_awaited() -> None:
-    """A script may wait for something before it answers."""
-
-    async def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
-        await checkpoint()
-        return {"value": 1}
-
-    assert (await ScriptedLLM(script).ask(PROMPT, Number, call_id=SAMPLE)).value.value == 1
 
 
 async def test_an_invalid_answer_is_asked_for_again() -> None:
@@ -87,27 +70,25 @@ async def test_an_invalid_answer_is_asked_for_again() -> None:
 
 
 async def test_a_model_that_never_gets_it_right() -> None:
-    """When no attempt is valid the error holds the reason of each."""
-    answers: list[JsonValue] = [{"value": -1}, '{"value": ', {"value": 1, "more": 2}]
-    llm = ScriptedLLM(lambda prompt, reply_type, call_id: answers[call_id.attempt])
-    with pytest.raises(ReplyError, match="gave no valid reply in 3 attempts") as caught:
+    """When no attempt is valid the error holds the reason of each; nothing is guessed from another type."""
+    answers: list[JsonValue | ReplyModel] = [
+        {"value": -1}, '{"value": ', {"value": 1, "more": 2}, Text(text="3"), [3], None, '{"value": NaN}', "3"
+    ]  # fmt: skip
+    llm = ScriptedLLM(lambda prompt, reply_type, call_id: answers[call_id.attempt], reasks=7)
+    with pytest.raises(ReplyError, match="gave no valid reply in 8 attempts") as caught:
         await llm.ask(PROMPT, Number, call_id=SAMPLE)
-    assert [reason.split(":")[0] for reason in caught.value.reasons] == ["value", "Invalid JSON", "more"]
+    reasons = [reason.split(":")[0] for reason in caught.value.reasons]
+    assert reasons[:3] == ["value", "Invalid JSON", "more"]
 
 
-@pytest.mark.parametrize("answer", [Text(text="3"), [3], None, '{"value": NaN}', "3"], ids=str)
-async def test_answers_of_another_type_are_refused(answer: JsonValue | ReplyModel) -> None:
-    """Nothing is turned into what was asked for by guessing."""
-    with pytest.raises(ReplyError):
-        await ScriptedLLM(lambda *_: answer, reasks=0).ask(PROMPT, Number, call_id=SAMPLE)
-
-
-async def test_a_returned_exception_is_raised() -> None:
-    """A script plays a provider's failure by returning it; there is no further attempt."""
+async def test_an_exception_is_raised_as_the_provider_would() -> None:
+    """A returned exception is raised without a further attempt; a reply type that no stage has is an error."""
     llm = ScriptedLLM(lambda *_: ProviderDown("gone", status=503))
     with pytest.raises(ProviderDown, match="gone"):
         await llm.ask(PROMPT, Number, call_id=SAMPLE)
     assert len(llm.calls) == 1
+    with pytest.raises(TypeError, match="Number"):
+        await ScriptedLLM(toy_optimizer()).ask(PROMPT, Number, call_id=SAMPLE)
 
 
 @pytest.mark.parametrize("rules", range(1, len(TOY_RULES) + 1))
@@ -161,13 +142,6 @@ async def test_noise_is_drawn_from_seed_and_rollout() -> None:
     assert len({other.identity for other in (ToyTarget(), ToyTarget(seed=1), ToyTarget(noise=0.1))}) == 3
 
 
-async def test_what_the_toy_target_does_not_understand() -> None:
-    """Questions of another form are answered with unknown, and the turns are kept."""
-    session = ToyTarget().session(Skill(text=""), rollout="r")
-    assert await session.reply("Good morning!") == "unknown"
-    assert [turn.content for turn in session.turns] == ["Good morning!", "unknown"]
-
-
 @pytest.mark.parametrize("budget", [1, 2])
 async def test_a_toy_run_learns_every_rule(tmp_path: Path, budget: int) -> None:
     """With the toy optimizer a run ends with all rules, each of which the gate accepted."""
@@ -194,30 +168,6 @@ async def test_a_toy_run_learns_every_rule(tmp_path: Path, budget: int) -> None:
     assert asked == reasoned | {"GuidanceReply", "MemoryReply"}
 
 
-@pytest.mark.parametrize("operations", [("append",), ("append", "replace")], ids=str)
-@pytest.mark.parametrize("failed", [True, False])
-async def test_an_appending_reply_fits_what_is_asked_for(
-    failed: bool, operations: tuple[Operation, ...]
-) -> None:
-    """Whatever edits a stage offers, texts are appended in their order, up to the most that it takes."""
-    reply_type = (
-        failure_reply_type(operations, cases=4, most=2, reasoned=True)
-        if failed
-        else success_reply_type(operations, most=2)
-    )
-    llm = ScriptedLLM(lambda prompt, reply_type, call_id: append_reply(reply_type, "one", "two", "three"))
-    reply = (await llm.ask(PROMPT, reply_type, call_id=SAMPLE)).value
-    edits = [build_edit(change) for change in list_changes(reply)]
-    assert {edit.op for edit in edits} == {"append"}
-    assert [edit.content for edit in edits] == ["one", "two"]
-
-
-async def test_the_toy_optimizer_says_what_it_cannot_do() -> None:
-    """A reply type that no stage asks for is an error that names it."""
-    with pytest.raises(TypeError, match="Number"):
-        await ScriptedLLM(toy_optimizer()).ask(PROMPT, Number, call_id=SAMPLE)
-
-
 async def test_the_memory_store_is_the_database_without_a_file() -> None:
     """Two stores share nothing, and what the database refuses is refused."""
     one, other = InMemoryRunStore(), InMemoryRunStore()
@@ -242,9 +192,10 @@ def _client(*faults: Fault | None) -> tuple[httpx.AsyncClient, list[str]]:
     return httpx.AsyncClient(transport=transport, base_url="http://test"), served
 
 
-async def test_a_refusal_carries_status_headers_and_body() -> None:
+async def test_a_fault_is_for_one_request() -> None:
     """An error status is served instead of the answer, for the request it is meant for alone."""
-    client, served = _client(None, httpx.Response(429, headers={"retry-after": "2"}, text="slow"))
+    refusal = httpx.Response(429, headers={"retry-after": "2"}, text="slow")
+    client, served = _client(None, refusal)
     async with client:
         assert (await client.get("/a")).json() == {"served": "/a"}
         refused = await client.get("/b")
@@ -258,8 +209,6 @@ async def test_a_refusal_carries_status_headers_and_body() -> None:
     [
         (httpx.ConnectError("injected"), httpx.ConnectError, False),
         (httpx.ReadTimeout("injected"), httpx.ReadTimeout, True),
-        (Truncation(), httpx.RemoteProtocolError, True),
-        (Truncation(after=4), httpx.RemoteProtocolError, True),
     ],
     ids=str,
 )
@@ -272,12 +221,3 @@ async def test_broken_connections(fault: Fault, error: type[httpx.HTTPError], ar
         assert caught.value.request.url.path == "/a"
         assert (await client.get("/b")).status_code == 200
     assert served == (["/a", "/b"] if arrives else ["/b"])
-
-
-async def test_an_answer_may_break_off_silently() -> None:
-    """A silent cut looks like a complete response whose body ends too early."""
-    client, _ = _client(Truncation(after=5, silent=True))
-    async with client:
-        response = await client.get("/a")
-        assert response.status_code == 200
-        assert response.text == json.dumps({"served": "/a"}, separators=(",", ":"))[:5]

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from reflact import Trace
 from reflact.calibration.trace_sources import build_anchors, label_replies, list_transitions
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, LabelSource, Transition
-from reflact.memory.store import MemoryStore
 from reflact.types import Rollout, Score, Turn
-
-PHI = st.floats(0, 10)
 
 
 def pairs(gold: Label | None, said: float | None = None) -> tuple[ContrastPair, ...]:
@@ -24,16 +17,6 @@ def pairs(gold: Label | None, said: float | None = None) -> tuple[ContrastPair, 
     step = Transition(before="2 left", action=Action(name="sort"), after="1 left")
     trace.record(step, None if said is None else own, label=gold)
     return build_anchors([trace])
-
-
-@given(before=PHI, after=PHI, said=st.none() | PHI)
-def test_right_and_wrong_are_a_point_apart_at_least(before: float, after: float, said: float | None) -> None:
-    """Whatever gold is, the right side is gold, and the wrong one is on the scale and clearly off."""
-    (pair,) = pairs(Label(progress_before=before, progress_after=after, source="program"), said)
-    assert (pair.right.progress_before, pair.right.progress_after) == (before, after)
-    assert 0 <= pair.wrong.progress_after <= 10
-    assert abs(pair.wrong.progress_after - pair.right.progress_after) >= 1
-    assert (pair.label_source, pair.provenance.trace_id, pair.provenance.step) == ("program", "t", 0)
 
 
 @pytest.mark.parametrize(
@@ -61,15 +44,6 @@ def test_only_whole_gold_that_is_no_opinion_makes_one(before: float | None, sour
     """What samples agree on measures nothing, and half a label is no right side."""
     assert pairs(Label(progress_before=before, progress_after=4, source=source)) == ()
     assert pairs(None) == ()
-
-
-async def test_a_memory_keeps_them_once(tmp_path: Path) -> None:
-    """Made again of the same traces they are the same, so that a program can be run again."""
-    found = pairs(Label(progress_before=0, progress_after=4, source="program"))
-    async with MemoryStore(tmp_path / "memory.db") as memory:
-        assert await memory.add_anchors(found) == 1
-        assert await memory.add_anchors(found) == 0
-        assert await memory.anchors() == found
 
 
 def rollout(*said: str, score: float | None = None) -> Rollout:
@@ -106,12 +80,6 @@ def reply(before: str, said: str, after: str) -> Transition:
 def test_each_reply_is_a_transition(said: tuple[str, ...], steps: list[tuple[str, str, str]]) -> None:
     """Before is what the agent had to answer, after is what came of it, or its last word."""
     assert list_transitions(rollout(*said)) == tuple(reply(*step) for step in steps)
-
-
-def test_the_caller_may_say_what_a_state_is() -> None:
-    """Any rendering of the turns so far serves."""
-    steps = list_transitions(rollout("u1", "a1", "u2", "a2"), state=len)
-    assert [(step.before, step.after) for step in steps] == [(1, 3), (3, 4)]
 
 
 def test_the_last_reply_has_the_score() -> None:

@@ -24,16 +24,13 @@ from opentelemetry.trace import INVALID_SPAN, SpanKind, StatusCode, get_current_
 import pure_server
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer
-from reflact.concurrency import fan_out, open_task_group
+from reflact.concurrency import fan_out
 from reflact.config.models import ModelConfig
 from reflact.errors import ProviderDown
-from reflact.events import StepCommitted
 from reflact.integrations.opentelemetry import Telemetry, TracedLLM, Tracing
 from reflact.messages import CallId, Message, RenderedPrompt, Reply, Text
-from reflact.records import RunSummary, SkillVersion, Usage
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.training.run import ignore_event
-from reflact.types import Skill
+from reflact.records import RunSummary, Usage
+from reflact.testing import ScriptedLLM
 from toy_runs import build_trainer
 
 STAGES = ("aggregate", "select", "update", "evaluate", "rollout", "reflect", "appendix")
@@ -326,10 +323,6 @@ async def test_a_call_says_what_the_conventions_ask_for() -> None:
         "reflact.stored": True,
     }
     assert watch.metric("gen_ai.client.operation.duration") == {}, "nothing was sent"
-    azure = ModelConfig(model="m", api="azure", api_version="1", base_url="http://azure.test:81")
-    await TracedLLM(ScriptedLLM(lambda *_: "yes"), tracing, azure).ask(PROMPT, Text, call_id=SAMPLE)
-    values = told(watch.calls[-1])
-    assert (values["gen_ai.provider.name"], values["server.port"]) == ("azure.ai.openai", 81)
 
 
 async def test_a_failing_call_is_an_error_on_all_that_it_ends(world: Path, tmp_path: Path) -> None:
@@ -352,47 +345,6 @@ async def test_a_failing_call_is_an_error_on_all_that_it_ends(world: Path, tmp_p
     assert ("AccessDenied",) in watch.metric("gen_ai.client.operation.duration", "error.type")
     assert "canary of the server" not in watch.text()
     assert not [event for span in watch.spans for event in span.events]
-
-
-async def test_a_step_says_what_became_of_it() -> None:
-    """A commit that is told within its step is noted there; one that is told again after a crash is not."""
-    watch = Watch()
-    tracing = Tracing("r1", watch.telemetry)
-    tell = tracing.count_events(ignore_event)
-    version = SkillVersion(number=0, skill_hash="h", origin="initial", score=0.5)
-    committed = StepCommitted(run_id="r1", step=1, epoch=1, action="reject", current=version, best=version)
-    with tracing.run():
-        await tell(committed)
-        with tracing.step(2, epoch=1):
-            await tell(committed.model_copy(update={"step": 2}))
-    (step,), (run,) = watch.named("reflact.step"), watch.named("reflact.run")
-    assert told(step)["reflact.action"] == "reject"
-    assert "reflact.action" not in told(run)
-    assert watch.metric("reflact.steps") == {(): 2}
-
-
-def toy_trainer(folder: Path, watch: Watch, seed: int = 1) -> Trainer:
-    """Return a trainer in the toy world whose models are passed in."""
-    return build_trainer({"out_dir": folder, "seed": seed}, telemetry=watch.telemetry)
-
-
-@pytest.mark.slow
-async def test_three_trainers_in_one_loop_do_not_mix(tmp_path: Path) -> None:
-    """Concurrent runs have a trace each, also if they share a provider, and count their own steps."""
-    shared, apart = Watch(), Watch()
-    summaries: dict[str, RunSummary] = {}
-
-    async def run(name: str, watch: Watch) -> None:
-        summaries[name] = await toy_trainer(tmp_path / name, watch, seed=len(name)).train()
-
-    async with open_task_group() as tasks:
-        for name, watch in {"a": shared, "bb": shared, "ccc": apart}.items():
-            tasks.start_soon(run, name, watch)
-    ids = {name: summary.run_id for name, summary in summaries.items()}
-    seen = {(span.context.trace_id, told(span)["reflact.run.id"]) for span in shared.spans}
-    assert (len(shared.traces), len(seen), {run_id for _, run_id in seen}) == (2, 2, {ids["a"], ids["bb"]})
-    assert {told(span)["reflact.run.id"] for span in apart.spans} == {ids["ccc"]}
-    assert apart.metric("reflact.steps") == {(): summaries["ccc"].steps}
 
 
 async def test_sixty_four_calls_at_once_keep_their_parents() -> None:
@@ -432,7 +384,7 @@ async def test_sixty_four_calls_at_once_keep_their_parents() -> None:
 async def test_models_that_were_passed_in_are_seen_as_far_as_they_tell(tmp_path: Path) -> None:
     """Calls of an optimizer that was passed in are spans without a model, and the run joins the caller's trace."""
     watch = Watch()
-    trainer = toy_trainer(tmp_path / "run", watch)
+    trainer = build_trainer({"out_dir": tmp_path / "run"}, telemetry=watch.telemetry)
     with watch.tracers.get_tracer("service").start_as_current_span("POST /runs"):
         await trainer.train()
     assert watch.paths()["POST /runs > reflact.run > reflact.step > reflact.stage reflect > chat"]
@@ -441,20 +393,6 @@ async def test_models_that_were_passed_in_are_seen_as_far_as_they_tell(tmp_path:
     assert not [span for span in watch.calls if "reflact.stored" in told(span)]
     scored = [span for span in watch.named("reflact.rollout") if "reflact.score.hard" in told(span)]
     assert len(scored) == len(watch.named("reflact.rollout"))
-
-
-async def test_measuring_one_document_is_a_trace_too(tmp_path: Path) -> None:
-    """``reflact eval`` produces one trace of rollouts."""
-    watch, toy = Watch(), ToyEnvironment(train=4, val=4, test=4)
-    trainer = Trainer(
-        {"out_dir": tmp_path / "run"},
-        environment=toy,
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(toy_optimizer()),
-        telemetry=watch.telemetry,
-    )
-    await trainer.evaluate(Skill(text=""))
-    assert watch.paths() == {"reflact.eval": 1, "reflact.eval > reflact.rollout": 4}
 
 
 async def test_without_an_sdk_nothing_happens(caplog: pytest.LogCaptureFixture) -> None:
@@ -469,12 +407,3 @@ async def test_without_an_sdk_nothing_happens(caplog: pytest.LogCaptureFixture) 
         await gone.ask(PROMPT, Text, call_id=SAMPLE)
     assert caplog.records == []
     assert get_current_span() is INVALID_SPAN
-
-
-async def test_metrics_alone_are_recorded_without_a_tracer() -> None:
-    """If the caller has a meter and no tracer, the durations of calls are recorded."""
-    watch = Watch()
-    tracing = Tracing("r1", Telemetry(meter_provider=watch.telemetry.meter_provider))
-    await TracedLLM(ScriptedLLM(lambda *_: "yes"), tracing).ask(PROMPT, Text, call_id=SAMPLE)
-    assert watch.spans == ()
-    assert watch.metric("gen_ai.client.operation.duration", "reflact.role").keys() == {("target",)}

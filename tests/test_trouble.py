@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,22 +14,17 @@ import httpx
 import pytest
 
 from reflact import Trainer, read_run
-from reflact.adapters import CatchExits, ExitRaised
+from reflact.adapters import CatchExits
 from reflact.config.loading import load_config
 from reflact.events import Event, ModelCallFinished, RunFinished, WarningIssued
 from reflact.messages import CUT_OFF, CallReservation
-from reflact.protocols import Proposer, Session, StepBudget, StepEvidence
+from reflact.protocols import Session, StepBudget, StepEvidence
 from reflact.records import FaultKind, RunSummary, Usage
 from reflact.testing import ScriptedLLM, ToyTarget
-from reflact.training.trouble import (
-    MAX_TRACEBACK_CHARS,
-    RunWatch,
-    advise_on_replies,
-    format_exception,
-)
+from reflact.training.trouble import RunWatch
 from reflact.types import Item, Rewrite, Skill, Turn
 from served import completion, reflact
-from toy_runs import LEARNING, build_trainer
+from toy_runs import LEARNING, build_trainer, settings
 
 KEY = "sk-1234567890abcdefgh"
 
@@ -43,30 +36,26 @@ def solve(item: Item, answer: str) -> bool:
     return answer == item.reference
 
 
-def build_list_trainer(folder: Path, *, proposer: Proposer | None = None, **settings: Any) -> Trainer:
+def build_list_trainer(folder: Path, **options: Any) -> Trainer:
     """Return a short run on lists of items, whose grader fails on two validation items."""
     lists = {name: [(f"{name[0]}{n}", "x") for n in range(20)] for name in ("train", "val")}
-    if proposer is not None:
-        lists["val"] = [(f"w{n}", "x") for n in range(20)]
-    trainer = Trainer.from_items(
-        **lists,  # type: ignore[arg-type]
-        grade=solve,
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(LEARNING),
-        out_dir=folder,
-        train__num_epochs=1,
-        train__batch_size=20,
-        **settings,
-    )
-    if proposer is None:
-        return trainer
-    return build_trainer(
-        trainer.config, environment=trainer._overrides.environment, script=LEARNING, proposer=proposer
-    )
+    plain: dict[str, Any] = {"grade": solve, "target": ToyTarget(), "optimizer": ScriptedLLM(LEARNING)}
+    return Trainer.from_items(**{**lists, **plain, "out_dir": folder, "train__num_epochs": 1, **options})
+
+
+def build_model_trainer(folder: Path, finish_reason: str = "stop", **options: Any) -> Trainer:
+    """Return such a run with models at an endpoint that answers everything with 4."""
+    (choice,) = completion("4")["choices"]
+    body = completion("4") | {"choices": [{**choice, "finish_reason": finish_reason}]}
+    models = {"target": "small", "optimizer": "large", "grade": lambda item, answer: False}
+    keys = {"models__target__api_key_env": None, "models__optimizer__reasks": 0}
+    trainer = build_list_trainer(folder, search__sources=["edits"], **models, **keys, **options)
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=body))
+    environment = trainer._overrides.environment
+    return Trainer(trainer.config, environment=environment, transport=transport, label="customer\x1b-7")
 
 
 async def list_events(trainer: Trainer) -> list[Event]:
-    """Return all events of a run."""
     async with trainer.stream() as stream:
         return [event async for event in stream]
 
@@ -117,12 +106,7 @@ class Leave(BaseException):
 
 
 class Exiting:
-    """Raises an exception in place of each answer or grade of two items, and counts.
-
-    Args:
-        error: The exception.
-        where: ``grader``, ``session`` (of the target), ``reply``, or ``thread``: a reply in a worker thread.
-    """
+    """Raises an exception in place of a grade, a reply, or a reply in a worker thread, for two items."""
 
     identity = "exiting"
 
@@ -131,16 +115,12 @@ class Exiting:
         self.turns: tuple[Turn, ...] = ()
 
     def grade(self, item: Item, answer: str) -> bool:
-        """Grade an answer."""
         return bool(self._leave("grader", str(item.input)) or True)
 
     def session(self, skill: Skill, *, rollout: str) -> Session:
-        """Begin a session."""
-        self._leave("session", "v3")
         return Exiting(self._error, self._where)
 
     async def reply(self, message: str) -> str:
-        """Answer."""
         self._leave("reply", message)
         await anyio.to_thread.run_sync(self._leave, "thread", message)
         return "x"
@@ -151,22 +131,21 @@ class Exiting:
 
 
 @pytest.mark.parametrize(
-    "error", [SystemExit(3), SystemExit(), Leave("now"), BaseExceptionGroup("", [SystemExit(4)])], ids=repr
+    ("where", "error"),
+    [
+        ("grader", SystemExit(3)),
+        ("reply", Leave("now")),
+        ("thread", SystemExit()),
+        ("thread", BaseExceptionGroup("", [SystemExit(4)])),
+    ],
+    ids=repr,
 )
-@pytest.mark.parametrize("where", ["grader", "reply", "thread"])
 def test_an_exit_in_a_rollout_leaves_its_item_unmeasured(
     tmp_path: Path, where: str, error: BaseException
 ) -> None:
     """If code calls ``sys.exit()``, its item is unmeasured, the traceback is kept, and the run goes on."""
-    lists: Any = {name: [(f"{name[0]}{n}", "x") for n in range(20)] for name in ("train", "val")}
-    trainer = Trainer.from_items(
-        **lists,
-        grade=Exiting(error, where).grade,
-        target=Exiting(error, where),
-        optimizer=ScriptedLLM(LEARNING),
-        out_dir=tmp_path,
-        train__num_epochs=1,
-    )
+    exiting = Exiting(error, where)
+    trainer = build_list_trainer(tmp_path, grade=exiting.grade, target=exiting)
     heard = anyio.run(list_events, trainer)
     assert isinstance(heard[-1], RunFinished)
     assert heard[-1].summary.status == "completed"
@@ -184,87 +163,6 @@ def test_an_exit_in_a_rollout_leaves_its_item_unmeasured(
     assert all("raise self._error" in failure.traceback for failure in failures)
 
 
-def test_an_exit_before_the_first_answer_fails_the_run(tmp_path: Path) -> None:
-    """If no item can be measured, the run fails with the reason; with `raise_on_exception` an exception is raised."""
-    lists: Any = {name: [(f"{name[0]}{n}", "x") for n in range(4)] for name in ("train", "val")}
-    for name, settings in {"a": {}, "b": {"train__raise_on_exception": True}}.items():
-        exiting = Exiting(SystemExit("over"), "session")
-        trainer = Trainer.from_items(
-            **lists,
-            grade=exiting.grade,
-            target=exiting,
-            optimizer=ScriptedLLM(LEARNING),
-            out_dir=tmp_path / name,
-            **settings,
-        )
-        if settings:
-            with pytest.raises(ExitRaised, match="SystemExit"):
-                anyio.run(trainer.train)
-        else:
-            summary = anyio.run(trainer.train)
-            assert summary.status == "failed"
-            assert "the code raised SystemExit('over')" in str(summary.reason)
-        assert anyio.run(read_run, tmp_path / name).status == "failed"
-
-
-class Mute(Exception):
-    """An exception without a text."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("it has no text")
-
-
-def test_an_exception_whose_text_fails_is_named(tmp_path: Path) -> None:
-    """Its class is told, and the run goes on."""
-
-    def grade(item: Item, answer: str) -> bool:
-        if str(item.input) == "v3":
-            raise Mute
-        return True
-
-    lists: Any = {name: [(f"{name[0]}{n}", "x") for n in range(20)] for name in ("train", "val")}
-    trainer = Trainer.from_items(
-        **lists,
-        grade=grade,
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(LEARNING),
-        out_dir=tmp_path,
-        train__num_epochs=1,
-    )
-    assert anyio.run(trainer.train).status == "completed"
-    reasons = {failure.reason.partition(": ")[2] for failure in anyio.run(read_run, tmp_path).failures}
-    assert reasons == {"Mute: (its text cannot be read: RuntimeError)"}
-
-
-def test_code_that_changes_the_current_folder_moves_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All files of a run are in `out_dir`, as it was at the start."""
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(tmp_path)
-
-    def grade(item: Item, answer: str) -> bool:
-        os.chdir(elsewhere)
-        return True
-
-    lists: Any = {name: [(f"{name[0]}{n}", "x") for n in range(4)] for name in ("train", "val")}
-    trainer = Trainer.from_items(
-        **lists,
-        grade=grade,
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(LEARNING),
-        out_dir="run",
-        train__num_epochs=1,
-    )
-    heard = anyio.run(list_events, trainer)
-    assert not [event for event in heard if isinstance(event, WarningIssued) and "page" in event.message]
-    assert [*elsewhere.iterdir()] == []
-    assert {"run.db", "summary.json", "best_skill.md", "report.html"} <= {
-        p.name for p in (tmp_path / "run").iterdir()
-    }
-
-
 def test_a_real_interrupt_passes() -> None:
     """Ctrl-C, cancellations and the ends of generators are no exits, also inside a group."""
     for error in (KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit(), ValueError()):
@@ -274,82 +172,11 @@ def test_a_real_interrupt_passes() -> None:
         raise BaseExceptionGroup("both", [SystemExit(1), KeyboardInterrupt()])
 
 
-class BrokenProposer:
-    """A proposer that raises."""
-
-    identity = "broken"
-
-    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
-        """Raise."""
-        raise ZeroDivisionError("by nothing")
-
-
-class LeavingProposer(BrokenProposer):
-    """A proposer that ends the process."""
-
-    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
-        """Leave."""
-        sys.exit(5)
-
-
-def test_an_exit_of_a_proposer_ends_the_run_with_a_reason(tmp_path: Path) -> None:
-    """The run fails, names the step and the exit, and can be started again."""
-    summary = anyio.run(build_list_trainer(tmp_path, proposer=LeavingProposer()).train)
-    assert summary.status == "failed"
-    assert str(summary.reason).startswith(
-        "the proposer failed in step 1: ExitRaised: the code raised SystemExit(5)"
-    )
-    (failure,) = anyio.run(read_run, tmp_path).failures
-    assert "sys.exit(5)" in failure.traceback
-
-
-def test_an_exception_of_a_proposer_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
-    """The run fails with a reason that names the step, and keeps the traceback."""
-    summary = anyio.run(build_list_trainer(tmp_path, proposer=BrokenProposer()).train)
-    assert (summary.status, summary.reason) == (
-        "failed",
-        "the proposer failed in step 1: ZeroDivisionError: by nothing",
-    )
-    (failure,) = anyio.run(read_run, tmp_path).failures
-    assert (failure.step, failure.item_id) == (1, None)
-    assert "in propose" in failure.traceback
-    assert 'ZeroDivisionError("by nothing")' in reflact("show", tmp_path).stdout
-
-
-def test_a_traceback_is_bounded() -> None:
-    """A long message loses its middle, and keeps the frames and its end."""
-    try:
-        raise ValueError("x" * 100_000 + "the end")
-    except ValueError as error:
-        text = format_exception(error)
-    assert len(text) <= MAX_TRACEBACK_CHARS + 5
-    assert "test_a_traceback_is_bounded" in text
-    assert text.endswith("the end")
-
-
 def test_trouble_of_calls_is_told_once_while_it_happens(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An optimizer without a valid reply is a warning in the stream and the log, once, with what to do."""
-    trainer = Trainer.from_items(
-        train=[(f"t{n}", "4") for n in range(6)],
-        val=[(f"item {n}", "4") for n in range(20)],
-        grade=lambda item, answer: answer == "5",
-        target="small",
-        optimizer="large",
-        out_dir=tmp_path,
-        search__sources=["edits"],
-        train__num_epochs=3,
-        train__batch_size=2,
-        models__optimizer__reasks=0,
-        models__target__api_key_env=None,
-    )
-    trainer = Trainer(
-        trainer.config,
-        environment=trainer._overrides.environment,
-        transport=httpx.MockTransport(lambda request: httpx.Response(200, json=completion("4"))),
-        label="customer\x1b-7",
-    )
+    trainer = build_model_trainer(tmp_path, train__batch_size=5)
     with caplog.at_level(logging.WARNING, "reflact"):
         heard = anyio.run(list_events, trainer)
     (mute,) = [event.message for event in heard if isinstance(event, WarningIssued)]
@@ -363,118 +190,11 @@ def test_trouble_of_calls_is_told_once_while_it_happens(
     assert vars(record) | {"run_id": trainer.run_id, "label": "customer\x1b-7"} == vars(record)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "reason", "advice"),
-    [
-        ({"max_tokens": 600}, CUT_OFF, "set models.optimizer.max_tokens higher than 600"),
-        ({"model": "tiny-1b"}, "", "choose a larger models.optimizer.model than tiny-1b"),
-        ({}, "", "choose a larger models.optimizer.model than tiny, the model of the target"),
-    ],
-)
-def test_a_reason_has_one_advice(optimizer: Any, reason: str, advice: str) -> None:
-    """It names no setting in force, and no mode: `auto` has tried them."""
-    models = {"target": {"model": "tiny", "api_key_env": None}, "optimizer": optimizer}
-    config = load_config({"models": models})
-    assert advise_on_replies("optimizer", config, reason) == advice
-
-
-@pytest.mark.parametrize(("answered", "n_warnings"), [(0, 0), (1, 1)])
-def test_only_answers_make_a_role_mute(answered: int, n_warnings: int) -> None:
-    """An endpoint that cannot be reached gives no reply to judge, so nobody is told to choose a larger model."""
-    told: list[Event] = []
-    watch = RunWatch("r", told.append, load_config({}))
-    for n in range(5):
-        call = {"role": "target", "purpose": "rollout", "call_id": str(n), "attempts": 1, "seconds": 1.0}
-        end = {"outcome": "failed", "reason": "no JSON", "usage": Usage(calls=answered)}
-        watch.observe_call(ModelCallFinished(run_id="r", **call, **end))
-    assert len(told) == n_warnings
-
-
-def test_a_test_of_the_endpoint_does_not_hide_a_mute_role() -> None:
-    """An optimizer that answers the first plain question, and then never with a valid reply, is told as mute."""
-    told: list[Event] = []
-    watch = RunWatch("r", told.append, load_config({}))
-    call = {"role": "optimizer", "call_id": "c", "attempts": 1, "seconds": 1.0, "usage": Usage(calls=1)}
-    for purpose, outcome in (("preflight", "reply"), *[("analyst_failure", "failed")] * 3):
-        watch.observe_call(
-            ModelCallFinished(run_id="r", purpose=purpose, outcome=outcome, reason="no JSON", **call)
-        )
-    assert len(told) == 1
-
-
-def test_a_storm_of_failures_is_told_once() -> None:
-    """If half of the last requests to an endpoint fail, a warning says how; a few failures say nothing."""
-    told: list[Event] = []
-    watch = RunWatch("r", told.append, load_config({}))
-    names = ("key", "run_id", "call_id", "purpose", "model")
-    call = CallReservation(**dict.fromkeys(names, "x"), role="target", endpoint="https://a/v1")
-    for fault in [None, None, "5xx", "429"] * 10:
-        watch.observe_attempt(call, Usage(), fault)
-    assert told == []
-    for _ in range(30):
-        watch.observe_attempt(call, Usage(), "5xx")
-    (warning,) = told
-    assert isinstance(warning, WarningIssued)
-    assert warning.message.startswith(
-        "10 of the last 20 requests to https://a/v1 failed (5xx: 10). They are retried."
-    )
-
-
-def watch_attempts(role: str, faults: Sequence[FaultKind | None]) -> list[str]:
-    """Return the warnings about attempts of a role, all of which but broken streams gave an answer."""
-    told: list[Event] = []
-    watch = RunWatch("r", told.append, load_config({"models": {"target": {"max_tokens": 300}}}))
-    names = ("key", "run_id", "call_id", "purpose", "model")
-    call = CallReservation(**dict.fromkeys(names, "x"), role=role, endpoint="https://a/v1")
-    for fault in faults:
-        watch.observe_attempt(call, Usage(calls=fault != "broken stream"), fault)
-    return [event.message for event in told if isinstance(event, WarningIssued)]
-
-
-def test_answers_that_are_cut_or_empty_are_told_once_with_their_share() -> None:
-    """After twenty answers a warning counts them and names the key; a few, or those of others, say nothing."""
-    (warning,) = watch_attempts("target", [*[None] * 10, *["cut answer"] * 8, *["empty answer"] * 30])
-    assert (
-        "of 20 answers of the target, 8 were cut off at models.target.max_tokens (300) and 2 were" in warning
-    )
-    assert warning.endswith("raise models.target.max_tokens")
-    assert watch_attempts("target", [*[None] * 30, *["cut answer"] * 3]) == []
-    assert watch_attempts("target", ["cut answer"] * 19) == []
-
-
-def test_prompts_that_a_server_cut_are_told_at_once() -> None:
-    """The first one is enough, of any role."""
-    (warning,) = watch_attempts("optimizer", ["cut prompt"] * 3)
-    assert "for each token that its server counted: 1." in warning
-    assert "num_ctx" in warning
-
-
 def test_a_summary_tells_what_is_wrong_with_answers(tmp_path: Path) -> None:
     """It counts those of all starts, so that a start that finds all in the store says the same."""
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        (choice,) = completion("4")["choices"]
-        return httpx.Response(
-            200, json=completion("4") | {"choices": [{**choice, "finish_reason": "length"}]}
-        )
-
     def start() -> RunSummary:
-        trainer = Trainer.from_items(
-            train=[(f"t{n}", "4") for n in range(6)],
-            val=[(f"item {n}", "4") for n in range(20)],
-            grade=lambda item, answer: False,
-            target="small",
-            optimizer="large",
-            out_dir=tmp_path,
-            train__num_epochs=1,
-            models__optimizer__reasks=0,
-            models__target__api_key_env=None,
-            models__target__max_tokens=9,
-        )
-        overrides = trainer._overrides
-        transport = httpx.MockTransport(answer)
-        again = Trainer(trainer.config, environment=overrides.environment, transport=transport)
-        return anyio.run(again.train)
+        return anyio.run(build_model_trainer(tmp_path, "length", models__target__max_tokens=9).train)
 
     first = start()
     counts = {fault.kind: fault.count for fault in first.faults}
@@ -485,19 +205,85 @@ def test_a_summary_tells_what_is_wrong_with_answers(tmp_path: Path) -> None:
     assert start().warnings == first.warnings
 
 
-def test_a_python_run_is_shown_in_lines_without_a_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+class FailingProposer:
+    identity = "failing"
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by nothing"), SystemExit(5)], ids=repr)
+def test_an_exception_of_a_proposer_ends_the_run_with_its_traceback(
+    tmp_path: Path, error: BaseException
 ) -> None:
-    """`train(show=True)` prints a line for each important event, each warning once, and the closing lines."""
-    trainer = build_list_trainer(tmp_path)
-    summary = anyio.run(lambda: trainer.train(show=True))
-    printed = capsys.readouterr()
-    lines = printed.out.splitlines()
-    assert lines[0].startswith(f"run {trainer.run_id}: 20 train, 20 val")
-    assert sum("for the traceback: reflact show" in line for line in lines) == 1
-    assert any(line.startswith("step 1 ") for line in lines)
-    assert summary.verdict in lines
-    assert any(line.startswith("completed: 1 step,") for line in lines)
-    assert "\x1b" not in printed.out
-    anyio.run(lambda: build_list_trainer(tmp_path).train(show=True))
-    assert "resumes after 1 committed step" in capsys.readouterr().out
+    """The run fails with a reason that names the step and the exception, and keeps the traceback."""
+    summary = anyio.run(build_trainer(settings(tmp_path), proposer=FailingProposer(error)).train)
+    assert summary.status == "failed"
+    (failure,) = anyio.run(read_run, tmp_path).failures
+    assert str(summary.reason).startswith(f"the proposer failed in step {failure.step}: ")
+    assert failure.item_id is None
+    assert "raise self._error" in failure.traceback
+    assert failure.traceback.rstrip() in reflact("show", tmp_path).stdout.replace("\n    ", "\n")
+
+
+@pytest.mark.parametrize(
+    ("role", "faults", "parts"),
+    [
+        ("target", [None] * 30 + ["cut answer"] * 3, []),
+        ("target", ["cut answer"] * 19, []),
+        (
+            "target",
+            [None] * 10 + ["cut answer"] * 8 + ["empty answer"] * 30,
+            ["8 were cut off at models.target.max_tokens (300)", "raise models.target.max_tokens"],
+        ),
+        ("optimizer", ["cut prompt"] * 3, ["num_ctx"]),
+        ("target", ["5xx"] * 50, []),
+    ],
+)
+def test_answers_that_are_cut_are_told_once(
+    role: str, faults: Sequence[FaultKind | None], parts: Sequence[str]
+) -> None:
+    """A cut prompt is told at once, a tenth of cut answers after twenty; each kind once, with the key to change."""
+    told: list[Event] = []
+    watch = RunWatch("r", told.append, load_config({"models": {"target": {"max_tokens": 300}}}))
+    names = ("key", "run_id", "call_id", "purpose", "model")
+    call = CallReservation(**dict.fromkeys(names, "x"), role=role, endpoint="https://a/v1")
+    for fault in faults:
+        watch.observe_attempt(call, Usage(calls=1), fault)
+    messages = [event.message for event in told if isinstance(event, WarningIssued)]
+    assert len(messages) == bool(parts)
+    assert all(part in messages[0] for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "purpose", "answered", "reason", "advice"),
+    [
+        ({"max_tokens": 600}, "merge", 1, CUT_OFF, "set models.optimizer.max_tokens higher than 600"),
+        (
+            {},
+            "merge",
+            1,
+            "no JSON",
+            "choose a larger models.optimizer.model than tiny, the model of the target",
+        ),
+        ({}, "merge", 0, "unreachable", None),
+        ({}, "preflight", 1, "no JSON", None),
+    ],
+)
+def test_a_role_without_valid_replies_has_one_advice(
+    optimizer: Any, purpose: str, answered: int, reason: str, advice: str | None
+) -> None:
+    """Only answers make a role mute, the plain test of an endpoint does not, and the advice names no set key."""
+    told: list[Event] = []
+    models = {"target": {"model": "tiny", "api_key_env": None}, "optimizer": optimizer}
+    watch = RunWatch("r", told.append, load_config({"models": models}))
+    call = {"role": "optimizer", "call_id": "c", "attempts": 1, "seconds": 1.0, "purpose": purpose}
+    for _ in range(5):
+        end = {"outcome": "failed", "reason": reason, "usage": Usage(calls=answered)}
+        watch.observe_call(ModelCallFinished(run_id="r", **call, **end))
+    assert [event.message.rpartition(", ")[2] for event in told if isinstance(event, WarningIssued)] == (
+        [] if advice is None else [advice.rpartition(", ")[2]]
+    )

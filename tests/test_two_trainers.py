@@ -15,92 +15,55 @@ import httpx
 import pytest
 from anyio.lowlevel import checkpoint
 
-import pure_server
 from processes import Stopwatch
+from pure_world import Ended, PureNetwork, differences, left_by, settings, write_world
 from reflact import Trainer
 from reflact.concurrency import open_task_group
 from reflact.records import RunSummary
-from reflact.store.runs import open_store
-from reflact.types import Split
 
-Expected = dict[str, tuple[str, ...]]
+NAMES = ("small", "larger")
 
 
-class PureNetwork(httpx.AsyncBaseTransport):
-    """The pure server's answers without a server; refuses other keys and models than its own.
-
-    Args:
-        name: The model, whose key is this name with ``-key`` behind it.
-        after: Requests after which ``then`` is called.
-        then: What to do then.
-    """
+class TenantNetwork(PureNetwork):
+    """The pure server's answers to one model and key; ``then`` is called at the request ``after``."""
 
     def __init__(self, name: str, *, after: int = 0, then: Callable[[], None] | None = None) -> None:
-        self.seen: list[tuple[str, str]] = []
+        super().__init__()
         self.in_flight = self.most = 0
         self._name = name
         self._after = after
         self._then = then
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        body = json.loads(await request.aread())
         assert request.headers["authorization"] == f"Bearer {self._name}-key"
-        assert body["model"] == self._name
-        call_id = request.headers["x-sample"]
-        self.seen.append((json.dumps(body), call_id))
-        if self._then is not None and len(self.seen) == self._after:
+        assert json.loads(await request.aread())["model"] == self._name
+        if self._then is not None and len(self.samples) + 1 == self._after:
             self._then()
         self.in_flight += 1
         self.most = max(self.most, self.in_flight)
         try:
-            for _ in range(3 + len(call_id) % 7):
-                await checkpoint()
+            return await super().handle_async_request(request)
         finally:
             self.in_flight -= 1
-        return httpx.Response(200, json=pure_server.completion(body, pure_server.answer(body, call_id)))
 
 
 def configuration(folder: Path, name: str) -> dict[str, Any]:
-    """Return a configuration of a model of its own, on data of its own."""
-    data = folder / f"data-{name}"
-    for number, split in enumerate(Split):
-        rows = [
-            {"id": f"{split}-{n}", "input": f"{rule} {number}{n}", "reference": f"{rule}:{number}{n}"}
-            for n, rule in enumerate(("alpha", "beta", "gamma", "delta") * (2 if split is Split.train else 1))
-        ]
-        (data / split).mkdir(parents=True, exist_ok=True)
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (data / split / "items.jsonl").write_text(lines, encoding="utf-8")
+    """Return a configuration with a model, a key and data of its own."""
 
     async def key() -> str:
         await checkpoint()
         return f"{name}-key"
 
-    model = {"model": name, "base_url": f"http://{name}.test/v1", "key": key, "call_id_header": "x-sample"}
-    return {
-        "seed": len(name),
-        "out_dir": folder / f"run-{name}",
-        "report": False,
-        "data": {"path": data},
-        "environment": {"grader": "exact"},
-        "models": {"target": model, "optimizer": {"call_id_header": "x-sample"}},
-        "search": {"sources": ["edits"]},
-        "train": {"num_epochs": 2, "batch_size": 4},
-        "reflect": {"minibatch_size": 2},
-        "select": {"max_edits": 1, "min_edits": 1},
-    }
-
-
-async def kept(config: dict[str, Any], run_id: str) -> tuple[str, ...]:
-    """Return what a run left, as text."""
-    async with open_store(config["out_dir"] / "run.db") as store:
-        summary = await store.summary(run_id)
-        assert summary.status == "completed"
-        return (
-            *(e.canonical_content for e in await store.events(run_id)),
-            *(r.model_dump_json() for r in await store.records(run_id)),
-            *(s.model_dump_json(exclude={"unsettled", "worst_case"}) for s in summary.spend),
-        )
+    world = folder / f"world-{name}"
+    if not world.exists():
+        write_world(world, train=4 + len(name))
+    model = {"model": name, "base_url": "http://one.test/v1", "key": key, "call_id_header": "x-sample"}
+    return settings(
+        world,
+        folder / f"run-{name}",
+        models={"target": model},
+        train={"num_epochs": 2, "batch_size": 4, "accumulation": 1},
+    )
 
 
 def own_threads() -> set[threading.Thread]:
@@ -110,87 +73,71 @@ def own_threads() -> set[threading.Thread]:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
-    """What each trainer leaves with nothing beside it."""
-
-    async def train(name: str) -> tuple[str, ...]:
-        config = configuration(tmp_path_factory.mktemp("alone"), name)
-        trainer = Trainer(config, transport=PureNetwork(name))
-        await trainer.train()
-        return await kept(config, trainer.run_id)
-
-    return {name: anyio.run(train, name) for name in ("small", "larger")}
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    folder = tmp_path_factory.mktemp("alone")
+    ended = {}
+    for name in NAMES:
+        anyio.run(Trainer(configuration(folder, name), transport=TenantNetwork(name)).train)
+        ended[name] = left_by(folder / f"run-{name}")
+    return ended
 
 
-async def test_two_trainers_give_what_each_gives_alone(tmp_path: Path, expected: Expected) -> None:
-    """Different models, keys and stores in one loop do not touch each other, nor the environment."""
-    environment, threads = dict(os.environ), own_threads()
-    configs = {name: configuration(tmp_path / "both", name) for name in expected}
-    networks = {name: PureNetwork(name) for name in expected}
-    trainers = {name: Trainer(configs[name], transport=networks[name]) for name in expected}
-    tasks = asyncio.all_tasks()
+async def test_two_trainers_give_what_each_gives_alone(tmp_path: Path, expected: dict[str, Ended]) -> None:
+    environment, threads, tasks = dict(os.environ), own_threads(), asyncio.all_tasks()
     async with open_task_group() as running:
-        for trainer in trainers.values():
+        for name in NAMES:
+            trainer = Trainer(configuration(tmp_path, name), transport=TenantNetwork(name))
             running.start_soon(trainer.train)
     assert asyncio.all_tasks() == tasks
     assert own_threads() <= threads
-    for name, trainer in trainers.items():
-        assert await kept(configs[name], trainer.run_id) == expected[name]
-    assert expected["small"] != expected["larger"]
+    for name in NAMES:
+        assert differences(left_by(tmp_path / f"run-{name}"), expected[name]) == []
     assert dict(os.environ) == environment
 
 
 async def test_limits_of_a_tenant_hold_for_its_key_alone(tmp_path: Path) -> None:
-    """Two trainers at one address with keys of their own: one sends one call at a time, the other several."""
-    configs = {name: configuration(tmp_path, name) for name in ("small", "larger")}
-    networks = {name: PureNetwork(name) for name in configs}
-    for name, concurrency in (("small", 1), ("larger", 4)):
-        configs[name]["models"]["target"] |= {"base_url": "http://one.test/v1", "concurrency": concurrency}
+    networks = {name: TenantNetwork(name) for name in NAMES}
     async with open_task_group() as running:
-        for name, config in configs.items():
+        for name, concurrency in zip(NAMES, (1, 4), strict=True):
+            config = configuration(tmp_path, name)
+            config["models"]["target"]["concurrency"] = concurrency
             running.start_soon(Trainer(config, transport=networks[name]).train)
-    assert (networks["small"].most, networks["larger"].most) == (1, 4)
+    assert [networks[name].most for name in NAMES] == [1, 4]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [20, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 45))])
+@pytest.mark.parametrize("after", [1, 20, 45])
 async def test_cancelling_one_leaves_the_other_untouched(
-    tmp_path: Path, expected: Expected, after: int
+    tmp_path: Path, expected: dict[str, Ended], after: int
 ) -> None:
     """A cancelled trainer ends within a second; the other goes on; the cancelled one resumes to its end."""
-    configs = {name: configuration(tmp_path / "both", name) for name in expected}
-    other = Trainer(configs["larger"], transport=PureNetwork("larger"))
+    small, larger = (configuration(tmp_path, name) for name in NAMES)
     scope = anyio.CancelScope()
-    stopwatches: list[Stopwatch] = []
     took: list[float] = []
+    stopwatches: list[Stopwatch] = []
 
     def cut() -> None:
         stopwatches.append(Stopwatch())
         scope.cancel()
 
-    network = PureNetwork("small", after=after, then=cut)
+    network = TenantNetwork("small", after=after, then=cut)
 
     async def run_cut() -> None:
         with scope:
-            await Trainer(configs["small"], transport=network).train()
+            await Trainer(small, transport=network).train()
         took.append(stopwatches[0].read())
 
     tasks = asyncio.all_tasks()
     async with open_task_group() as running:
         running.start_soon(run_cut)
-        running.start_soon(other.train)
-    assert scope.cancelled_caught
+        running.start_soon(Trainer(larger, transport=TenantNetwork("larger")).train)
     assert took[0] < 1
     assert asyncio.all_tasks() == tasks
-    assert await kept(configs["larger"], other.run_id) == expected["larger"]
-    stopped = RunSummary.model_validate_json(
-        (configs["small"]["out_dir"] / "summary.json").read_text("utf-8")
-    )
+    assert differences(left_by(tmp_path / "run-larger"), expected["larger"]) == []
+    stopped = RunSummary.model_validate_json((tmp_path / "run-small" / "summary.json").read_text("utf-8"))
     assert stopped.status == "cancelled"
 
-    again = PureNetwork("small")
-    resumed = Trainer(configs["small"], transport=again)
-    await resumed.train()
-    assert await kept(configs["small"], resumed.run_id) == expected["small"]
-    in_flight = set(network.seen) & set(again.seen)
-    assert len(in_flight) <= 8
+    again = TenantNetwork("small")
+    await Trainer(small, transport=again).train()
+    assert differences(left_by(tmp_path / "run-small"), expected["small"]) == []
+    assert len(set(network.samples) & set(again.samples)) <= 8

@@ -17,14 +17,12 @@ from reflact.records import SkillScore
 from reflact.types import (
     Edit,
     Grade,
-    Item,
     Rollout,
     Score,
     Skill,
     Split,
     canonical_json,
     digest_json,
-    is_failure,
 )
 
 texts = st.text(max_size=20) | st.sampled_from(["", "a\ud800", "\u65e5"])
@@ -46,37 +44,18 @@ samples = st.builds(
 
 
 def test_canonical_json_is_pinned() -> None:
-    """Sorted keys, no spaces, ASCII only: the text under every stored key."""
     value: JsonValue = {"b": [1, 1.0, 1e-7, True, None], "a": "é\n👩", "é": {}}
     assert canonical_json(value) == r'{"a":"\u00e9\n\ud83d\udc69","b":[1,1.0,1e-07,true,null],"\u00e9":{}}'
     assert digest_json(value) == DIGEST
 
 
-@given(values)
-def test_canonical_json_reads_back_and_repeats(value: JsonValue) -> None:
-    """The text is ASCII, means the same value, and comes out the same again."""
-    text = canonical_json(value)
-    assert text.isascii()
-    assert json.loads(text) == value
-    assert canonical_json(json.loads(text)) == text
-    assert digest_json(value) == hashlib.sha256(text.encode()).hexdigest()
-
-
-@given(st.dictionaries(st.text(max_size=4), values, max_size=5))
-def test_the_order_of_keys_does_not_matter(value: dict[str, JsonValue]) -> None:
-    """Equal mappings have one digest, however they were built."""
-    assert digest_json(dict(reversed(value.items()))) == digest_json(value)
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, [-math.inf]])
 def test_what_is_not_json_has_no_digest(value: JsonValue) -> None:
-    """NaN and the infinities are refused."""
     with pytest.raises(ValueError, match="not JSON compliant"):
         digest_json(value)
 
 
 def test_sample_labels_are_pinned() -> None:
-    """A label is one line of ASCII that names the place in the plan."""
     analyst = CallId(role="optimizer", purpose="analyse_failures", step=3, part="é/0", attempt=1)
     turn = CallId(role="target", purpose="rollout", rollout="r/1", number=2, step=3)
     assert analyst.label == "optimizer/analyse_failures/step=3/part=%C3%A9%2F0/trial=0/attempt=1"
@@ -85,40 +64,17 @@ def test_sample_labels_are_pinned() -> None:
 
 @given(samples, samples)
 def test_labels_tell_samples_apart(one: CallId, other: CallId) -> None:
-    """Equal samples have equal labels, and only they do."""
     assert (one.label == other.label) == (one == other)
     assert one.label.isascii()
     assert "\n" not in one.label
 
 
-@given(samples, st.text(max_size=5), st.integers(0, 3), st.text(max_size=5), st.integers(0, 3))
-def test_labels_tell_calls_of_rollouts_apart(
-    call_id: CallId, key: str, number: int, other_key: str, other_number: int
-) -> None:
-    """Calls inside rollouts differ by the rollout's key and by their number, and from calls outside."""
-    one = call_id.model_copy(update={"rollout": key, "number": number})
-    other = call_id.model_copy(update={"rollout": other_key, "number": other_number})
-    assert (one.label == other.label) == ((key, number) == (other_key, other_number))
-    assert call_id.label != one.label
-
-
 def test_a_skills_hash_is_that_of_its_exact_bytes() -> None:
-    """One line break more is another skill."""
     assert Skill(text="é").hash == hashlib.sha256("é".encode()).hexdigest()
     assert len({Skill(text=text).hash for text in ("", "\n", "\r\n", "a", "a\n")}) == 5
 
 
-def test_an_items_fingerprint_covers_all_its_fields() -> None:
-    """Whatever changes in an item changes its fingerprint."""
-    item = Item(id="a", input="b")
-    fields: list[dict[str, JsonValue]] = [{"id": "x"}, {"input": "x"}, {"task_type": "x"}, {"reference": "x"}]
-    changed = [item.model_copy(update=field) for field in fields]
-    assert len({each.fingerprint for each in (item, *changed)}) == 5
-    assert item.fingerprint == Item(id="a", input="b").fingerprint
-
-
 def test_values_are_frozen_and_closed() -> None:
-    """Values never change, take no unknown fields and no NaN."""
     skill = Skill(text="a")
     with pytest.raises(ValidationError):
         skill.text = "b"  # type: ignore[misc]
@@ -131,7 +87,6 @@ def test_values_are_frozen_and_closed() -> None:
 
 
 def test_scores_are_members_of_sets() -> None:
-    """Equal scores, and the rollouts and grades that have them, are one member of a set; other metrics make two."""
     scores = [Score.of(1), Score.of(1), Score.of(1, {"seconds": 2})]
     assert len({Grade(score=score, answer="a") for score in scores}) == len(set(scores)) == 2
     assert len({Rollout(key="k", item_id="i", skill_hash="s", score=score) for score in scores}) == 2
@@ -141,14 +96,6 @@ def test_scores_are_members_of_sets() -> None:
         )
         == 2
     )
-
-
-@pytest.mark.parametrize(("hard", "fails"), [(0.0, True), (0.1, False), (1.0, False), (None, False)])
-def test_only_a_scored_rollout_without_success_has_failed(hard: float | None, fails: bool) -> None:
-    """A fraction of success is no failure, and an unmeasured rollout has not failed."""
-    score = None if hard is None else Score.of(hard)
-    rollout = Rollout(key="k", item_id="i", skill_hash="s", score=score)
-    assert is_failure(rollout, None) is fails
 
 
 def size(value: JsonValue) -> int:
@@ -177,7 +124,6 @@ def grown(value: JsonValue, wide: bool) -> JsonValue:
 
 @given(values, st.integers(0, 200))
 def test_short_is_what_holds_few_values_and_characters(value: JsonValue, most: int) -> None:
-    """A value is short where its values and characters together are no more than the bound."""
     assert is_short([value], most) is (size(value) <= most)
     assert is_short([value, value], most) is (2 * size(value) <= most)
     assert measure_size(value, 10**6) == size(value)
@@ -186,7 +132,6 @@ def test_short_is_what_holds_few_values_and_characters(value: JsonValue, most: i
 @pytest.mark.slow
 @given(values, st.sampled_from([None, True, False]))
 def test_pieces_make_the_text_that_is_written_at_once(value: JsonValue, wide: bool | None) -> None:
-    """Joined, the pieces of any value are its canonical JSON."""
     value = value if wide is None else grown(value, wide)
     pieces = list(iter_json_chunks(value))
     assert "".join(pieces) == canonical_json(value)
@@ -195,7 +140,6 @@ def test_pieces_make_the_text_that_is_written_at_once(value: JsonValue, wide: bo
 
 @given(values, values)
 def test_alike_is_what_has_one_canonical_text(one: JsonValue, other: JsonValue) -> None:
-    """Two values are alike exactly where their canonical JSON is the same."""
     assert is_same_json(one, other) is (canonical_json(one) == canonical_json(other))
     assert is_same_json(one, json.loads(canonical_json(one)))
 
@@ -204,7 +148,6 @@ def test_alike_is_what_has_one_canonical_text(one: JsonValue, other: JsonValue) 
     ("one", "other"), [(1, 1.0), (1, True), (0.0, -0.0), ([1], [1.0]), ({"a": 0}, {"a": False})]
 )
 def test_values_of_other_kinds_are_not_alike(one: JsonValue, other: JsonValue) -> None:
-    """What Python takes for equal is not alike where JSON writes it otherwise, in long values too."""
     assert not is_same_json(one, other)
     long = ["x"] * CHUNK_SIZE
     assert not is_same_json([*long, one], [*long, other])

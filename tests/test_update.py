@@ -16,7 +16,7 @@ from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Edit, Patch, SelectResult, Skill, Split
 from skill_documents import documents, plain, protected, wild
-from toy_runs import LINES, WORLD, Actor, Ran, playing, run
+from toy_runs import LINES, WORLD, Ran, playing, run
 
 MODES = pytest.mark.parametrize("mode", ["patch", "rewrite", "full_rewrite"])
 GUARDED = (
@@ -33,7 +33,6 @@ def asked_for(done: Ran) -> set[str]:
 
 @given(documents(), wild | plain, st.sampled_from(["suggest", "rewrite", "append"]))
 async def test_no_reply_touches_a_protected_region(text: str, reply: str, op: Any) -> None:
-    """Whatever a model writes, the regions of any document come out byte-identical, or nothing changes."""
     llm = ScriptedLLM(lambda *_: {"summary": "s", "document": reply})
     chosen = SelectResult(patch=Patch(edits=(Edit(op=op, content=reply),)), pool_size=1)
     candidate = await update(Skill(text=text), chosen, context=await open_context(llm))
@@ -45,7 +44,6 @@ async def test_no_reply_touches_a_protected_region(text: str, reply: str, op: An
 @MODES
 @pytest.mark.parametrize("text", [GUARDED, GUARDED.replace("\n", "\r\n")], ids=["LF", "CRLF"])
 async def test_a_run_leaves_protected_regions_as_they_were(tmp_path: Path, mode: str, text: str) -> None:
-    """All versions and candidates of a whole run have the initial document's regions, and the run learns."""
     done = await run(tmp_path, initial=text, update={"mode": mode}, train={"num_epochs": 2})
     assert len(done.texts) > 1
     assert all(protected(each) == protected(text) for each in done.texts.values())
@@ -53,37 +51,7 @@ async def test_a_run_leaves_protected_regions_as_they_were(tmp_path: Path, mode:
     assert done.summary.best.score == 1.0
 
 
-@pytest.mark.parametrize("mode", ["patch", "rewrite"])
-async def test_each_region_is_written_by_its_own_stage_alone(tmp_path: Path, mode: str) -> None:
-    """With guidance and reminders on, steps change neither, and front matter never changes."""
-    known = GUARDED.replace("Heed the rules.", LINES["double"])
-    done = await run(
-        tmp_path,
-        initial=known,
-        actor=Actor(lambda skill, message, times: "unknown" if "double" in message else None),
-        update={"mode": mode},
-        train={"num_epochs": 2},
-        slow_update={"enabled": True, "gated": False},
-        appendix={"enabled": True},
-    )
-    front, slow, notes = range(3)
-    initial = protected(known)
-    for record in done.records:
-        before, candidate = done.texts[record.skill_before], done.texts[record.candidate_hash]
-        assert protected(candidate) == protected(before)
-        after = protected(done.texts[record.current.skill_hash])
-        assert after[:notes] == protected(before)[:notes]
-        assert (after[notes] == protected(before)[notes]) == (record.notes is None)
-    for closed in done.epochs:
-        now, last = (protected(done.texts[h]) for h in (closed.current.skill_hash, closed.last_hash))
-        assert (now[front], now[notes]) == (last[front], last[notes])
-    assert protected(done.current)[front] == initial[front]
-    assert protected(done.current)[slow] != initial[slow]
-    assert "Mind the rule double." in protected(done.current)[notes]
-
-
 async def test_suggestions_are_merged_ranked_and_written_in_by_one_call(tmp_path: Path) -> None:
-    """Analysts suggest, the budget cuts the suggestions, and one rewrite a step takes up the rest."""
     done = await run(
         tmp_path,
         script=playing(edits=2),
@@ -102,7 +70,6 @@ async def test_suggestions_are_merged_ranked_and_written_in_by_one_call(tmp_path
 
 
 async def test_without_a_rewrite_there_is_no_candidate(tmp_path: Path) -> None:
-    """The step is ``no_rewrite``, costs no evaluation, names the reason, and the next step tries again."""
     left: list[ScriptedAnswer] = ["no", "no", "no"]
 
     def write(wanted: type[ReplyModel], shown: str) -> ScriptedAnswer:
@@ -127,7 +94,6 @@ async def test_without_a_rewrite_there_is_no_candidate(tmp_path: Path) -> None:
 async def test_a_rewrite_that_changes_nothing_is_no_candidate(
     tmp_path: Path, initial: str, reply: str
 ) -> None:
-    """The same words cost no evaluation, nor are they refused, whatever white space is around them."""
     script = playing((RewriteReply, {"summary": "s", "document": reply}))
     done = await run(tmp_path, initial=initial, script=script, update={"mode": "rewrite"})
     assert done.actions == ["no_change", "no_change"]
@@ -137,7 +103,6 @@ async def test_a_rewrite_that_changes_nothing_is_no_candidate(
 
 @pytest.mark.parametrize("control", ["fixed", "autonomous", "none"])
 async def test_a_whole_document_is_written_by_one_call_and_never_ranked(tmp_path: Path, control: str) -> None:
-    """One call a step writes a document from all of its cases; nobody is asked how many edits to take."""
     done = await run(
         tmp_path, update={"mode": "full_rewrite"}, select={"max_edits": 1, "lr_control": control}
     )
@@ -147,3 +112,21 @@ async def test_a_whole_document_is_written_by_one_call_and_never_ranked(tmp_path
     types = {item.id: str(item.task_type) for item in WORLD.items(Split.train)}
     missed = {types[item_id] for item_id in first.item_ids}
     assert all(LINES[name] in done.texts[first.candidate_hash] for name in missed)
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("<document>\n- Rule.\n</document>", "- Rule."),
+        ("<document_>\n- Rule.\n</document_>\n", "- Rule."),
+        ("- Rule.", "- Rule."),
+        ("<document>\n- Rule.", None),
+        ("- Rule.\n<background>", None),
+    ],
+)
+async def test_tags_around_a_whole_document_are_taken_off(written: str, kept: str | None) -> None:
+    llm = ScriptedLLM(lambda *_: {"summary": "s", "document": written}, reasks=0)
+    chosen = SelectResult(patch=Patch(edits=(Edit(op="suggest", content="Add a rule."),)), pool_size=1)
+    candidate = await update(Skill(text="Old.\n"), chosen, context=await open_context(llm))
+    assert candidate.skill.text.strip() == (kept or "Old.")
+    assert bool(candidate.fallbacks) == (kept is None)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
-import ssl
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from reflact.cli.app import app
-from served import asked_of, configured, send, serving
+from served import configured, serving
 
 pytestmark = pytest.mark.slow
 
@@ -41,32 +35,6 @@ def assert_one_message(result: Result, *words: str) -> None:
         assert word in result.stderr
 
 
-class Refusing:
-    """Refuses every request, and counts them."""
-
-    def __init__(self, status: int, body: dict[str, object]) -> None:
-        self.requests = 0
-        self._status = status
-        self._body = body
-
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        """Refuse a request."""
-        self.requests += 1
-        asked_of(handler)
-        send(handler, {"error": self._body}, self._status)
-
-
-@pytest.mark.parametrize("status", [401, 403])
-def test_a_refused_key(tmp_path: Path, status: int) -> None:
-    """A key that is refused ends the run within a request for each worker, and the variable is named."""
-    refusing = Refusing(status, {"message": "Incorrect API key provided: sk-of-nobody."})
-    with serving(refusing.answer) as url:
-        done = trained(tmp_path, url, "models.target.api_key_env=REFLACT_TEST_KEY", key="sk-of-nobody")
-    assert_one_message(done, f"({status})", "set REFLACT_TEST_KEY to a valid key", "models.target")
-    assert "sk-of-nobody" not in done.output
-    assert refusing.requests <= CONCURRENCY
-
-
 def test_calls_that_are_booked_are_no_free_failure(tmp_path: Path) -> None:
     """If calls were cut off, and may cost something, the exit code is not the one for a run that paid nothing."""
     over = threading.Event()
@@ -79,101 +47,9 @@ def test_calls_that_are_booked_are_no_free_failure(tmp_path: Path) -> None:
     assert "did not answer within 1 seconds" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("body", "path", "words"),
-    [
-        (
-            {"message": "The model `small` does not exist.", "code": "model_not_found"},
-            "",
-            ("small", "set models.target.model"),
-        ),
-        ({"message": "Not Found"}, "/chat", ()),
-    ],
-    ids=["an unknown model", "an address without an API"],
-)
-def test_what_an_endpoint_does_not_have(
-    tmp_path: Path, body: dict[str, object], path: str, words: tuple[str, ...]
-) -> None:
-    """A model that it does not serve, or a path that it does not know, ends the run as soon, and is named."""
-    refusing = Refusing(404, body)
-    with serving(refusing.answer) as url:
-        done = trained(tmp_path, url + path)
-    assert_one_message(done, "models.target", "(404)", *words, *([url + path] if path else []))
-    assert refusing.requests <= CONCURRENCY
-
-
 def test_a_port_where_nobody_listens(tmp_path: Path) -> None:
     """A closed port is told by its address and the key to change."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
         assert_one_message(trained(tmp_path, url), url, "cannot be reached", "check models.target.base_url")
-
-
-def test_a_name_that_no_host_has(tmp_path: Path) -> None:
-    """A host that is not found is told by its address and the key to change."""
-    url = "http://nowhere.invalid/v1"
-    assert_one_message(trained(tmp_path, url), url, "cannot be reached", "check models.target.base_url")
-
-
-@contextmanager
-def secured(prepare: Callable[[ssl.SSLContext], None]) -> Iterator[tuple[str, list[int]]]:
-    """Listen with TLS for the length of the block; gives the address, and a list of all connections."""
-    context, connections = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), list[int]()
-    prepare(context)
-
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
-            connections.append(1)
-            with connection:
-                try:
-                    context.wrap_socket(connection, server_side=True).close()
-                except OSError:
-                    continue
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=accept)
-        thread.start()
-        try:
-            yield f"https://127.0.0.1:{listening.getsockname()[1]}/v1", connections
-        finally:
-            listening.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
-def test_a_certificate_that_is_not_trusted(tmp_path: Path) -> None:
-    """A server that vouches for itself is asked once for each worker, and both ways out are named."""
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    make = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=127.0.0.1",
-    ]
-    subprocess.run(
-        [*make, "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
-        check=True,
-        capture_output=True,
-    )
-    with secured(lambda context: context.load_cert_chain(certificate, key)) as (url, connections):
-        done = trained(tmp_path, url, "models.target.max_retries=5")
-    assert_one_message(done, url, "certificate", "models.target.base_url", "SSL_CERT_FILE")
-    assert len(connections) <= CONCURRENCY
-
-
-def test_a_server_that_speaks_no_tls(tmp_path: Path) -> None:
-    """An https address of a server without TLS is told by its address and the key to change."""
-    with serving(lambda handler: None) as url:
-        address = url.replace("http://", "https://")
-        assert_one_message(trained(tmp_path, address), address, "check models.target.base_url")

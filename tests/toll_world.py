@@ -26,7 +26,8 @@ from reflact.messages import CallId, RenderedPrompt, Reply
 from reflact.protocols import R, Session
 from reflact.records import RunSummary, Usage
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.training.loop import start, store_summary, train_to_end
+from reflact.training.loop import store_summary, train_to_end
+from reflact.training.open_run import start
 from reflact.training.plan import Overrides, RunPlan, prepare_run
 from reflact.training.run import Run
 from reflact.types import Skill, Turn
@@ -154,7 +155,6 @@ class PaidLLM:
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
-        assert self._till is not None
         await self._till.forward({"messages": "".join(m.content for m in prompt.messages)}, call_id=call_id)
         return await self._script.ask(prompt, reply_type, call_id=call_id, check=check)
 
@@ -171,7 +171,6 @@ class PaidTarget:
         return self._toy.identity
 
     def session(self, skill: Skill, *, rollout: str) -> Session:
-        assert self._till is not None
         call_id = CallId(role="target", purpose="rollout", rollout=rollout)
         return _PaidSession(self._toy.session(skill, rollout=rollout), skill, self._till, call_id)
 
@@ -193,7 +192,6 @@ class _PaidSession:
 
 
 def planned(folder: Path) -> RunPlan:
-    """Return the plan of all runs."""
     environment = ToyEnvironment(train=64, val=6, test=4, rules=3)
     passed = Overrides(environment=environment, target=PaidTarget(), optimizer=PaidLLM())
     return prepare_run(TrainerConfig.model_validate({"out_dir": folder / "run", **PLAIN}), passed)
@@ -203,7 +201,6 @@ def planned(folder: Path) -> RunPlan:
 async def furnished(
     plan: RunPlan, store: InMemoryRunStore, network: Provider, limits: BudgetConfig
 ) -> AsyncIterator[Run]:
-    """Connect the toy world to a provider, through all that pays."""
     budget = Budget(limits)
     account = Account(plan.run_id, store, store.decision_log(plan.run_id), budget)
     async with AsyncExitStack() as stack:
@@ -220,7 +217,6 @@ async def furnished(
 async def started(
     plan: RunPlan, store: InMemoryRunStore, network: Provider, limits: BudgetConfig
 ) -> RunSummary:
-    """Start a run and return how it ended."""
     network.limits = limits
     async with furnished(plan, store, network, limits) as run:
         await start(run)
@@ -246,13 +242,11 @@ class Left(NamedTuple):
     events: tuple[str, ...]
 
     def begins(self, whole: Left) -> bool:
-        """Whether this is how another run began."""
         records, events = len(self.records), len(self.events)
         return whole.records[:records] == self.records and whole.events[:events] == self.events
 
 
 async def left_in(store: InMemoryRunStore, run_id: str) -> Left:
-    """Read what a run left."""
     return Left(
         records=tuple(record.model_dump_json() for record in await store.records(run_id)),
         events=tuple(event.model_dump_json(exclude={"at"}) for event in await store.events(run_id)),
@@ -260,7 +254,6 @@ async def left_in(store: InMemoryRunStore, run_id: str) -> Left:
 
 
 def copy_store(store: InMemoryRunStore) -> InMemoryRunStore:
-    """Return a store with the same content."""
     copied = InMemoryRunStore()
     store._database._tables.conn.backup(copied._database._tables.conn)
     return copied
@@ -290,11 +283,9 @@ class Story:
 
     @property
     def most(self) -> int:
-        """The most requests that were in flight at once."""
         return self._network.most
 
     async def tell(self, whole: Left) -> None:
-        """Start the run until it completes, and hold what each start leaves against an unbroken run."""
         while "completed" not in self.ends:
             before = anyio.current_time()
             end = await self._start()
@@ -334,7 +325,6 @@ class Story:
         )
 
     async def _audit(self) -> None:
-        """The ledger holds all that the provider charged, and no more than was allowed."""
         spend = await self._store.spend(self._plan.run_id)
         booked = sum((amount_of(s.usage) + amount_of(s.worst_case) for s in spend), Amount())
         bill = self._network.bill
@@ -346,7 +336,6 @@ class Story:
 
 
 async def unbroken(plan: RunPlan) -> Left:
-    """Return what a run without limits and faults leaves."""
     store, network = InMemoryRunStore(), Provider(random.Random(0))
     summary = await started(plan, store, network, BudgetConfig())
     assert summary.status == "completed"

@@ -57,7 +57,6 @@ class Actor:
         return _Acting(self._toy.session(skill, rollout=rollout), skill, self)
 
     async def answer(self, skill: Skill, message: str) -> str | None:
-        """Note a message and return the answer that replaces the toy target's."""
         before = self._times[skill.text, message]
         self._times[skill.text, message] += 1
         self.asked.append((skill.text, message))
@@ -107,25 +106,20 @@ class Ran(NamedTuple):
 
     @property
     def actions(self) -> list[str]:
-        """What became of the steps."""
         return [record.verdict.action for record in self.records]
 
     def asked(self, purpose: str) -> list[ScriptedCall]:
-        """Return the optimizer's calls for a purpose."""
         return [call for call in self.calls if call.call_id.purpose == purpose]
 
     def shown(self, purpose: str) -> list[str]:
-        """Return what the calls for a purpose were shown."""
         return [shown_to(call) for call in self.asked(purpose)]
 
     @property
     def current(self) -> str:
-        """The text of the last skill."""
         return self.texts[self.state.current.skill_hash]
 
     @property
     def best(self) -> str:
-        """The text of the best skill."""
         return self.texts[self.state.best.skill_hash]
 
 
@@ -168,6 +162,20 @@ def build_trainer(
     return Trainer(
         config, environment=environment, target=target or ToyTarget(), optimizer=optimizer, **passed
     )
+
+
+def build_learning_trainer(
+    folder: Path, *, target: Target | None = None, script: Script | None = None, **settings: Any
+) -> Trainer:
+    """Return a run of two epochs in the toy world."""
+    config = {
+        "out_dir": folder,
+        "search": {"sources": ["edits"]},
+        "train": {"num_epochs": 2, "batch_size": 4},
+        "select": {"max_edits": 1, "min_edits": 1},
+        **settings,
+    }
+    return build_trainer(config, target=target, script=script or toy_optimizer(edits=2))
 
 
 async def run(
@@ -215,7 +223,6 @@ async def run(
     summary = await trainer.train()
     async with open_store(store or folder / "run.db") as opened:
         state = await opened._database.read(lambda tables: read_state(tables, summary.run_id))
-        assert state is not None
         skills = await opened._database.fetch_rows("SELECT text FROM skills", ())
         return Ran(
             summary=summary,
@@ -246,7 +253,7 @@ def playing(*parts: Part, edits: int = 1) -> Script:
             if issubclass(reply_type, kind):
                 shown = "\n".join(m.content for m in prompt.messages if m.role == "user")
                 return part(reply_type, shown) if callable(part) else part
-        return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
+        return usual(prompt, reply_type, call_id)
 
     return answer
 

@@ -28,8 +28,6 @@ class ToPort(httpx.AsyncHTTPTransport):
 
 
 def train(config: dict[str, Any], port: int) -> None:
-    """Train to the end."""
-
     async def main() -> None:
         async with ToPort(port) as transport:
             try:

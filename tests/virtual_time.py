@@ -38,7 +38,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jumps)
 
     def time(self) -> float:
-        """Return the seconds that all sleeps so far would have taken."""
         return self._jumps.now
 
 
@@ -56,7 +55,6 @@ class HurriedLoop(asyncio.SelectorEventLoop):
         super().__init__(_Hurried())
 
     def time(self) -> float:
-        """Return a time that passes faster."""
         return super().time() * HURRY
 
 
@@ -66,5 +64,4 @@ class _Hurried(selectors.DefaultSelector):
 
 
 def run(main: Callable[..., Awaitable[T]], *given: Any) -> T:
-    """Run an async function on virtual time."""
     return anyio.run(main, *given, backend_options={"loop_factory": VirtualLoop})

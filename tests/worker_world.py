@@ -6,16 +6,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 
 from reflact.data import load_dataset
 from reflact.environments import DatasetEnvironment, ExactGrader
-from reflact.errors import ModelError, WorkerLost
-from reflact.executors import ExecutorJob, ExecutorResult, JobRunner
+from reflact.errors import ModelError
 from reflact.protocols import Session
 from reflact.targets import AgentRollout, FunctionTarget
 from reflact.testing import ToyEnvironment
@@ -80,7 +77,7 @@ class Searching(DatasetEnvironment):
     """A data set whose rollouts write all that a worker can read into a folder."""
 
     def __init__(self, folder: str) -> None:
-        super().__init__(load_dataset(Path(folder), None, 0), grade=ExactGrader(), name="searching")
+        super().__init__(load_dataset(Path(folder), None), grade=ExactGrader(), name="searching")
         self._folder = Path(folder)
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
@@ -88,35 +85,10 @@ class Searching(DatasetEnvironment):
         return await super().run(item, session, seed=seed)
 
     def search(self, item: Item, session: Session) -> None:
-        """Write what this process was started with and has been given."""
+        """Write what this process was started with and what it got."""
         seen = [repr(dict(os.environ)), Path("/proc/self/environ").read_text(encoding="utf-8")]
         seen += [repr(sys.argv), repr(item), "base_url", repr(vars(session))]
         (self._folder / f"searched-{os.getpid()}").write_text("\n".join(seen), encoding="utf-8")
-
-
-class Farm:
-    """The executor of docs/own-environment.md, with workers that are lost at first."""
-
-    def __init__(self, losses: int = 0) -> None:
-        self._losses = losses
-
-    async def run(self, job: ExecutorJob) -> ExecutorResult:
-        job = ExecutorJob.model_validate_json(job.model_dump_json())
-        runner = JobRunner(job.environment)
-        try:
-            result = await runner.run(job)
-        finally:
-            await runner.close()
-        self._losses -= 1
-        if self._losses >= 0:
-            raise WorkerLost("the farm burns")
-        return ExecutorResult.model_validate_json(result.model_dump_json())
-
-
-@asynccontextmanager
-async def open_farm(losses: int = 0) -> AsyncIterator[Farm]:
-    """Open the farm."""
-    yield Farm(losses)
 
 
 def make_agent(folder: str) -> FunctionTarget:
@@ -129,4 +101,4 @@ def make_agent(folder: str) -> FunctionTarget:
             answer = await http.post(f"{rollout.base_url}/chat/completions", json={"messages": messages})
         return str(answer.json()["choices"][0]["message"]["content"])
 
-    return FunctionTarget(run_agent)
+    return FunctionTarget(run_agent, preflight=False)

@@ -1,7 +1,7 @@
 """reflact trains skill documents for frozen LLM agents and keeps the evidence.
 
 These names, and those in ``__all__`` of ``reflact.types``, ``stages``, ``config``,
-``environments``, ``targets``, ``proposers``, ``executors``, ``calibration``, ``memory``, ``llm``,
+``environments``, ``targets``, ``agents``, ``proposers``, ``calibration``, ``memory``, ``llm``,
 ``events``, ``errors``, ``reporting``, ``testing`` and ``integrations.*``, are public. All other
 modules are private and may change with any release.
 """

@@ -1,5 +1,4 @@
-"""How a run holds the caller's objects: checked once, with defaults for what they leave out, behind
-one guard.
+"""How a run holds the caller's objects: checked once, with defaults for what they leave out.
 
 ``check_object`` says what an object lacks before anything is asked. The adapters give each optional
 part a default, so no other module asks what an object can do. Code of the caller runs inside
@@ -12,6 +11,7 @@ import asyncio
 import copy
 import inspect
 import math
+import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from functools import reduce
@@ -39,10 +39,8 @@ from reflact.protocols import (
     Target,
 )
 from reflact.records import CriticDescription
+from reflact.text import shorten
 from reflact.types import Grade, Item, Score, Skill, Split, Turn
-
-# ------------------------------------------------------------------------------------------ the
-# guard
 
 # Exceptions that pass through everything: Ctrl-C, a cancellation, and the end of a generator.
 INTERRUPTIONS = (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit)
@@ -56,8 +54,7 @@ class ExitRaised(Exception):
 
 
 class CatchExits:
-    """A block that calls code of the caller: ``sys.exit()`` in it becomes an ``ExitRaised``, and
-    ends no process.
+    """A block that calls code of the caller: ``sys.exit()`` in it raises ``ExitRaised``.
 
     So does every other exception that is no ``Exception``, except for ``INTERRUPTIONS``.
     """
@@ -94,18 +91,14 @@ def _find_exit(group: BaseExceptionGroup[BaseException]) -> BaseException:
 def read_text(error: BaseException) -> str:
     """Return the text of an exception of the caller's code, cut to ``MAX_TEXT_CHARS``."""
     try:
-        text = str(error)
+        return shorten(str(error), MAX_TEXT_CHARS)
     except Exception as another:  # noqa: BLE001 - `__str__` is the caller's code
         return f"(its text cannot be read: {type(another).__name__})"
-    if len(text) <= MAX_TEXT_CHARS:
-        return text
-    return f"{text[:MAX_TEXT_CHARS]}... ({len(text):,} characters)"
 
 
 @contextmanager
 def explain_exceptions(what: str, *, pass_on: bool) -> Iterator[None]:
-    """Turn an exception of the caller's code in the block into one sentence, unless it is to be
-    passed on.
+    """Turn an exception of the caller's code into one sentence, unless it is to be passed on.
 
     Raises:
         ConfigError: The code raised an exception that is none of reflact's, which is its cause.
@@ -118,70 +111,40 @@ def explain_exceptions(what: str, *, pass_on: bool) -> Iterator[None]:
     except Exception as error:  # callers' code raises anything
         if pass_on:
             raise
-        frames = (
-            inspect.getinnerframes(error.__traceback__, context=0) if error.__traceback__ else []
-        )
-        place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
-            f"{what} failed: {type(error).__name__}: {error}{place}; set train.raise_on_exception "
-            "to see the traceback"
+            f"{what} failed: {type(error).__name__}: {error} ({Path(frame.filename).name}, line "
+            f"{frame.lineno}); set train.raise_on_exception to see the traceback"
         ) from error
 
 
 def describe_exception(item: Item, error: Exception, target: object, session: object) -> str:
-    """Return why a rollout is unmeasured after an exception of the caller's code, and whose code it
-    was.
-    """
+    """Return why a rollout is unmeasured after an exception, and whose code raised it."""
     if isinstance(error, EnvironmentFailure):
         return read_text(error)
     who = "agent" if _is_raised_by(error, target, session) else "environment"
     text = read_text(error)
     if isinstance(error, ValidationError):
-        found = type(error.errors(include_url=False)[0]["input"]).__name__
-        text = f"{error.title}: {describe_problems(error)} (got {found})"
-    elif isinstance(error, TypeError) and who == "environment":
-        text += _suggest_reply(session, error)
+        wrong = type(error.errors(include_url=False)[0]["input"]).__name__
+        text = f"{error.title}: {describe_problems(error)} (got {wrong})"
     return f"the {who} failed on item {item.id}: {type(error).__name__}: {text}"
 
 
 def _is_raised_by(error: Exception, target: object, session: object) -> bool:
     """Whether an exception passed through a method of a target or its session."""
-    trace = error.__traceback__
-    while trace is not None:
-        owner = trace.tb_frame.f_locals.get("self")
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
         if owner is not None and (owner is session or owner is target):
             return True
-        trace = trace.tb_next
     return False
 
-
-def _suggest_reply(session: object, error: TypeError) -> str:
-    """Return the line to write, if a session's ``reply`` is the likely cause of an error where it
-    was called.
-    """
-    reply: Any = getattr(session, "reply", None)
-    if reply is None:
-        return ""
-    problem = _find_wrong_arguments(reply, Session.reply)
-    if "await" in str(error) and not inspect.iscoroutinefunction(reply):
-        problem = f"is not async; write {_write_definition(Session.reply)}"
-    return "" if problem is None else f"; `reply` of {type(session).__name__} {problem}"
-
-
-# --------------------------------------------------------------------------------------- the
-# adapters
 
 # Surrounds the rollout of an item with a seed; yields a function that takes its grade, or None.
 RolloutContext = Callable[[Item, int], AbstractAsyncContextManager[Callable[[Grade], None] | None]]
 
 
 class EnvironmentAdapter:
-    """The caller's environment inside a run: optional parts have defaults, and each result is
-    checked.
-
-    Attributes:
-        own: The caller's object.
-    """
+    """The caller's environment, ``own``, inside a run: with defaults, and each result checked."""
 
     _open_context: RolloutContext | None = None
 
@@ -201,22 +164,18 @@ class EnvironmentAdapter:
 
     @property
     def description(self) -> str:
-        """What the tasks are and the score measures, for the optimizer; empty if the object does
-        not say it.
-        """
+        """What the tasks are and the score measures, for the optimizer."""
         return str(getattr(self.own, "description", ""))
 
     @property
     def prompt_folder(self) -> Path | None:
-        """A folder of prompts for the optimizer, like ``prompts.folder``; None: those of the
-        package.
-        """
+        """A folder of prompts for the optimizer, like ``prompts.folder``."""
         folder: Path | None = getattr(self.own, "prompt_folder", None)
         return folder
 
     @property
     def scored_by(self) -> CriticDescription | None:
-        """The critic that grades; None if none does."""
+        """The critic that grades, if one does."""
         return find_critic(self.own)
 
     def items(self, split: Split) -> Sequence[Item]:
@@ -229,9 +188,7 @@ class EnvironmentAdapter:
         return () if list_own is None else list_own(item)
 
     def render_message(self, item: Item) -> str | None:
-        """Return the message with which an item's task begins; None if it is not known
-        beforehand.
-        """
+        """Return the message with which an item's task begins, if it is known beforehand."""
         render = getattr(self.own, "render_message", None)
         return None if render is None else str(render(item))
 
@@ -246,20 +203,17 @@ class EnvironmentAdapter:
         await starting
 
     async def close(self) -> None:
-        """End what was started; called after the last rollout, also if the run failed or was
-        cancelled.
-        """
+        """End what was started; called after the last rollout, however the run ended."""
         close = getattr(self.own, "close", None)
         if close is not None and hasattr(self.own, "set_up"):
             await close()
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Let the session work on an item and grade the result; see ``protocols.Environment.run``.
+        """Let the session work on an item and grade the result.
 
         Raises:
             InterfaceError: ``run`` is not async, or returned no grade.
-            EnvironmentFailure: It was cancelled, but not by the caller: a task of its own was
-                cancelled.
+            EnvironmentFailure: A task of its own was cancelled, but not the rollout.
             ExitRaised: It would have ended the process.
         """
         context = nullcontext() if self._open_context is None else self._open_context(item, seed)
@@ -275,9 +229,8 @@ class EnvironmentAdapter:
                 if anyio.current_effective_deadline() == -math.inf or (task and task.cancelling()):
                     raise
                 raise EnvironmentFailure(
-                    f"the environment failed on item {item.id}: it raised CancelledError, and "
-                    "nobody cancelled the rollout; catch this where your code waits for a task "
-                    "that may be cancelled"
+                    f"the environment failed on item {item.id}: CancelledError of a task of its "
+                    "own; catch it where your code waits for that task"
                 ) from error
 
             if not (isinstance(grade, Grade) and isinstance(grade.score, Score)):
@@ -297,35 +250,29 @@ class EnvironmentAdapter:
 
 
 class TargetAdapter:
-    """The caller's target inside a run: optional parts have defaults, and its sessions are checked.
+    """The caller's target, ``own``, inside a run: with defaults, and its sessions are checked.
 
     Attributes:
-        own: The caller's object.
         is_connectable: Whether it asks its own model and lets the run see these requests.
         preflight: Whether a training begins with the test that the agent's requests have the skill.
     """
 
     def __init__(self, own: Target) -> None:
-        self.own = own
+        self.own: Any = own
+        # What the agent can do, for the optimizer.
+        self.description = str(getattr(own, "description", ""))
         self.is_connectable = hasattr(own, "connect") and hasattr(own, "describe_model")
         self.preflight = hasattr(own, "test_skill") and bool(getattr(own, "preflight", False))
-        self._start: Any = getattr(own, "session_for", None)
 
     @property
     def identity(self) -> str:
         """The settings that influence answers."""
-        return self.own.identity
-
-    @property
-    def description(self) -> str:
-        """What the agent can do, for the optimizer; empty if the object does not say it."""
-        return str(getattr(self.own, "description", ""))
+        identity: str = self.own.identity
+        return identity
 
     @property
     def instructions(self) -> str:
-        """The agent's instructions, with which a training begins unless ``skill`` names a
-        document.
-        """
+        """The agent's instructions; a training begins with them, or with ``skill``."""
         instructions = getattr(self.own, "instructions", "")
         return instructions if isinstance(instructions, str) else ""
 
@@ -336,40 +283,37 @@ class TargetAdapter:
             InterfaceError: The target returned no session.
         """
         with CatchExits():
-            if self._start is None:
-                session = self.own.session(skill, rollout=rollout)
+            if hasattr(self.own, "session_for"):
+                session: Session = self.own.session_for(item, skill, rollout=rollout)
             else:
-                session = self._start(item, skill, rollout=rollout)
-        if not (
-            hasattr(session, "reply") and isinstance(getattr(session, "turns", None), tuple | list)
-        ):
-            raise _describe_wrong_session(self.own, session)
+                session = self.own.session(skill, rollout=rollout)
+        _check_session(self.own, session)
         return session
 
     def describe_model(self, config: ModelConfig) -> ModelConfig:
         """Return the settings of ``models.target`` with the agent's own model and endpoint."""
-        own: Any = self.own
-        described: ModelConfig = own.describe_model(config) if self.is_connectable else config
-        return described
+        if self.is_connectable:
+            config = self.own.describe_model(config)
+        return config
 
     def connect(self, sender: RequestSender, config: ModelConfig) -> TargetAdapter:
         """Return the target with its requests going through a run, if it makes any."""
-        own: Any = self.own
-        return TargetAdapter(own.connect(sender, config)) if self.is_connectable else self
+        if not self.is_connectable:
+            return self
+        return TargetAdapter(self.own.connect(sender, config))
 
     async def test_skill(
         self, environment: Environment, items: Sequence[Item], skill: Skill, config: ModelConfig
     ) -> str | None:
         """Run the agent without its model until a request has the skill; see ``targets``.
 
-        Return a warning if the request has the skill more than once, or if the environment fails
-        before the agent gets its task; else None.
+        Returns:
+            A warning, for example if the request has the skill more than once.
 
         Raises:
             EnvironmentFailure: No request has the skill, or the agent failed before it asked.
         """
-        own: Any = self.own
-        warning: str | None = await own.test_skill(environment, items, skill, config)
+        warning: str | None = await self.own.test_skill(environment, items, skill, config)
         return warning
 
 
@@ -384,9 +328,7 @@ def adapt_target(value: Target | TargetAdapter) -> TargetAdapter:
 
 
 def find_critic(value: object) -> CriticDescription | None:
-    """Return the critic that a grader, an environment or an annotator uses; None if it
-    uses none.
-    """
+    """Return the critic that a grader, an environment or an annotator uses, if any."""
     critic: CriticDescription | None = getattr(value, "scored_by", None)
     return critic
 
@@ -397,8 +339,7 @@ TURNS_LINE = (
 
 
 def read_turns(session: Session | None) -> tuple[Turn, ...]:
-    """Return the turns of a session, with U+FFFD in place of lone surrogates, which a database
-    cannot store.
+    """Return the turns of a session, without lone surrogates, which a database cannot store.
 
     Raises:
         InterfaceError: One of them is no turn.
@@ -410,77 +351,41 @@ def read_turns(session: Session | None) -> tuple[Turn, ...]:
                 f"`turns` of {type(session).__name__} has a {type(turn).__name__} in place of a "
                 f"Turn; write {TURNS_LINE}"
             )
-        is_plain = turn.content.isascii()
-        text = turn.content if is_plain else replace_surrogates(turn.content)
-        turns.append(turn if is_plain else turn.model_copy(update={"content": text}))
+        turns.append(Turn(role=turn.role, content=replace_surrogates(turn.content)))
     return tuple(turns)
 
 
-def _describe_wrong_session(target: object, session: object) -> InterfaceError:
-    """Return the error about an object that is no session."""
-    source = f"`session` of {type(target).__name__}"
-    name = type(session).__name__
-    if inspect.iscoroutine(session):
-        session.close()
-        line = _write_definition(Target.session)
-        return InterfaceError(f"{source} is async, and reflact does not wait for it; write {line}")
+def _check_session(target: object, session: object) -> None:
+    """Raise InterfaceError if a target returned something that is no session."""
+    turns = getattr(session, "turns", None)
     if not hasattr(session, "reply"):
-        line = _write_definition(Session.reply)
-        return InterfaceError(
-            f"{source} returned a value of type {name}, which has no `reply`; add {line}"
+        problem = f"no `reply`; add {_write_definition(Session.reply)}"
+    elif not isinstance(turns, tuple | list):
+        problem = (
+            f"`turns` of type {type(turns).__name__}, which must be a tuple of Turn; write "
+            f"self.turns = () in its __init__ and {TURNS_LINE} in its `reply`"
         )
+    else:
+        return
+    raise InterfaceError(
+        f"`session` of {type(target).__name__} returned a value of type {type(session).__name__}, "
+        f"which has {problem}"
+    )
 
-    line = f"self.turns = () in its __init__ and {TURNS_LINE} in its `reply`"
-    if not hasattr(session, "turns"):
-        return InterfaceError(
-            f"{source} returned a value of type {name}, which has no `turns`, the conversation "
-            f"that the optimizer reads; write {line}"
-        )
-    if callable(session.turns):
-        line = "@property above def turns(self)"
-    kind = type(session.turns).__name__
-    return InterfaceError(f"`turns` of {name} is a {kind}, and no tuple of Turn; write {line}")
-
-
-# ------------------------------------------------------------------------------------------ the
-# checks
 
 ObjectRole = Literal["target", "environment", "optimizer", "annotator", "proposer"]
 
-# The protocol whose methods an object must have.
-REQUIRED_PARTS: Mapping[ObjectRole, type] = {
-    "target": Target,
-    "environment": Environment,
-    "optimizer": LLM,
-    "annotator": Annotator,
-    "proposer": Proposer,
+# The methods that an object must have.
+REQUIRED_PARTS: Mapping[ObjectRole, Sequence[Callable[..., Any]]] = {
+    "target": (Target.session,),
+    "environment": (Environment.items, Environment.run),
+    "optimizer": (LLM.ask,),
+    "annotator": (Annotator.annotate,),
+    "proposer": (Proposer.propose,),
 }
-
-# Methods that it may have in addition, as the adapters call them.
-OPTIONAL_PARTS: Mapping[str, Sequence[Callable[..., Any]]] = {
-    "target": (TargetAdapter.session_for,),
-    "environment": (
-        EnvironmentAdapter.set_up,
-        EnvironmentAdapter.close,
-        EnvironmentAdapter.list_right_answers,
-    ),
-}
-
-# The keys of the configuration that take a text.
-NAMING_KEYS: Mapping[ObjectRole, str] = {
-    "target": "models.target.model, or an agent by its import path as target.kind",
-    "environment": "environment.name",
-    "optimizer": "models.optimizer.model",
-    "proposer": "search.sources",
-}
-
-# What tells an object that is called itself from a function that makes one.
-MAIN_METHODS: Mapping[str, str] = {"target": "session", "environment": "run", "proposer": "propose"}
 
 # The class for agents of pydantic-ai, which is imported only if one is named.
 AGENT_CLASS = "reflact.targets.pydantic_ai:PydanticAITarget"
-
-ITEM_LINE = 'Item(id="1", input="2 + 2", reference="4")'
 
 
 def check_object(role: ObjectRole, value: object) -> None:
@@ -493,16 +398,15 @@ def check_object(role: ObjectRole, value: object) -> None:
     _refuse_other_things(role, value)
     if not (hasattr(type(value), "identity") or hasattr(value, "identity")):
         raise ConfigError(
-            f"{_describe(role, value)} has no `identity`; add {_write_identity(value)}"
+            f"`identity` of {_describe(role, value)} is missing; write {_write_identity(value)}"
         )
-    for name, method in vars(REQUIRED_PARTS[role]).items():
-        if inspect.isfunction(method) and not name.startswith("_"):
-            _check_method(role, value, method)
-    for method in OPTIONAL_PARTS.get(role, ()):
-        if hasattr(value, method.__name__):
-            _check_method(role, value, method)
-    if role == "environment" and hasattr(value, "set_up"):
-        _check_method(role, value, EnvironmentAdapter.close)
+    for method in REQUIRED_PARTS[role]:
+        problem = _find_problem(getattr(value, method.__name__, None), method)
+        if problem is not None:
+            raise ConfigError(
+                f"`{method.__name__}` of {_describe(role, value)} {problem}; write "
+                f"{_write_definition(method)}"
+            )
 
 
 def check_texts(role: ObjectRole, value: Any) -> None:
@@ -511,15 +415,14 @@ def check_texts(role: ObjectRole, value: Any) -> None:
     Raises:
         ConfigError: One of them is something else.
     """
-    lines = {"identity": _write_identity(value), "description": 'description = "..."'}
-    for name, line in lines.items():
-        text = getattr(value, name, "") if name == "description" else value.identity
+    for name in ("identity", "description"):
+        text = getattr(value, name, "")
         if isinstance(text, str):
             continue
-        fix = f"@property above def {name}(self)" if callable(text) else line
+        line = _write_identity(value) if name == "identity" else 'description = "..."'
         raise ConfigError(
             f"`{name}` of {_describe(role, value)} is of type {type(text).__name__}, and no text; "
-            f"write {fix}"
+            f"write {line}, or @property above def {name}(self)"
         )
 
 
@@ -529,25 +432,20 @@ def read_dataset(environment: EnvironmentAdapter) -> DataSet:
     Raises:
         ConfigError: ``items`` returned no items.
     """
-    described = f"`items` of {_describe('environment', environment.own)}"
-    items_by_split: dict[str, tuple[Any, ...]] = {}
+    splits: dict[str, Any] = {}
     for split in Split:
         returned: Any = environment.items(split)
-        if not hasattr(returned, "__iter__") or isinstance(returned, str | Mapping):
+        try:
+            splits[split.value] = tuple(returned)
+            DataSet.model_validate({"train": (), "val": (), "test": (), **splits})
+        except (TypeError, ValidationError) as error:
             raise ConfigError(
-                f"{described} returned a value of type {type(returned).__name__} for the "
-                f"{split.value} split; return a list of items, such as [{ITEM_LINE}]"
-            )
-        items_by_split[split.value] = tuple(returned)
-    try:
-        return DataSet.model_validate(items_by_split)
-    except ValidationError as error:
-        split_name, number = error.errors()[0]["loc"][:2]
-        value = items_by_split[str(split_name)][int(number)]
-        raise ConfigError(
-            f"{described} returned no Item at place {number} of the {split_name} split, but "
-            f"{value!r:.100}, of type {type(value).__name__}; write {ITEM_LINE}"
-        ) from error
+                f"`items` of {_describe('environment', environment.own)} returned "
+                f"{returned!r:.100}, of type {type(returned).__name__}, for the {split.value} "
+                'split; return a list of items, such as [Item(id="1", input="2 + 2", '
+                'reference="4")]'
+            ) from error
+    return DataSet.model_validate(splits)
 
 
 def is_pydantic_agent(value: object) -> bool:
@@ -559,54 +457,48 @@ def is_pydantic_agent(value: object) -> bool:
 
 
 def _refuse_other_things(role: ObjectRole, value: object) -> None:
-    """Refuse a class, a text, a function and an agent of pydantic-ai, which have ways of
-    their own.
-    """
+    """Refuse a class, a text, a function and an agent of pydantic-ai, with the way to pass it."""
     problem = None
     if isinstance(value, type):
         problem = f"is the class {value.__name__}; pass an object: {role}={value.__name__}()"
-    elif isinstance(value, str) and role in NAMING_KEYS:
-        problem = (
-            f"is the text {value!r:.80}; in Trainer, pass an object, or name it in the "
-            f"configuration: {NAMING_KEYS[role]}"
-        )
+    elif isinstance(value, str):
+        problem = f"is the text {value!r:.80}; pass an object, or name it in the configuration"
     elif role == "target" and is_pydantic_agent(value):
-        problem = (
-            "is an agent of pydantic-ai; wrap it with the class from reflact.targets: "
-            "target=PydanticAITarget(agent)"
-        )
+        problem = "is an agent of pydantic-ai; pass target=reflact.targets.PydanticAITarget(agent)"
     elif role == "target" and inspect.isroutine(value):
+        name = value.__name__
         problem = (
-            f"is the function {value.__name__}; if it calls your agent, wrap it with the class "
-            f"from reflact.targets: target=FunctionTarget({value.__name__})"
+            f"is the function {name}; if it calls your agent, pass "
+            f"target=reflact.targets.FunctionTarget({name})"
         )
     if problem is not None:
         raise ConfigError(f"the {role} {problem}")
 
 
-def _check_method(role: ObjectRole, value: object, method: Callable[..., Any]) -> None:
-    """Raise ConfigError if an object has no such method, or one that cannot be called as reflact
-    does.
-    """
-    name = method.__name__
-    own = getattr(value, name, None)
-    described = _describe(role, value)
-    line = _write_definition(method)
+def _find_problem(own: Any, method: Callable[..., Any]) -> str | None:
+    """Return why a caller's method cannot be called as reflact calls it; None if it can."""
     if own is None:
-        raise ConfigError(f"{described} has no `{name}`; add {line}")
+        return "is missing"
     if not callable(own):
-        raise ConfigError(
-            f"`{name}` of {described} is a {type(own).__name__}, and no method; write {line}"
-        )
+        return f"is a {type(own).__name__}, and no method"
+    code = getattr(inspect.unwrap(own), "__code__", None)
+    where = ""
+    if code is not None:
+        where = f" ({Path(code.co_filename).name}, line {code.co_firstlineno})"
     is_async = inspect.iscoroutinefunction(own) or inspect.isasyncgenfunction(own)
     if is_async and not inspect.iscoroutinefunction(method):
-        raise ConfigError(
-            f"`{name}` of {described} is async{_locate(own)}, and reflact does not wait for it; "
-            f"write {line}"
-        )
-    problem = _find_wrong_arguments(own, method)
-    if problem is not None:
-        raise ConfigError(f"`{name}` of {described} {problem}")
+        return f"is async{where}, and reflact does not wait for it"
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    named = {one.name: None for one in parameters if one.kind is one.KEYWORD_ONLY}
+    try:
+        signature = inspect.signature(own)
+    except (TypeError, ValueError):  # it is written in C
+        return None
+    try:
+        signature.bind(*[None] * (len(parameters) - len(named)), **named)
+    except TypeError as error:
+        return f"has other arguments{where}: {error}"
+    return None
 
 
 def describe_not_async(
@@ -630,29 +522,6 @@ def _write_definition(method: Callable[..., Any]) -> str:
     return f"{begin} {method.__name__}{written}:"
 
 
-def _find_wrong_arguments(own: Callable[..., Any], method: Callable[..., Any]) -> str | None:
-    """Return why a caller's method cannot be called as reflact calls it, with its place; None if it
-    can.
-    """
-    parameters = list(inspect.signature(method).parameters.values())[1:]
-    named = {one.name: None for one in parameters if one.kind is one.KEYWORD_ONLY}
-    try:
-        signature = inspect.signature(own)
-    except (TypeError, ValueError):  # it is written in C
-        return None
-    try:
-        signature.bind(*[None] * (len(parameters) - len(named)), **named)
-    except TypeError as error:
-        return f"has other arguments{_locate(own)}: {error}; write {_write_definition(method)}"
-    return None
-
-
-def _locate(method: Any) -> str:
-    """Return the file and line of a method in words; empty if it has none."""
-    code = getattr(inspect.unwrap(method), "__code__", None)
-    return "" if code is None else f" ({Path(code.co_filename).name}, line {code.co_firstlineno})"
-
-
 def _describe(role: ObjectRole, value: object) -> str:
     kind = type(value)
     module = "" if kind.__module__ in {"__main__", "builtins"} else f"{kind.__module__}."
@@ -661,10 +530,6 @@ def _describe(role: ObjectRole, value: object) -> str:
 
 def _write_identity(value: object) -> str:
     return f'identity = "{type(value).__name__}, version 1"'
-
-
-# ------------------------------------------------------------------------------------------- the
-# names
 
 
 def load_named_target(config: TrainerConfig) -> Target | None:
@@ -679,79 +544,63 @@ def load_named_target(config: TrainerConfig) -> Target | None:
     kind = config.target.kind
     if kind == "chat":
         return None
-    value = _load("target.kind", kind, "reflact.targets")
+    value = _load("target.kind", kind, "targets")
     options: dict[str, Any] = {**config.target.options}
     if is_pydantic_agent(value):
         for name, option in options.items():
             if isinstance(option, str) and ":" in option:
-                options[name] = _load(f"target.options.{name}", option, "")
+                options[name] = _load(f"target.options.{name}", option, "targets")
         options["agent"] = value
-        value = _load("target.kind", AGENT_CLASS, "")
+        value = _load("target.kind", AGENT_CLASS, "targets")
     target: Target = _make("target", kind, value, options)
     if is_pydantic_agent(target):
-        target = _load("target.kind", AGENT_CLASS, "")(target)
+        target = _load("target.kind", AGENT_CLASS, "targets")(target)
     return target
 
 
 def load_named_environment(config: TrainerConfig) -> Environment | None:
-    """Return the environment that ``environment.name`` names, or None for a data set; raises as for
-    a target.
-    """
+    """Return the environment that ``environment.name`` names; None for a data set."""
     name = config.environment.name
     if name == "dataset":
         return None
-    value = _load("environment.name", name, "reflact.environments")
+    value = _load("environment.name", name, "environments")
     environment: Environment = _make("environment", name, value, config.environment.options)
     return environment
 
 
 def load_named_proposer(config: TrainerConfig) -> Proposer | None:
-    """Return the proposer among ``search.sources``, or None without one; raises as for a target."""
+    """Return the proposer among ``search.sources``, or None without one."""
     name = config.search.own
     if name is None:
         return None
-    hint = f"; reflact's own sources are {', '.join(ALL_SOURCES)}"
-    value = _load("search.sources", name, "reflact.proposers", hint=hint)
+    value = _load("search.sources", name, "proposers", known=ALL_SOURCES)
     proposer: Proposer = _make("proposer", name, value, {})
     return proposer
 
 
-def load_named_executor(config: TrainerConfig) -> AbstractAsyncContextManager[Any]:
-    """Return the executor that ``executor.name`` names, to be opened; raises as for a target."""
-    name = config.executor.name
-    hint = "; reflact's own executors are local and ray"
-    value = _load("executor.name", name, "reflact.executors", hint=hint)
-    opening = _call("executor", name, value, config.executor.options)
-    if not isinstance(opening, AbstractAsyncContextManager):
-        raise ConfigError(
-            f"executor.name: {name} must return an async context manager, which yields an executor"
-        )
-    return opening
-
-
-def _load(key: str, name: str, group: str, *, hint: str = "") -> Any:
-    """Return the object behind ``module:name`` or the entry point of a group."""
+def _load(key: str, name: str, group: str, *, known: Sequence[str] = ()) -> Any:
+    """Return the object behind ``module:name``, or the entry point of a group of reflact's."""
     module, colon, attribute = name.partition(":")
-    entries = {} if colon else {entry.name: entry for entry in entry_points(group=group)}
-    if not colon and name not in entries:
-        raise ConfigError(
-            f"{key}: no installed package offers {name!r} as an entry point of {group} (there are: "
-            f"{', '.join(sorted(entries)) or 'none'}); write module:name to import an object{hint}"
-        )
     try:
         with CatchExits():
             if colon:
                 return reduce(getattr, attribute.split("."), import_module(module))
-            return entries[name].load()
+            entries = {entry.name: entry for entry in entry_points(group=f"reflact.{group}")}
+            if name in entries:
+                return entries[name].load()
     except Exception as error:  # a module may raise anything while it is imported
-        reason = f"{key}: {name} cannot be imported: {type(error).__name__}: {error}{hint}"
+        reason = f"{key}: {name} cannot be imported: {type(error).__name__}: {error}"
         raise ConfigError(reason) from error
+    raise ConfigError(
+        f"{key}: no installed package offers {name!r} as an entry point of reflact.{group} (there "
+        f"are: {', '.join(sorted({*entries, *known})) or 'none'}); write module:name to import an "
+        "object"
+    )
 
 
 def _make(role: ObjectRole, name: str, value: Any, options: Mapping[str, Any]) -> Any:
     """Return an object as it is, or what a class or function makes from the options."""
-    is_object = hasattr(value, MAIN_METHODS[role]) and not isinstance(value, type)
-    if callable(value) and not is_object:
+    if callable(value) and not hasattr(type(value), "identity"):
         value = _call(role, name, value, options)
     elif options:
         raise ConfigError(

@@ -17,7 +17,8 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, nullcontext, suppress
-from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, Generic, NoReturn, Self, TypeAlias, TypeVar
 
 import anyio
 from anyio import CapacityLimiter, TaskHandle, to_thread
@@ -49,8 +50,7 @@ class Subscription(Generic[T]):
     """One consumer's iterator over a stream; it can be iterated once.
 
     When its buffer is full, the stream waits. Leaving the iteration, or ``async with``, detaches
-    the subscription and does not affect the others. The iteration ends after the last element of
-    the stream.
+    the subscription and does not affect the others.
     """
 
     def __init__(self, size: int, subject: Subject[T] | None) -> None:
@@ -122,8 +122,8 @@ async def fan_out(
     """Apply an async function to all inputs and return the results in the order of the inputs.
 
     At most ``limit`` calls run at a time (None: all), or as many as there are slots, which others
-    may share. Calls take their turns in the order of the inputs. The first error cancels the other
-    calls and is raised without an exception group.
+    may share. Calls begin in the order of the inputs. The first error cancels the others and is
+    raised bare.
     """
     limited = _limit_calls(call, limit)
     async with open_task_group() as tasks:
@@ -144,8 +144,7 @@ async def fan_out_then(
 
     ``ready`` is called once for each finished prefix of a lane, in order of length, with the lane's
     index. ``then`` is called at once on each value that it returns. ``limit`` and ``then_limit``
-    count calls of all lanes. The first error of either cancels everything and is raised without an
-    exception group.
+    count calls of all lanes. The first error of either cancels everything and is raised bare.
 
     Returns:
         The results of each lane in order, and those of its further work in the order of ``ready``.
@@ -177,86 +176,52 @@ async def fan_out_then(
 async def start_ahead(
     calls: Mapping[K, Callable[[], Awaitable[T]]], *, lazily: bool = False
 ) -> AsyncIterator[Callable[[K], Awaitable[T]]]:
-    """Start async functions together, and yield a function that waits for the result of one by its
-    key.
+    """Start async functions together, and yield a function that waits for one result by its key.
 
     An error is raised to the caller that waits for it, so it does not depend on which function ends
     first. The end of the block cancels the functions whose results nobody has waited for.
     ``lazily`` starts a function only when somebody asks for its result.
     """
-    handles: dict[K, TaskHandle[T | _FailedCall]] = {}
+    handles: dict[K, TaskHandle[Callable[[], T]]] = {}
 
-    async def attempt(call: Callable[[], Awaitable[T]]) -> T | _FailedCall:
+    async def attempt(call: Callable[[], Awaitable[T]]) -> Callable[[], T]:
         try:
-            return await call()
+            result = await call()
         except Exception as error:  # noqa: BLE001 - raised to the caller that waits for it
-            return _FailedCall(error)
+            return partial(_raise, error)
+        return lambda: result
 
     async with open_task_group() as tasks:
 
-        def start(key: K) -> None:
+        async def take(key: K) -> T:
             if key not in handles:
                 handles[key] = tasks.start_soon(attempt, calls[key])
-
-        async def take(key: K) -> T:
-            start(key)
             await handles[key].wait()
-            if handles[key].status is TaskHandle.Status.FAILED:
-                await (
-                    anyio.sleep_forever()
-                )  # no Exception, so it cancels this block, which raises it
-            result = handles[key].return_value
-            if isinstance(result, _FailedCall):
-                raise result.error
-            return result
+            return handles[key].return_value()
 
-        for key in () if lazily else calls:
-            start(key)
+        if not lazily:
+            handles |= {key: tasks.start_soon(attempt, call) for key, call in calls.items()}
         yield take
         tasks.cancel_scope.cancel()
 
 
-async def run_both(
-    first: Callable[[], Awaitable[T]], second: Callable[[], Coroutine[Any, Any, U]]
-) -> tuple[T, U]:
-    """Return the results of two async functions that run together; the first error cancels the
-    other and is raised.
-    """
-    async with open_task_group() as tasks:
-        handle = tasks.start_soon(second)
-        result = await first()
-    return result, handle.return_value
-
-
-async def run_beside(
-    work: Callable[[], Awaitable[T]], background: Callable[[], Coroutine[Any, Any, None]]
-) -> T:
-    """Return the result of ``work`` while ``background`` runs; then cancel ``background``.
-
-    An error of either cancels the other and is raised without an exception group.
-    """
-    async with open_task_group() as tasks:
-        tasks.start_soon(background)
-        result = await work()
-        tasks.cancel_scope.cancel()
-    return result
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 async def finish_if_cancelled(work: Callable[[], Awaitable[T]], *, seconds: float = 0.2) -> T:
     """Do work; if the caller is cancelled, let it continue for at most ``seconds``."""
     results: list[T] = []
     shield = anyio.CancelScope(shield=True)
-    done = anyio.Event()
 
     async def finish() -> None:
         with shield:
             results.append(await work())
-        done.set()
 
     async with open_task_group() as tasks:
-        tasks.start_soon(finish)
+        handle = tasks.start_soon(finish)
         try:
-            await done.wait()
+            await handle.wait()
         except anyio.get_cancelled_exc_class():
             shield.deadline = anyio.current_time() + seconds
             raise
@@ -275,15 +240,9 @@ def _limit_calls(
     return one
 
 
-class _FailedCall(NamedTuple):
-    error: Exception
-
-
 @asynccontextmanager
 async def open_task_group() -> AsyncIterator[TaskGroup]:
-    """Open a task group that raises its first error without an exception group, but for one that
-    ends the process.
-    """
+    """Open a task group that raises its first error bare, unless it ends the process."""
     first: BaseException | None = None
     try:
         async with anyio.create_task_group() as tasks:
@@ -307,9 +266,8 @@ async def open_outbox(
 ) -> AsyncIterator[Callable[[T], None]]:
     """Yield a function that queues elements without waiting; a task delivers them in order.
 
-    The end of the block waits until all are delivered. An error of ``deliver`` cancels the block
-    and is raised without an exception group. Elements that are queued after a cancellation are
-    dropped.
+    The end of the block waits until all are delivered. An error of ``deliver`` cancels the block.
+    Elements that are queued after a cancellation are dropped.
     """
     send, receive = anyio.create_memory_object_stream[T](math.inf)
 
@@ -329,8 +287,7 @@ async def open_outbox(
 
 
 class SharedTask:
-    """A task that belongs to none of its callers, each of which may be cancelled by itself; the
-    last one ends it.
+    """A task of several callers, each of which may be cancelled by itself; the last one ends it.
 
     It starts at once. A caller that ends it waits until it has cleaned up. ``work`` handles its own
     errors.
@@ -379,12 +336,9 @@ class Stream(Generic[T]):
     """An iterator over the elements of one producer task, with back-pressure and without loss.
 
     The task starts with the first step of the iteration. Leaving ``async with`` cancels it and
-    waits for it. After a bare ``break`` the event loop does so when it finalises the iterator. An
-    error of the producer is raised after its last element was taken. A stream can be iterated once.
-
-    ``subscribe`` adds further consumers of the same elements. The producer waits for the slowest
-    consumer and continues without those that left. Leaving the stream itself cancels the producer
-    and ends them all.
+    waits for it; after a bare ``break`` the event loop does so. An error of the producer is raised
+    after its last element was taken. A stream can be iterated once. The producer waits for the
+    slowest of its consumers, which ``subscribe`` adds, and continues without those that left.
 
     Args:
         produce: Runs in a task of its own; its argument emits an element.
@@ -416,23 +370,18 @@ class Stream(Generic[T]):
     def subscribe(self, *, latest_only: bool = False) -> Subscription[T]:
         """Return another iterator over all elements from now on.
 
-        No element comes before another task begins the stream's own iteration.
-
-        Args:
-            latest_only: For slow consumers: of buffered elements with one subject keep only the
-                newest. Elements without a subject are all kept, in order.
+        No element comes before another task begins the stream's own iteration. ``latest_only`` is
+        for slow consumers: of buffered elements with one subject only the newest is kept.
         """
-        subscription = Subscription[T](self._buffer, self._subject if latest_only else None)
+        subject = self._subject if latest_only else None
+        subscription = Subscription[T](self._buffer, subject)
         if self._over:
             subscription.end()
         self._subscriptions.append(subscription)
         return subscription
 
     async def aclose(self) -> None:
-        """Cancel the producer if it still runs, and wait until it has cleaned up.
-
-        Further calls do not cancel again, because that would interrupt its clean-up.
-        """
+        """Cancel the producer if it still runs, once, and wait until it has cleaned up."""
         self._end_subscriptions()
         if self._task is None:
             return
@@ -464,7 +413,7 @@ class Stream(Generic[T]):
             self._end_subscriptions()
 
     async def _emit(self, element: T) -> None:
-        """Give an element to all subscriptions, as soon as each has room."""
+        """Give an element to all subscriptions, when each has room."""
         async with self._turn:
             while full := [s for s in self._subscriptions if not s.has_room(element)]:
                 await full[0].wait_for_room()
@@ -488,10 +437,7 @@ _THREAD_LIMITER: RunVar[CapacityLimiter] = RunVar("reflact_thread_limiter")
 async def run_in_thread(
     work: Callable[[], T], *inputs: JsonValue, inline_limit: int = INLINE_LIMIT
 ) -> T:
-    """Call a pure function on a worker thread, or in place if ``inputs``, which it reads, are
-    short.
-
-    ``inputs`` are short if they have at most ``inline_limit`` characters and values.
+    """Call a pure function on a worker thread, or in place if its ``inputs`` are short.
 
     A cancelled caller leaves at once. The function then finishes without effect.
     """
@@ -499,9 +445,7 @@ async def run_in_thread(
 
 
 async def run_beside_loop(work: Callable[[], T]) -> T:
-    """Call a pure function on a worker thread, one such call after the other; see
-    ``run_in_thread``.
-    """
+    """Call a pure function on a worker thread, one such call after the other."""
     limiter = _THREAD_LIMITER.get(None)
     if limiter is None:
         limiter = CapacityLimiter(1)

@@ -1,10 +1,7 @@
 """Data sets: reading, splitting and checking them, and the plan of an epoch.
 
-A data set is a folder or a file. A folder contains ``train``, ``val`` and ``test``, each as a
-``.json``, ``.jsonl`` or ``.csv`` file, or as a folder with exactly one such file. A single file is
-split by a ratio, or by its size. ``build_item`` says how rows become items. A data set may have no
-test split.
-
+A data set is a folder with ``train``, ``val`` and mostly ``test``, each a ``.json``, ``.jsonl`` or
+``.csv`` file or a folder with one, or a single file, which is split by a ratio or by its size.
 All randomness derives from a seed and a label, and is the same in every Python version.
 """
 
@@ -17,7 +14,6 @@ import io
 import json
 import random
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -59,13 +55,11 @@ _SPLITS_BY_NAME = {name: split for split, names in SPLIT_NAMES.items() for name 
 # The endings of data files.
 SUFFIXES = (".json", ".jsonl", ".csv")
 
+# The number of columns, and of rows, that an error names.
 MAX_SHOWN_COLUMNS = 12
-
-# The number of rows, or of repeated ids, that an error names.
 MAX_SHOWN_ROWS = 4
 
-# The items that train and validation split get, if the file has enough, before the test split gets
-# most.
+# The items of train and validation split, before the test split of a file gets most.
 USEFUL_SIZE = 40
 
 
@@ -90,8 +84,7 @@ class DataSet(FrozenModel):
     val: tuple[Item, ...]
     test: tuple[Item, ...]
     rows: Mapping[str, str] = Field(default={}, repr=False)
-    """The file and row of each item, in words, by id; empty if the items were not read from files.
-    """
+    """The file and row of each item, by id; empty if the items were not read from files."""
 
     def items(self, split: Split) -> tuple[Item, ...]:
         """Return a split's items."""
@@ -106,41 +99,34 @@ class DataSet(FrozenModel):
 
 
 def load_dataset(
-    path: Path,
-    ratio: str | None,
-    split_seed: int = SPLIT_SEED,
-    *,
-    fields: FieldsConfig | None = None,
-    needs_test: bool = True,
+    path: Path, ratio: str | None, *, fields: FieldsConfig | None = None, needs_test: bool = True
 ) -> DataSet:
     """Read a data set; ``check_dataset`` checks that it is fit for a run.
 
     A single file is split by ``ratio``, rounded by largest remainders, or else by its column
     ``split``, such as ``validation``, or by ``choose_shares``. Each ``task_type`` is spread over
     the splits in the same proportion, within one or two items, but items with the same input stay
-    in one split, also if white space and case differ. The assignment depends on the items and the
-    seed, not on the order of the rows. Within a split, items keep the file's order.
+    in one split, also if white space and case differ. The assignment depends on the items alone,
+    not on the order of the rows. Within a split, items keep the file's order.
 
     Args:
         path: The folder or file.
-        ratio: train:val:test for a single file, such as ``2:1:7``; None: by its size. Ignored for a
-            folder.
-        split_seed: Seed of the split of a single file.
+        ratio: train:val:test for a single file, such as ``2:1:7``; None: by its size.
         fields: The columns of the fields of items.
         needs_test: Whether a folder must have a test split.
 
     Raises:
-        DataError: Something is missing, ambiguous, repeated or malformed; names the file and the
-            row.
+        DataError: Something is missing, ambiguous, repeated or malformed; names the file and row.
     """
     fields = fields or FieldsConfig()
     try:
         if path.is_dir():
-            parts = _read_folder(path, fields, needs_test=needs_test)
+            files = {split: _find_split(path, split, needs_test=needs_test) for split in Split}
+            parts = {split: read_items(file, fields) for split, file in files.items() if file}
             rows = [row for part in parts.values() for row in part]
         elif path.is_file():
             rows = read_items(path, fields)
-            parts = _split_rows(rows, ratio, split_seed)
+            parts = _split_rows(rows, ratio)
         else:
             raise DataError(
                 f"there is no data at {path}: give a folder with train, val and test, or one file"
@@ -150,25 +136,15 @@ def load_dataset(
             f"cannot read the data {error.filename or path}: {error.strerror or error}"
         ) from None
     _check_ids(rows)
-    items = {split.value: tuple(row.item for row in part) for split, part in parts.items()}
+    items = {split.value: tuple(row.item for row in parts.get(split, ())) for split in Split}
     return DataSet(**items, rows={row.item.id: row.where for row in rows})
-
-
-def _read_folder(
-    folder: Path, fields: FieldsConfig, *, needs_test: bool
-) -> dict[Split, list[FileItem]]:
-    paths = {split: _find_split(folder, split, optional=not needs_test) for split in Split}
-    return {
-        split: [] if path is None else read_items(path, fields) for split, path in paths.items()
-    }
 
 
 def choose_shares(n: int) -> tuple[int, ...]:
     """Return the sizes of train, validation and test for a single file without a ratio.
 
-    Train and validation get ``USEFUL_SIZE`` items each, or a third of the file if that is less; the
-    test split gets the rest. From 400 items on, the ratio is 2:1:7, which gives validation at least
-    as many.
+    Train and validation get ``USEFUL_SIZE`` items each, or a third of the file if that is less.
+    From 400 items on, the ratio is 2:1:7, which gives validation at least as many.
     """
     least = min(USEFUL_SIZE, n // 3)
     if n >= 10 * USEFUL_SIZE:
@@ -178,33 +154,25 @@ def choose_shares(n: int) -> tuple[int, ...]:
 
 
 def _check_ids(rows: Sequence[FileItem]) -> None:
-    """Check that no id is repeated; the error names the rows of each repeated id, each with its
-    file.
-    """
-    places: dict[str, list[FileItem]] = {}
+    """Check that no id is repeated; the error names the rows of the first one that is."""
+    places: dict[str, list[str]] = {}
     for row in rows:
-        places.setdefault(row.item.id, []).append(row)
-    repeated = [same for same in places.values() if len(same) > 1]
-    if not repeated:
-        return
-    item = repeated[0][0].item
-    problem = f"the item id {item.id!r} is used {len(repeated[0])} times"
-    advice = "ids must be unique"
-    if has_made_id(item):
-        problem = f"the same item is in the data {len(repeated[0])} times"
-        advice = "keep one of them"
-    groups = [list_first([row.where for row in same], MAX_SHOWN_ROWS) for same in repeated]
-    more = ""
-    if len(groups) > 1:
-        others = list_first(groups[1:], MAX_SHOWN_ROWS, between="; ")
-        more = f". Others are repeated too: {others} ({len(groups)} in all)"
-    raise DataError(f"{problem}: {groups[0]}; {advice}{more}")
+        places.setdefault(row.item.id, []).append(row.where)
+    for row in rows:
+        same = places[row.item.id]
+        if len(same) > 1:
+            problem = f"the item id {row.item.id!r} is used {len(same)} times"
+            advice = "ids must be unique"
+            if has_made_id(row.item):
+                problem = f"the same item is in the data {len(same)} times"
+                advice = "keep one of them"
+            raise DataError(f"{problem}: {list_first(same, MAX_SHOWN_ROWS)}; {advice}")
 
 
-def list_first(texts: Sequence[str], most: int, *, between: str = ", ") -> str:
+def list_first(texts: Sequence[str], most: int) -> str:
     """Return the first texts of a list in one, with the number of those that are left out."""
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
-    return between.join(texts[:most]) + more
+    return ", ".join(texts[:most]) + more
 
 
 # The splits that a training needs; a measurement needs only its own.
@@ -213,10 +181,6 @@ TRAINING_SPLITS = (Split.train, Split.val)
 
 def check_dataset(dataset: DataSet, needed: Sequence[Split] = TRAINING_SPLITS) -> None:
     """Check that a data set is fit for a run.
-
-    Args:
-        dataset: The data set.
-        needed: The splits that must have items.
 
     Raises:
         DataError: A needed split is empty, an id is repeated, or two splits have the same input.
@@ -227,37 +191,33 @@ def check_dataset(dataset: DataSet, needed: Sequence[Split] = TRAINING_SPLITS) -
             raise DataError(
                 f"the {split.value} split is empty ({sizes}): add items or change data.ratio"
             )
-    split_items = [(split, item) for split in Split for item in dataset.items(split)]
-    item_id, times = Counter(item.id for _, item in split_items).most_common(1)[0]
-    if times > 1:
-        where = ", ".join(
-            dict.fromkeys(split.value for split, item in split_items if item.id == item_id)
-        )
-        raise DataError(
-            f"the item id {item_id!r} is used {times} times (in {where}); give each item its own id"
-        )
-    first: dict[str, tuple[Split, Item]] = {}
-    for split, item in split_items:
-        other_split, other = first.setdefault(digest_json(item.input), (split, item))
-        if other_split is not split:
-            raise DataError(
-                f"items {other.id!r} in {other_split.value} and {item.id!r} in {split.value} have "
-                "the same input: keep it in one split only"
-            )
+    splits_by_id: dict[str, Split] = {}
+    items_by_input: dict[str, tuple[Split, Item]] = {}
+    for split in Split:
+        for item in dataset.items(split):
+            if item.id in splits_by_id:
+                raise DataError(
+                    f"the item id {item.id!r} is used twice (in {splits_by_id[item.id].value} and "
+                    f"{split.value}); give each item its own id"
+                )
+            splits_by_id[item.id] = split
+            where = digest_json(item.input)
+            other_split, other = items_by_input.setdefault(where, (split, item))
+            if other_split is not split:
+                raise DataError(
+                    f"items {other.id!r} in {other_split.value} and {item.id!r} in {split.value} "
+                    "have the same input: keep it in one split only"
+                )
 
 
 def _fold_input(item: Item) -> str:
-    """Return an item's input as text that is equal for inputs which differ only in white space and
-    case.
-    """
+    """Return an item's input as text, without differences of white space and case."""
     text = item.input if isinstance(item.input, str) else canonical_json(item.input)
     return " ".join(text.split()).casefold()
 
 
 def describe_near_copies(dataset: DataSet) -> str | None:
-    """Return a warning about test items whose inputs are, but for white space and case, in another
-    split too.
-    """
+    """Return a warning about test items whose inputs are in another split too, if any."""
     others = {_fold_input(item) for split in TRAINING_SPLITS for item in dataset.items(split)}
     n = sum(_fold_input(item) in others for item in dataset.test)
     if not n:
@@ -281,15 +241,11 @@ def read_items(path: Path, fields: FieldsConfig) -> list[FileItem]:
         try:
             items.append(FileItem(build_item(row.value, fields, row.where), row.where))
         except DataError as error:
-            faults.append((str(error), row.where.rpartition(" ")[2]))
+            faults.append(str(error))
+    if len(faults) > 1 and items:  # a fault of every row is one of the whole file
+        faults[0] += f"; {len(faults) - 1} more rows have errors"
     if faults:
-        first = faults[0][0]
-        numbers = [number for _, number in faults[1:]]
-        if not items or not numbers:  # a fault of every row is one of the whole file
-            raise DataError(first)
-        raise DataError(
-            f"{first}; these rows have errors too: {list_first(numbers, MAX_SHOWN_ROWS)}"
-        )
+        raise DataError(faults[0])
     if not items:
         raise DataError(f"{path} has no items; add a row for each task")
     return items
@@ -307,15 +263,13 @@ def read_rows(path: Path) -> tuple[FileRow, ...]:
     if path.suffix not in SUFFIXES:
         raise DataError(
             f"{path}: the name of a data file must end in .csv, .json or .jsonl; rename or convert "
-            "the file (a .csv file may have tabs, semicolons or | between its cells)"
+            "the file"
         )
     try:
-        with path.open(encoding="utf-8-sig", newline="" if path.suffix == ".csv" else None) as file:
-            text = file.read()
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"the data file {path} is not UTF-8 text: {error.reason}; save it as UTF-8, which "
-            "spreadsheets call CSV UTF-8"
+            f"the data file {path} is not UTF-8 text: {error.reason}; save it as UTF-8"
         ) from None
     if path.suffix == ".csv":
         return tuple(_read_csv_rows(text, path))
@@ -331,9 +285,7 @@ def read_rows(path: Path) -> tuple[FileRow, ...]:
 
 
 def _find_list(value: Any, path: Path) -> list[Any]:
-    """Return the rows of a JSON file: a list, the only list of an object, or its lists of splits,
-    joined.
-    """
+    """Return the rows of a JSON file: a list, or the list or the lists of splits of an object."""
     if isinstance(value, list):
         return value
     entries = value if isinstance(value, dict) else {}
@@ -349,19 +301,15 @@ def _find_list(value: Any, path: Path) -> list[Any]:
     advice = ""
     if lists:
         advice = f"; save one of its lists ({', '.join(map(repr, lists))}) as a file of its own"
-    elif entries and all(isinstance(part, dict) for part in entries.values()):
-        advice = "; save the list of its values, without their names"
     raise DataError(f"{path}: expected a list of items, found {_type_name(value)}{advice}")
 
 
 def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
     """Return the item of a row.
 
-    A field of the item is the column that ``fields`` names, or else the column of its own name.
-    Without ``input``, a column ``question`` and, if there is one, its ``context`` are the input.
-    Without ``reference``, a column ``answers`` or ``answer`` is the reference; of an answer that
-    ends in a line ``#### 42``, only the result. ``unfold_row`` says how rows of well-known sets are
-    read. A row without an id gets a digest of its input and reference. All other columns are
+    A field of the item is the column that ``fields`` names, or one of ``DEFAULT_COLUMNS``; a
+    question has its ``context`` before it. Of an answer that ends in a line ``#### 42`` the result
+    counts. A row without an id gets a digest of its input and reference. All other columns are
     metadata.
 
     Raises:
@@ -370,8 +318,7 @@ def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
     if not isinstance(row, dict):
         raise DataError(
             f"{where}: expected an object with an input, found {_type_name(row)}; write each item "
-            "as "
-            '{"input": ..., "reference": ...}'
+            'as {"input": ..., "reference": ...}'
         )
     if fields.input is None:
         row = unfold_row(row)
@@ -382,36 +329,38 @@ def build_item(row: Any, fields: FieldsConfig, where: str) -> Item:
         )
     columns = _find_columns(row, fields, where)
     values: dict[str, Any] = {name: row[column] for name, column in columns.items()}
-    used = set(columns.values())
+    metadata = {name: value for name, value in row.items() if name not in columns.values()}
     if columns["input"] == "question" and fields.input is None and row.get("context") is not None:
-        values["input"] = _join_context(row["context"], row["question"])
-        used.add("context")
-    values["reference"] = read_result(values.get("reference"))
-    for name in ("id", "task_type"):
-        if isinstance(values.get(name), int) and not isinstance(values[name], bool):
-            values[name] = str(values[name])
+        values["input"] = _join_context(metadata.pop("context"), row["question"])
     if values["input"] is None:
         raise DataError(
             f"{where}: the column {columns['input']!r}, which is the input, is empty; fill it in "
             "or remove the row"
         )
-    if values.get("task_type") == "":
-        del values["task_type"]
-    has_id = values.get("id") is not None
-    values["metadata"] = {name: value for name, value in row.items() if name not in used}
-    if isinstance(own := values["metadata"].get("metadata"), dict):
-        del values["metadata"]["metadata"]
-        values["metadata"] |= own
+    values["reference"] = read_result(values.get("reference"))
+    for name in ("id", "task_type"):
+        if isinstance(values.get(name), int) and not isinstance(values[name], bool):
+            values[name] = str(values[name])
+    if isinstance(own := metadata.get("metadata"), dict):
+        del metadata["metadata"]
+        metadata |= own
+    values["metadata"] = metadata
+    values["task_type"] = values.get("task_type") or None
+    made_id = values.get("id") is None
+    if made_id:
+        values["id"] = "-"
     try:
-        item = Item.model_validate(values if has_id else {**values, "id": "-"})
+        item = Item.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
         field = str(problem["loc"][0])
-        column = "" if columns.get(field, field) == field else f" (column {columns[field]!r})"
         raise DataError(
-            f"{where}: the field {field!r}{column} is wrong: {problem['msg']}"
+            f"{where}: the field {field!r} (column {columns.get(field, field)!r}) is wrong: "
+            f"{problem['msg']}"
         ) from None
-    return item if has_id else item.model_copy(update={"id": make_id(item.input, item.reference)})
+    if made_id:
+        item = item.model_copy(update={"id": make_id(item.input, item.reference)})
+    return item
 
 
 def make_id(task: JsonValue, reference: JsonValue) -> str:
@@ -434,9 +383,7 @@ def make_rng(seed: int, label: str) -> random.Random:
 
 
 def shuffle(values: Iterable[T], seed: int, label: str) -> tuple[T, ...]:
-    """Return the values in the random order of a seed and a label (Fisher and Yates, Durstenfeld's
-    form).
-    """
+    """Return the values in the random order of a seed and a label (Durstenfeld's shuffle)."""
     order = list(values)
     generator = make_rng(seed, label)
     for last in range(len(order) - 1, 0, -1):
@@ -479,32 +426,30 @@ def plan_epoch(
     )
 
 
-def _find_split(folder: Path, split: Split, *, optional: bool) -> Path | None:
-    """Return the file of a split: one with its name or an alias, or the only data file in a folder
-    of that name.
-    """
+def _find_split(folder: Path, split: Split, *, needs_test: bool) -> Path | None:
+    """Return the file of a split, which may be the only data file in a folder of that name."""
     names = SPLIT_NAMES[split]
     paths = [folder / name for name in names if (folder / name).is_dir()]
-    paths += [
-        path for name in names for end in SUFFIXES if (path := folder / f"{name}{end}").is_file()
-    ]
-    if not paths and optional and split is Split.test:
+    files = [folder / f"{name}{end}" for name in names for end in SUFFIXES]
+    paths += [file for file in files if file.is_file()]
+    if not paths and split is Split.test and not needs_test:
         return None
     if not paths:
-        wanted = f"{' or '.join(names)}, each a folder or with .json, .jsonl or .csv"
-        spare = "; to train without one, set test.enabled: false" if split is Split.test else ""
-        others = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
-        if len(others) == 1:
+        spare = ""
+        if split is Split.test:
+            spare = "; to train without one, set test.enabled: false"
+        elif len(others := _list_data_files(folder)) == 1:
             spare = f"; to split a single file, name the file: {others[0]}"
-        raise DataError(f"{folder} has no {split.value} split: looked for {wanted}{spare}")
+        raise DataError(
+            f"{folder} has no {split.value} split: looked for {' or '.join(names)}, each a folder "
+            f"or with .json, .jsonl or .csv{spare}"
+        )
     if len(paths) > 1:
         listed = ", ".join(path.name for path in paths)
         raise DataError(f"{folder} has more than one {split.value} split: {listed}; keep one")
     if paths[0].is_file():
         return paths[0]
-    inside = sorted(
-        path for path in paths[0].iterdir() if path.is_file() and path.suffix in SUFFIXES
-    )
+    inside = _list_data_files(paths[0])
     if len(inside) != 1:
         listed = ", ".join(path.name for path in inside) or "none"
         raise DataError(
@@ -513,25 +458,24 @@ def _find_split(folder: Path, split: Split, *, optional: bool) -> Path | None:
     return inside[0]
 
 
+def _list_data_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in SUFFIXES)
+
+
 def _parse_ratio(ratio: str) -> tuple[int, ...]:
-    shares = (
-        tuple(map(int, ratio.split(":"))) if re.fullmatch("[0-9]+:[0-9]+:[0-9]+", ratio) else ()
-    )
-    if not any(shares):
+    if not re.fullmatch("[0-9]+:[0-9]+:[0-9]+", ratio) or not re.search("[1-9]", ratio):
         raise DataError(
             f"the ratio {ratio!r} is not train:val:test in whole numbers, such as 2:1:7"
         )
-    return shares
+    return tuple(map(int, ratio.split(":")))
 
 
-def _split_rows(
-    rows: Sequence[FileItem], ratio: str | None, seed: int
-) -> dict[Split, list[FileItem]]:
+def _split_rows(rows: Sequence[FileItem], ratio: str | None) -> dict[Split, list[FileItem]]:
     """Deal the rows of a single file to the splits; within a split they keep their order."""
     splits = _read_splits(rows) if ratio is None else None
     if splits is None:
         shares = choose_shares(len(rows)) if ratio is None else _parse_ratio(ratio)
-        splits = _draw_splits([row.item for row in rows], shares, seed)
+        splits = _draw_splits([row.item for row in rows], shares)
     parts: dict[Split, list[FileItem]] = {split: [] for split in Split}
     for row, split in zip(rows, splits, strict=True):
         parts[split].append(row)
@@ -539,23 +483,24 @@ def _split_rows(
 
 
 def _read_splits(rows: Sequence[FileItem]) -> list[Split] | None:
-    """Return the splits that a column ``split`` names; None if it does not name that of each row,
-    or lacks one.
-    """
-    names = [str(row.item.metadata.get("split")).lower() for row in rows]
-    splits = [_SPLITS_BY_NAME[name] for name in names if name in _SPLITS_BY_NAME]
-    is_complete = len(splits) == len(rows) and set(TRAINING_SPLITS) <= set(splits)
-    return splits if is_complete else None
+    """Return the splits that a column ``split`` names; None unless it names that of each row."""
+    splits = []
+    for row in rows:
+        split = _SPLITS_BY_NAME.get(str(row.item.metadata.get("split")).lower())
+        if split is None:
+            return None
+        splits.append(split)
+    return splits if set(TRAINING_SPLITS) <= set(splits) else None
 
 
-def _draw_splits(items: Sequence[Item], shares: Sequence[int], seed: int) -> list[Split]:
-    """Return the split of each item, drawn by its content; each task type has its share of every
-    split.
-    """
+def _draw_splits(items: Sequence[Item], shares: Sequence[int]) -> list[Split]:
+    """Return the split of each item, drawn by its content within its task type."""
     groups: dict[str, list[int]] = {}
     for n in sorted(range(len(items)), key=lambda n: items[n].fingerprint):
         groups.setdefault(items[n].task_type or "", []).append(n)
-    order = [n for name in sorted(groups) for n in shuffle(groups[name], seed, f"split/{name}")]
+    order = [
+        n for name in sorted(groups) for n in shuffle(groups[name], SPLIT_SEED, f"split/{name}")
+    ]
     splits = dict(zip(order, _deal_splits(len(items), shares), strict=True))
     split_by_input: dict[str, Split] = {}
     for n in order:
@@ -578,6 +523,7 @@ def _deal_splits(n: int, shares: Sequence[int]) -> Iterator[Split]:
 
 def _find_columns(row: Mapping[str, Any], fields: FieldsConfig, where: str) -> dict[str, str]:
     """Return the columns of the fields of an item; those of optional fields may be missing."""
+    listed = f"its columns are {list_first([*row], MAX_SHOWN_COLUMNS) or 'none'}"
     columns: dict[str, str] = {}
     for name in FIELD_NAMES:
         column = getattr(fields, name)
@@ -586,26 +532,20 @@ def _find_columns(row: Mapping[str, Any], fields: FieldsConfig, where: str) -> d
             meant = "".join(f"did you mean {name!r}? " for name in row if name.lower() in alike)
             raise DataError(
                 f"{where}: there is no column {column!r}, which data.fields.{name} names; "
-                f"{meant}{_list_columns(row)}"
+                f"{meant}{listed}"
             )
-        usual = next((usual for usual in DEFAULT_COLUMNS[name] if usual in row), None)
-        if column is not None or usual is not None:
-            columns[name] = column if column is not None else str(usual)
+        for usual in DEFAULT_COLUMNS[name] if column is None else (column,):
+            if usual in row:
+                columns.setdefault(name, usual)
     free = [name for name in row if name not in columns.values() and name != "metadata"]
     for name in FIELD_NAMES[1:]:
         near = next(iter(difflib.get_close_matches(name, free, n=1, cutoff=0.8)), None)
-        if name in columns or (near is None and name != "input"):
-            continue
-        mend = f"data.fields.{name}: {near or 'COLUMN'}"
-        question = "" if near is None else f" did you mean {near!r}? Rename it, or"
-        raise DataError(
-            f"{where}: there is no column {name!r};{question} write {mend} ({_list_columns(row)})"
-        )
+        if name not in columns and (near is not None or name == "input"):
+            raise DataError(
+                f"{where}: there is no column {name!r}; name yours: data.fields.{name}: "
+                f"{near or 'COLUMN'} ({listed})"
+            )
     return columns
-
-
-def _list_columns(row: Mapping[str, Any]) -> str:
-    return f"its columns are {list_first([*row], MAX_SHOWN_COLUMNS) or 'none'}"
 
 
 def _join_context(context: Any, question: Any) -> JsonValue:
@@ -618,14 +558,19 @@ def _join_context(context: Any, question: Any) -> JsonValue:
 
 def _read_csv_rows(text: str, path: Path) -> Iterator[FileRow]:
     named = re.match(r'"?sep=(.)"?\r?\n', text)  # a line that spreadsheets write and read
-    body = text if named is None else text[named.end() :]
-    first = re.sub('"[^"]*"', "", body.lstrip("\r\n")).partition("\n")[0]
-    delimiter = max(",;\t|", key=first.count) if named is None else named[1]
-    reader = csv.reader(io.StringIO(body, newline=""), delimiter=delimiter, strict=True)
+    first_row = 1
+    if named is None:
+        head = re.sub('"[^"]*"', "", text.lstrip("\r\n")).partition("\n")[0]
+        delimiter = max(",;\t|", key=head.count)
+    else:
+        delimiter = named[1]
+        text = text[named.end() :]
+        first_row = 2
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     row = 0
     try:
-        for row, cells in enumerate(reader, start=1 if named is None else 2):
+        for row, cells in enumerate(reader, start=first_row):
             where = f"{path} row {row}"
             if not any(cells):
                 continue
@@ -646,17 +591,10 @@ def _read_csv_rows(text: str, path: Path) -> Iterator[FileRow]:
                     {n: c or None for n, c in zip(header, cells, strict=True) if n}, where
                 )
     except csv.Error as error:
-        if "unexpected end" in str(error):
-            raise DataError(
-                f"{path} row {row + 1} is not valid CSV: a quotation mark opens a cell, and none "
-                "closes it"
-            ) from None
-        advice = (
-            "; save the data as .jsonl, which has no such limit"
-            if "field limit" in str(error)
-            else ""
-        )
-        raise DataError(f"{path} row {row + 1} is not valid CSV: {error}{advice}") from None
+        raise DataError(
+            f"{path} row {row + 1} is not valid CSV: {error}; close its quotation marks, or save "
+            "the data as .jsonl"
+        ) from None
 
 
 def _parse(text: str, where: str) -> Any:
@@ -684,11 +622,6 @@ def _has_lone_surrogate(value: Any) -> bool:
 
 
 def _type_name(value: Any) -> str:
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "text",
-        bool: "true or false",
-        type(None): "null",
-    }
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
+    names[type(None)] = "null"
     return names.get(type(value), "a number")

@@ -1,6 +1,4 @@
-"""All exceptions of reflact, in one tree; their messages state what happened, where, and what to
-do.
-"""
+"""All exceptions of reflact; their messages state what happened, where, and what to do."""
 
 from __future__ import annotations
 
@@ -48,9 +46,8 @@ class ModelError(ReflactError):
     @cached_property
     def usage(self) -> Usage:
         """The usage of its answered attempts, none of which was valid."""
-        from reflact.records import (
-            Usage,
-        )  # here, so that the help of commands does not build all records
+        # Here, so that the help of commands does not build all records.
+        from reflact.records import Usage
 
         return Usage()
 
@@ -60,12 +57,7 @@ class CallError(ModelError):
 
 
 class ReplyError(CallError):
-    """No reply passed validation; the attempts are stored and paid for.
-
-    Args:
-        message: The problem of the last reply.
-        reasons: The problem of each attempt, first to last.
-    """
+    """No reply passed validation, for ``reasons``, one of each attempt; all are paid for."""
 
     def __init__(self, message: str, *, reasons: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -77,13 +69,9 @@ class ContextOverflow(CallError):
 
 
 class RequestRefused(CallError):
-    """The endpoint refuses this request and answers others, for example because of a content
-    filter.
+    """The endpoint refuses this request, for example because of a content filter.
 
-    Args:
-        message: What happened, where, and what to do.
-        status: The HTTP status.
-        answers_others: Whether other calls were answered; False if it is not known yet.
+    ``answers_others``: other calls were answered; False if that is not known yet.
     """
 
     def __init__(
@@ -95,12 +83,7 @@ class RequestRefused(CallError):
 
 
 class ProviderError(ModelError):
-    """The provider refused, failed or could not be reached.
-
-    Args:
-        message: What happened, where, and what to do.
-        status: The HTTP status; None without a response.
-    """
+    """The provider refused, failed or could not be reached; without a response no ``status``."""
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
@@ -108,9 +91,7 @@ class ProviderError(ModelError):
 
 
 class AccessDenied(ProviderError):
-    """401, or 403 for call after call: the key is missing, wrong, or not allowed to use
-    this model.
-    """
+    """401, or 403 for call after call: the key is missing, wrong, or not for this model."""
 
 
 class QuotaSpent(AccessDenied):
@@ -136,10 +117,7 @@ class CassetteError(ReflactError):
 class CassetteMiss(CassetteError):
     """A request without a recorded response; no request is sent instead.
 
-    Args:
-        message: The request, and the nearest recorded one.
-        difference: The lines of a diff from the recorded request to this one; tracebacks show it
-            too.
+    ``difference`` is a diff from the nearest recorded request, which tracebacks show.
     """
 
     def __init__(self, message: str, *, difference: tuple[str, ...] = ()) -> None:
@@ -154,9 +132,7 @@ class EnvironmentFailure(ReflactError):
 
 
 class WorkerLost(EnvironmentFailure):
-    """A worker of an executor ended during a rollout, for example because it was killed; the
-    rollout is retried.
-    """
+    """A worker of an executor ended during a rollout, which is retried."""
 
 
 class StoreError(ReflactError):
@@ -175,9 +151,7 @@ class RunFailed(ReflactError):
 
 
 class InterfaceError(RunFailed):
-    """A method of your target or environment returned something of another type than the protocol
-    says.
-    """
+    """A method of your target or environment returned a value of a wrong type."""
 
 
 class Unmeasured(RunFailed):

@@ -1,8 +1,4 @@
-"""JSON values: their size and equality, writing long ones in chunks, and reading stored ones.
-
-A function of C blocks other threads until it returns, the event loop's thread too. So these
-functions never pass it a long value as a whole.
-"""
+"""JSON values: their size and equality, differences, and reading stored and foreign ones."""
 
 from __future__ import annotations
 
@@ -15,19 +11,18 @@ from typing import Any, TypeVar
 from pydantic import JsonValue, ValidationError
 
 from reflact.errors import StoreError
-from reflact.types import canonical_json
+from reflact.types import CANONICAL_ENCODER, canonical_json
 
 S = TypeVar("S")
 T = TypeVar("T")
 
-# Approximate number of values and characters in a chunk.
+# A value with more values and characters is written in Python, which lets other threads run;
+# json's C code holds them, the event loop's too, until a value is written as a whole.
 CHUNK_SIZE = 20_000
 
 
 def build_object(pairs: Sequence[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
-    """Return an object of JSON; ValueError if it has a name twice, of which a reader sees only the
-    last.
-    """
+    """Return an object of JSON; ValueError if it has a name twice, since one would be lost."""
     result = dict(pairs)
     if len(result) < len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
@@ -53,14 +48,8 @@ def measure_size(value: JsonValue, limit: int) -> int:
 
 
 def is_short(values: Iterable[JsonValue], limit: int) -> bool:
-    """Whether values have at most ``limit`` values and characters together; counting stops beyond
-    it.
-    """
-    for value in values:
-        limit -= measure_size(value, limit)
-        if limit < 0:
-            return False
-    return True
+    """Whether values have at most ``limit`` values and characters together."""
+    return measure_size([*values], limit + 1) <= limit + 1
 
 
 def is_same_json(one: JsonValue, other: JsonValue) -> bool:
@@ -73,26 +62,10 @@ def is_same_json(one: JsonValue, other: JsonValue) -> bool:
 
 
 def iter_json_chunks(value: JsonValue) -> Iterator[str]:
-    """Yield a value in chunks that make its canonical JSON together."""
-    if not isinstance(value, dict | list) or measure_size(value, CHUNK_SIZE) <= CHUNK_SIZE:
-        yield canonical_json(value)
-        return
-    open_, close = "{}" if isinstance(value, dict) else "[]"
-    yield open_
-    parts: Iterator[JsonValue] = (
-        _group_fields(value) if isinstance(value, dict) else _group_items(value)
-    )
-    for number, part in enumerate(parts):
-        yield "," if number else ""
-        if isinstance(part, dict) and len(part) == 1:
-            ((name, only),) = part.items()
-            yield f"{canonical_json(name)}:"
-            yield from iter_json_chunks(only)
-        elif isinstance(part, list) and len(part) == 1:
-            yield from iter_json_chunks(part[0])
-        else:
-            yield canonical_json(part)[1:-1]
-    yield close
+    """Yield a value in chunks that make its canonical JSON together; a short one is one chunk."""
+    if measure_size(value, CHUNK_SIZE) <= CHUNK_SIZE:
+        return iter([canonical_json(value)])
+    return CANONICAL_ENCODER.iterencode(value)
 
 
 def flatten_fields(value: JsonValue, prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
@@ -105,63 +78,32 @@ def flatten_fields(value: JsonValue, prefix: str = "") -> Iterator[tuple[str, Js
 
 
 def list_field_differences(values: Sequence[JsonValue]) -> dict[str, tuple[JsonValue, ...]]:
-    """Return the fields in which objects, as texts of JSON, differ, each with the value in every
-    object.
+    """Return the dotted fields in which texts of JSON objects differ, with the value in each.
 
-    The name is dotted, and a missing field is None. Nothing is returned if a value is no such text.
+    A missing field is None. Nothing is returned if a value is no such text.
     """
-    objects = []
+    objects: list[dict[str, JsonValue]] = []
     for value in values:
         try:
-            found = json.loads(value) if isinstance(value, str) else None
+            parsed = json.loads(value) if isinstance(value, str) else None
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
             return {}
-        objects.append(dict(flatten_fields(found)))
-    names = sorted({name for fields in objects for name in fields})
-    found_values = {name: tuple(fields.get(name) for fields in objects) for name in names}
-    return {
-        name: each for name, each in found_values.items() if len(set(map(canonical_json, each))) > 1
-    }
-
-
-def _group_fields(value: dict[str, JsonValue]) -> Iterator[dict[str, JsonValue]]:
-    for names in _group(
-        sorted(value), lambda name: len(name) + measure_size(value[name], CHUNK_SIZE)
-    ):
-        yield {name: value[name] for name in names}
-
-
-def _group_items(value: list[JsonValue]) -> Iterator[list[JsonValue]]:
-    return _group(value, lambda item: measure_size(item, CHUNK_SIZE))
-
-
-def _group(values: Sequence[T], size: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield groups of consecutive values, each of at most ``CHUNK_SIZE``, or of one value."""
-    group: list[T] = []
-    total = 0
-    for value in values:
-        added = size(value)
-        if group and total + added > CHUNK_SIZE:
-            yield group
-            group = []
-            total = 0
-        group.append(value)
-        total += added
-    if group:
-        yield group
+        if not isinstance(parsed, dict):
+            return {}
+        objects.append(dict(flatten_fields(parsed)))
+    differences = {}
+    for name in sorted(set().union(*objects)):
+        pair = tuple(fields.get(name) for fields in objects)
+        if len(set(map(canonical_json, pair))) > 1:
+            differences[name] = pair
+    return differences
 
 
 def replace_surrogates(text: str) -> str:
-    """Return text with U+FFFD in place of lone surrogates, which JSON can express and files cannot
-    store.
-    """
-    return (
-        text
-        if text.isascii()
-        else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    )
+    """Return text with U+FFFD in place of lone surrogates, which files cannot store."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def parse_foreign(text: bytes) -> Any:
@@ -183,8 +125,12 @@ def describe_problems(error: ValidationError) -> str:
     for problem in error.errors(include_url=False, include_input=False):
         location = ".".join(str(part) for part in problem["loc"])
         cause = problem.get("ctx", {}).get("error")
-        message = str(cause) if isinstance(cause, ValueError) and not location else problem["msg"]
-        problems.append(f"{location}: {message}" if location else message)
+        message = problem["msg"]
+        if isinstance(cause, ValueError) and not location:
+            message = str(cause)
+        if location:
+            message = f"{location}: {message}"
+        problems.append(message)
     return "; ".join(problems)
 
 

@@ -1,6 +1,4 @@
-"""Imports at the first use: of public names, so that a package loads no slow library, and of these
-libraries.
-"""
+"""Imports at the first use, so that a package loads no slow library."""
 
 from __future__ import annotations
 
@@ -30,10 +28,8 @@ def load_exports(
 ) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package.
 
-    Args:
-        package: The package's name.
-        modules: Which names each module of ``reflact`` provides.
-        extras: The extra that installs what a module needs, by module.
+    ``modules`` are the names that each module of ``reflact`` provides, ``extras`` the extra that
+    installs what a module needs.
     """
     where = {name: module for module, names in modules.items() for name in names}
 

@@ -1,4 +1,4 @@
-"""The values of model calls: prompts, call ids, replies, drafts, reservations and stored
+"""The values of model calls: prompts, call ids, replies, reservations and stored
 responses.
 """
 
@@ -7,16 +7,14 @@ from __future__ import annotations
 from typing import ClassVar, Generic, Literal, Self, TypeVar
 from urllib.parse import quote
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from reflact.records import Usage
 from reflact.types import FrozenModel
 
 
 class ReplyModel(FrozenModel):
-    """Base of all reply types. Raise ``version``, part of a reply's key, if a field or a rule
-    changes its meaning.
-    """
+    """Base of all reply types; raise ``version``, part of a reply's key, if a meaning changes."""
 
     version: ClassVar[int] = 1
 
@@ -75,9 +73,7 @@ class CallId(FrozenModel):
 
     @property
     def title(self) -> str:
-        """The call in words, without the key of a rollout: ``merge of successes, level 1, group 2
-        in step 3``.
-        """
+        """The call in words, such as ``merge of successes, level 1, group 2 in step 3``."""
         words = describe_call(self.purpose, self.part)
         return words if self.step is None else f"{words} in step {self.step}"
 
@@ -112,17 +108,14 @@ class Reply(FrozenModel, Generic[R_co]):
     usage: Usage = Usage()
 
 
-# Is a part of the message of a ``ReplyError``; other messages of missing replies name their own
-# remedy.
+# In the message of a ``ReplyError``; other messages of missing replies name their own remedy.
 NO_VALID_REPLY = "gave no valid reply in"
 
-# Begins the reason of a run whose steps are all decided without a single report, so that it cannot
-# be resumed.
+# Begins the reason of a run without a single report, which cannot be resumed.
 NO_REPORTS = "no analyst gave a valid reply"
 
 # In the reason of a reply that reached ``max_tokens``.
 CUT_OFF = "cut off at the token limit"
-
 
 # The broken streams after which a role asks for no more streams.
 MAX_BROKEN_STREAMS = 2
@@ -134,28 +127,10 @@ class NoReply(FrozenModel):
     reason: str
 
 
-class Draft(FrozenModel, Generic[R_co]):
-    """The part of a streamed reply that has arrived.
-
-    Args:
-        attempt: From 1. Within an attempt drafts only grow. A new attempt starts empty, after an
-            invalid reply or a broken stream.
-        value: The reply so far, as JSON. Texts may be incomplete; lists end with the last complete
-            element. Only the types are validated.
-        reply: The validated reply, in the last draft only.
-    """
-
-    attempt: int
-    value: JsonValue
-    reply: Reply[R_co] | None = None
-
-
 class CallReservation(FrozenModel):
-    """A call before its response: its worst-case usage stays reserved until the actual usage is
-    known.
+    """A call before its response; its worst-case usage is reserved until the actual one is known.
 
-    ``step`` and ``stage`` are what the run worked on when the call was sent; no key depends on
-    them.
+    No key depends on ``step`` and ``stage``, which the run worked on when the call was sent.
     """
 
     key: str
@@ -171,25 +146,17 @@ class CallReservation(FrozenModel):
 
 
 class StoredResponse(FrozenModel):
-    """A provider's response: status, content type, usage and the body's decoded chunks.
-
-    A streamed body has one chunk for each piece that arrived.
-    """
+    """An answer under the key of its request: a chat completion in JSON, and its usage."""
 
     key: str
-    status: int
-    content_type: str
-    chunks: tuple[str, ...]
+    text: str
     usage: Usage = Usage()
 
 
 class AgentAnswer(FrozenModel):
-    """An answer that reflact's own client did not fetch, such as one of an agent's model.
+    """An answer that reflact's client did not fetch, such as one of an agent's model.
 
-    Args:
-        text: The answer as its caller needs it again.
-        usage: The tokens that the provider counted.
-        truncated: Whether a cap on tokens cut the answer off.
+    ``text`` is the answer as its caller needs it again; a cap on tokens cut a ``truncated`` one.
     """
 
     text: str
@@ -206,9 +173,7 @@ class AgentAnswer(FrozenModel):
         *,
         truncated: bool = False,
     ) -> Self:
-        """Return an answer with the tokens that a provider counted; zeros mean that it counted
-        none.
-        """
+        """Return an answer with a provider's counts of tokens; zeros mean that it has none."""
         if not input_tokens and not output_tokens:
             return cls(text=text, truncated=truncated)
         usage = Usage(

@@ -97,9 +97,7 @@ class PromptBook(FrozenModel):
         return self.prompts[name].render(values)
 
     def is_reasoned(self, name: str) -> bool:
-        """Whether the replies to a prompt begin with reasoning in free text, without limits of
-        length.
-        """
+        """Whether replies begin with reasoning in free text, without limits of length."""
         return self.prompts[name].header.reply.startswith("Reasoned")
 
     def identity(self, names: Collection[str]) -> dict[str, JsonValue]:
@@ -112,8 +110,7 @@ class PromptBook(FrozenModel):
 
 
 def fence(tag: str, text: str) -> str:
-    """Return text between tags that it cannot close: the tag is lengthened until the text does not
-    contain it.
+    """Return text between tags that it cannot close: they are lengthened until it lacks them.
 
     A text also contains a tag if a model may read something as it: a tag in capitals, with spaces,
     with invisible characters, or with up to half of its letters from other scripts.
@@ -125,9 +122,7 @@ def fence(tag: str, text: str) -> str:
 
 
 def _tag_names(text: str) -> set[str]:
-    """Return the names after angle brackets of a text, in lower case and without invisible
-    characters.
-    """
+    """Return the names after angle brackets, in lower case and without invisible characters."""
     if "<" not in text and text.isascii():
         return set()
     plain = unicodedata.normalize("NFKD", text).casefold()
@@ -138,16 +133,11 @@ def _tag_names(text: str) -> set[str]:
 
 
 def _resembles(name: str, tag: str) -> bool:
-    letters = name[: len(tag)]
     following = name[len(tag) : len(tag) + 1]
-    if len(letters) < len(tag) or (
-        following.isascii() and (following.isalnum() or following == "_")
-    ):
+    if len(name) < len(tag) or (following.isascii() and re.match(r"\w", following)):
         return False
-    same = sum(a == b for a, b in zip(letters, tag, strict=True))
-    return 2 * same >= len(tag) and all(
-        a == b or not a.isascii() for a, b in zip(letters, tag, strict=True)
-    )
+    other = [a for a, b in zip(name, tag, strict=False) if a != b]
+    return 2 * len(other) <= len(tag) and not any(letter.isascii() for letter in other)
 
 
 def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = None) -> PromptBook:
@@ -169,21 +159,34 @@ def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = N
             f"prompts.versions: no prompt is called {_join_names(unknown)}; there are "
             f"{_join_names(names)}"
         )
+    folders = []
     own = {"prompts.folder": config.folder, "the environment's prompt_folder": folder}
     for key, place in own.items():
         if place is not None and not place.is_dir():
             raise PromptError(f"{key}: {place} is not a folder; name the one that has NAME/vN.md")
-    folders = [*(place for place in own.values() if place is not None), packaged]
-    return PromptBook(
-        prompts={name: _find_prompt(name, pinned.get(name), folders) for name in names}
-    )
+        folders += [] if place is None else [place]
+    folders.append(packaged)
+    prompts = {name: _find_prompt(name, pinned.get(name), folders) for name in names}
+    return PromptBook(prompts=prompts)
 
 
 def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
     """Return the names of the prompts whose text can influence the result of a run."""
     sources = ("failure",) if config.reflect.failure_only else ("failure", "success")
-    names = _list_stage_prompts(config, sources) if "edits" in config.search.sources else set()
-    if "rewrite" in config.search.sources:
+    mode = config.update.mode
+    names: set[str] = set()
+    if "edits" in config.search.sources and mode != "full_rewrite":
+        names |= {f"{ANALYST_PROMPTS[mode]}_{source}" for source in sources}
+        names |= {"merge", "merge_final"}
+        if mode == "rewrite":
+            names.add("rewrite")
+        if config.select.lr_control != "none":
+            names.add("ranking")
+        if config.select.lr_control == "autonomous":
+            names.add("step_size")
+    if "rewrite" in config.search.sources or (
+        "edits" in config.search.sources and mode == "full_rewrite"
+    ):
         names.add("write_document")
     if config.slow_update.enabled:
         names.add("slow_update")
@@ -196,24 +199,8 @@ def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
     return frozenset(names)
 
 
-def _list_stage_prompts(config: TrainerConfig, sources: Iterable[str]) -> set[str]:
-    mode = config.update.mode
-    lr_control = config.select.lr_control
-    if mode == "full_rewrite":
-        return {"write_document"}
-    names = {f"{ANALYST_PROMPTS[mode]}_{source}" for source in sources} | {"merge", "merge_final"}
-    if mode == "rewrite":
-        names.add("rewrite")
-    if lr_control != "none":
-        names.add("ranking")
-    if lr_control == "autonomous":
-        names.add("step_size")
-    return names
-
-
 def find_data_folder(name: str) -> Path:
-    """Return the packaged folder ``prompts``, ``demo`` or ``calibration``, in the wheel or the
-    source tree.
+    """Return the packaged folder ``prompts``, ``demo`` or ``calibration``.
 
     Raises:
         PromptError: The installation lacks it.
@@ -267,9 +254,7 @@ def _parse_prompt(path: Path, text: str) -> Prompt:
 
 
 def _find_prompt(name: str, version: int | None, folders: Sequence[Path]) -> Prompt:
-    """Return the pinned version of a prompt, else the newest one, of the first folder
-    that has it.
-    """
+    """Return the pinned or the newest version of a prompt, of the first folder that has it."""
     for folder in folders:
         paths = {int(p.stem[1:]): p for p in (folder / name).glob("v*.md") if p.stem[1:].isdigit()}
         chosen = version if version is not None else max(paths, default=None)

@@ -1,9 +1,4 @@
-"""Protocols of what a run works with: models, targets, environments, proposers, annotators, stored
-outcomes.
-
-They name what an object must have. ``adapters`` says what it may have in addition, with a default
-for each part.
-"""
+"""What the objects that a run works with must have; ``adapters`` adds what they may have."""
 
 from __future__ import annotations
 
@@ -25,7 +20,7 @@ from reflact.messages import (
     ReplyModel,
     StoredResponse,
 )
-from reflact.records import CandidateReview, FaultKind, StepBufferEntry, Usage
+from reflact.records import CandidateReview, FaultKind, StepBufferEntry
 from reflact.skills.rejected_edits import RejectedEdit
 from reflact.types import Case, FrozenModel, Grade, Item, Rewrite, Rollout, Skill, Split, Turn
 
@@ -104,27 +99,24 @@ class Environment(Protocol):
         """Return a split's items, in a fixed order."""
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Let the session work on an item and grade the result; ``seed`` derives from the item and
-        the trial.
+        """Let the session work on an item and grade the result.
 
-        Do not catch a ``ModelError``. Any other exception leaves the item unmeasured.
+        ``seed`` derives from the item and the trial. Do not catch a ``ModelError``. Any other
+        exception leaves the item unmeasured.
         """
 
 
 class RequestSender(Protocol):
-    """Makes the requests of an agent part of a run: stored, limited, charged, recorded and
-    replayed.
-    """
+    """Makes an agent's requests part of a run: stored, limited, charged, recorded, replayed."""
 
     @property
     def identity(self) -> str:
         """The endpoint, model and settings that influence answers; never credentials."""
 
     async def forward(self, body: Mapping[str, JsonValue], *, call_id: CallId) -> str:
-        """Send a request of a chat completion to the run's endpoint and return the completion, in
-        JSON.
+        """Send a request of a chat completion and return the completion, in JSON.
 
-        The run's model and settings win over those of ``body``. Raises as ``send``.
+        The run's endpoint, model and settings win over those of ``body``. Raises as ``send``.
         """
 
     async def send(
@@ -157,9 +149,7 @@ class ConnectedTarget(Target, Protocol):
         """Return the settings of ``models.target`` with the agent's model and endpoint."""
 
     def connect(self, sender: RequestSender, config: ModelConfig) -> Target:
-        """Return the target with its requests going through a run, under the settings of
-        ``models.target``.
-        """
+        """Return the target with its requests going through a run, under ``models.target``."""
 
 
 class StepEvidence(FrozenModel):
@@ -169,8 +159,7 @@ class StepEvidence(FrozenModel):
         step: The step.
         cases: The measured rollouts, in the order of the step's items; without successes if
             ``reflect.failure_only`` is on.
-        attempts: The earlier steps of the epoch with their verdicts, if ``reflect.step_buffer`` is
-            on.
+        attempts: The earlier steps of the epoch with their verdicts.
         rejected_edits: Changes of earlier epochs that did not help and are relevant to the cases.
         meta_skill: The optimizer's memory.
         task: What is known of the tasks, the score and the agent, as a section of a prompt.
@@ -185,9 +174,7 @@ class StepEvidence(FrozenModel):
 
 
 class StepBudget(Protocol):
-    """What a proposer may spend in a step; the run's budget, its store and its records cover all of
-    it.
-    """
+    """What a proposer may spend in a step; the run's budget, store and records cover all of it."""
 
     @property
     def max_edits(self) -> int | None:
@@ -208,22 +195,17 @@ class StepBudget(Protocol):
         Args:
             prompt: The messages.
             reply_type: The type of the reply.
-            purpose: The calls' name in events and in the spend, of lower-case letters and
-                underscores.
-            part: Distinguishes the calls of a purpose in a step; each has a reply and a seed of its
-                own.
-            check: Raises ValueError if a reply cannot be used; it is then sent back with the
-                reason.
-            shorten: Returns a shorter prompt, which is sent if the first does not fit the model's
-                context.
+            purpose: The calls' name in events and in the spend, such as ``my_proposal``.
+            part: Distinguishes the calls of a purpose in a step; each has a reply of its own.
+            check: Raises ValueError if a reply cannot be used; it is then sent back with that.
+            shorten: Returns a prompt to send if the first does not fit the model's context.
 
         Raises:
             ProviderError: The endpoint refused, failed or could not be reached; do not catch it.
         """
 
     async def roll_out(self, documents: Sequence[str]) -> tuple[tuple[Rollout, ...], ...]:
-        """Roll documents out on the step's items, in the items' order; what is stored is not paid
-        for again.
+        """Roll documents out on the step's items; what is stored is not paid for again.
 
         Raises:
             RunFailed: No rollout of a document could be measured; do not catch it.
@@ -240,8 +222,7 @@ class Proposer(Protocol):
     async def propose(
         self, skill: Skill, evidence: StepEvidence, budget: StepBudget
     ) -> Sequence[Rewrite]:
-        """Return new documents; they race on the validation items, and the best one goes to the
-        gate.
+        """Return new documents; they race, and the best one goes to the gate.
 
         Protected regions of the skill stay as they are; a text may repeat them or leave them out.
         The result must depend on the arguments and on what the budget returns alone, so that a
@@ -272,9 +253,6 @@ class ResponseStore(Protocol):
     async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
         """Store a response and settle its call in one transaction; on disk when this returns."""
 
-    async def settle(self, reservation: CallReservation, usage: Usage) -> None:
-        """Settle a call without a stored response."""
-
     async def release(self, reservation: CallReservation) -> None:
         """Remove an open call that cost nothing."""
 
@@ -296,9 +274,7 @@ class RolloutStore(Protocol):
 
 
 class DecisionLog(Protocol):
-    """Outcomes that decisions of one run used and that no response or rollout stores, by step and
-    label.
-    """
+    """Outcomes that decisions of one run used, by step and label."""
 
     async def get(self, step: int, label: str) -> JsonValue:
         """Return the logged outcome, or None."""

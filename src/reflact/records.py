@@ -42,10 +42,9 @@ UNPROVEN: tuple[GateAction, ...] = ("set_aside", "return")
 class SkillVersion(FrozenModel):
     """A skill version: number 0 is the initial document; ``origin`` names the step that created it.
 
-    The score is the mean, in the gate's metric, over the items and trials on which this document
-    was measured: ``n`` items with ``trials`` each, as far as the gate counts them. An ``inherited``
-    score is that of the version before; it is shown and never used for a decision. ``examples`` are
-    the worked examples in the document: it contains the text of these items.
+    The score is the mean, in the gate's metric, over ``n`` items with ``trials`` each. An
+    ``inherited`` score is that of the version before; it is shown and decides nothing. The document
+    contains the text of the items of its ``examples``.
     """
 
     number: int
@@ -82,18 +81,16 @@ class StepBufferEntry(FrozenModel):
 
 
 class StepRecord(FrozenModel):
-    """The result of a committed step. The same inputs give the same bytes, so times and spend are
-    elsewhere.
+    """The result of a committed step; the same inputs give the same bytes.
 
     ``created_versions`` are an accepted candidate, then the document with new notes in its
     appendix. ``notes`` is None if the step did not change them. ``current`` and ``best`` are the
     versions after the step. ``fallbacks`` are model decisions that failed, other than those of
-    merging and selection. ``batches`` are the measurements of the step's batches. ``fail_reasons``
-    are the failures grouped by the environment's feedback, if no analyst named a pattern.
-    ``rewrite_summary`` is what the call that rewrote the document says it changed. ``source`` made
-    the candidates. ``rewrites`` are the documents that it wrote, ``race`` is what was measured of
-    the candidates before the gate. ``n_rollouts`` and ``n_tokens`` are what the step cost: rollouts
-    that no earlier step had, and estimated tokens of the optimizer.
+    merging and selection. ``fail_reasons`` are the failures grouped by the environment's feedback,
+    if no analyst named a pattern. ``source`` made the candidates, ``rewrites`` are the documents
+    that it wrote, ``race`` is what was measured of them before the gate. ``n_rollouts`` and
+    ``n_tokens`` are what the step cost: rollouts that no earlier step had, and estimated tokens of
+    the optimizer.
     """
 
     step: int
@@ -101,7 +98,6 @@ class StepRecord(FrozenModel):
     skill_before: str
     item_ids: tuple[str, ...]
     rollout: Measurement
-    batches: tuple[Measurement, ...] = ()
     n_failures: int
     reports: tuple[AnalystReport, ...]
     merged: AggregateResult
@@ -126,22 +122,17 @@ class StepRecord(FrozenModel):
 
     @property
     def patterns(self) -> tuple[FailurePattern, ...]:
-        """The patterns that analysts or the proposer named; without any, the failures by their
-        feedback.
-        """
-        named = [report.patterns for report in self.reports] + [
-            r.patterns for r in self.rewrites[:1]
-        ]
-        return tuple(pattern for patterns in named for pattern in patterns) or self.fail_reasons
+        """The patterns that analysts or the proposer named, or else the failures by feedback."""
+        named = [pattern for report in self.reports for pattern in report.patterns]
+        named += [pattern for rewrite in self.rewrites[:1] for pattern in rewrite.patterns]
+        return tuple(named) or self.fail_reasons
 
 
 ComparisonCategory = Literal["improved", "regressed", "persistent_failure", "stable_success"]
 
 
 class ItemComparison(FrozenModel):
-    """The scores of a train item under the last skill of the previous epoch and under the current
-    skill.
-    """
+    """A train item's scores under the last skill of the previous epoch and the current one."""
 
     item_id: str
     category: ComparisonCategory
@@ -168,9 +159,7 @@ class EpochRecord(FrozenModel):
 
     ``last_hash`` is the hash of the skill after that step, before any slow update. ``comparisons``
     are the items that were measured under both skills, ``left_out`` those of them that
-    ``slow_update.pair_policy`` did not choose. ``slow_update`` is None if it is off, ``meta_skill``
-    if it did not change; ``meta_skill_reasoning`` is the model's reasoning behind it. ``current``
-    and ``best`` are the versions afterwards.
+    ``slow_update.pair_policy`` did not choose. ``meta_skill`` is None if it did not change.
     """
 
     epoch: int = Field(ge=1)
@@ -228,12 +217,10 @@ class CandidateReview(FrozenModel):
 class RunState(FrozenModel):
     """The state of a run after its last commit: the input of the next step.
 
-    ``step`` and ``epoch`` are the last committed step and its epoch, ``latest_version`` the highest
-    version number. ``step_buffer`` are the earlier steps of the epoch. ``seen_hashes`` are the
-    documents that the run accepted or rejected, without those that it set aside. ``deterministic``:
-    all repeated rollouts agreed so far. ``kept`` are the versions that were ever current, the
-    initial one first; ``ranking`` is what the ranked gate has observed. ``last_hash`` is the hash
-    of the skill after the last step of ``last_committed_epoch``, before any slow update.
+    ``step_buffer`` are the earlier steps of the epoch. ``seen_hashes`` are the documents that the
+    run accepted or rejected. ``deterministic``: all repeated rollouts agreed so far. ``kept`` are
+    the versions that were ever current, the initial one first; ``ranking`` is what the ranked gate
+    has observed. ``last_hash``: the skill after the last step of ``last_committed_epoch``.
     """
 
     step: int = 0
@@ -252,9 +239,7 @@ class RunState(FrozenModel):
     meta_skill: str = ""
 
     def after(self, records: Iterable[CommitRecord]) -> RunState:
-        """Return the state after further commits; many of them take time in proportion to their
-        number.
-        """
+        """Return the state after further commits, in time proportional to their number."""
         state = self
         kept = {version.number: version for version in self.kept}
         seen = dict.fromkeys(self.seen_hashes)
@@ -309,9 +294,7 @@ def _list_settled(record: CommitRecord) -> set[str]:
 
 
 def _update_position(state: RunState, record: CommitRecord) -> dict[str, object]:
-    """Return where a run is after a commit, in steps and epochs, and what its prompts
-    show of it.
-    """
+    """Return where a run is after a commit, and what its prompts show of it."""
     match record:
         case StepRecord():
             buffer = state.step_buffer if state.epoch == record.epoch else ()
@@ -333,18 +316,23 @@ def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
     refutation.
     """
     verdict = record.verdict
-    is_settled = verdict.accepted or verdict.refuted
+    rejected: tuple[Edit, ...] = ()
+    before = None
+    after = None
+    if verdict.refuted:
+        rejected = tuple(edit for edit in record.chosen.patch.edits if edit.op != "examples")
+    if verdict.accepted or verdict.refuted:
+        before = verdict.current_score
+        after = verdict.candidate_score
     return StepBufferEntry(
         step=record.step,
         action=verdict.action,
         n_failures=record.n_failures,
         n_total=record.rollout.n,
         patterns=record.patterns,
-        rejected_edits=tuple(edit for edit in record.chosen.patch.edits if edit.op != "examples")
-        if verdict.refuted
-        else (),
-        score_before=verdict.current_score if is_settled else None,
-        score_after=verdict.candidate_score if is_settled else None,
+        rejected_edits=rejected,
+        score_before=before,
+        score_after=after,
     )
 
 
@@ -377,9 +365,7 @@ class Usage(FrozenModel):
         )
 
     def __sub__(self, other: Usage) -> Usage:
-        """Return the consumption since an earlier moment; its price is unknown if none is known
-        now.
-        """
+        """Return the consumption since an earlier moment; without a price now, without one."""
         counts = self.model_dump(exclude={"usd"}).items()
         usd = None if self.usd is None else self.usd - (other.usd or 0.0)
         return Usage(usd=usd, **{name: count - getattr(other, name) for name, count in counts})
@@ -388,9 +374,8 @@ class Usage(FrozenModel):
 class Spend(FrozenModel):
     """A run's usage for one role and purpose.
 
-    ``unsettled`` counts calls that a crash, a cancellation, a time-out or a broken connection cut
-    off. ``worst_case`` is the most that these calls and all uncounted answers may have cost. A
-    budget counts ``usage`` plus ``worst_case``.
+    ``unsettled`` counts calls that were cut off, by a crash for example. ``worst_case`` is the most
+    that these calls and all uncounted answers may have cost; budgets count it beside ``usage``.
     """
 
     role: str
@@ -419,12 +404,11 @@ class SkillScore(FrozenModel):
 
     ``n`` counts measured rollouts: items times ``trials``. The interval is Wilson's if there is a
     single trial with scores of 0 and 1, else a normal one over the means of items (see
-    ``reflact.gate.intervals``). ``selected_on`` is true if the gate used the same trials, which
-    biases the score upwards. ``buckets`` are the task types in alphabetical order; empty if items
-    have no type. A null answer, which is graded in place of the target's, has an ``answer``; its
-    ``skill_hash`` is that of a document which stands for it. ``metrics`` are the means of the
-    environment's further numbers, each over the rollouts that have it. ``soft_weight`` is that of
-    the soft score in the gate's metric, 0..1.
+    ``reflact.gate.intervals``). ``selected_on``: the gate used the same trials, which biases the
+    score upwards. ``buckets`` are the task types, if items have one. A null answer, which is graded
+    in place of the target's, has an ``answer``, and the ``skill_hash`` of a document that stands
+    for it. ``metrics`` are means over the rollouts that have them. ``soft_weight`` is that of the
+    soft score in the gate's metric, 0..1.
     """
 
     name: str
@@ -455,17 +439,15 @@ class SkillScore(FrozenModel):
         return weigh_scores(self.hard, self.soft, self.soft_weight)
 
 
-# The beginning of the labels under which a decision log has the scores of documents measured
-# outside a training.
+# Begins the labels of scores that were measured outside a training, in the decision log.
 EVALUATION_LABEL = "eval/"
 
 
 class Improvement(FrozenModel):
-    """The mean difference between a skill and the baseline over the same items, with its 95%
-    interval.
+    """The mean difference between a skill and the baseline over the same ``n`` items.
 
-    In the gate's metric, in which the soft score has the weight ``soft_weight``, 0..1. ``n`` counts
-    the items that were measured under both.
+    In the gate's metric, in which the soft score has the weight ``soft_weight``; with the 95%
+    interval.
     """
 
     name: str
@@ -478,13 +460,9 @@ class Improvement(FrozenModel):
 
 
 class SkillComparison(ShortReprModel):
-    """A document beside others on one split.
+    """A document beside others on one split; the names of their scores say what they are.
 
-    Args:
-        skill: The document's score.
-        others: The scores of the others; their names say what they are.
-        improvements: What the document gains over each of them, under the other's name, paired by
-            item.
+    ``improvements`` are what the document gains over each of them, paired by item.
     """
 
     skill: SkillScore
@@ -499,10 +477,8 @@ class Claim(FrozenModel):
     most 2.5%. On the test split nothing was selected, so a false claim is confirmed in at most 2.5%
     of runs. On ``val`` it says nothing about other items.
 
-    Attributes:
-        chance: The probability of so large a gain, 0..1, if each item that differs were as likely
-            to be worse as better (exact sign test, one-sided); None for several trials of the same
-            items.
+    ``chance`` is the probability of so large a gain if each item that differs were as likely to be
+    worse as better (exact sign test, one-sided); None for several trials of the same items.
     """
 
     improvement: Improvement
@@ -517,21 +493,11 @@ class ActionCount(FrozenModel):
     count: int
 
 
-class StageTime(FrozenModel):
-    """Active wall time spent in a stage, in seconds, over all starts of the run; stages may
-    overlap.
-    """
-
-    stage: str
-    seconds: float
-
-
 class StageCost(FrozenModel):
-    """What a stage of a step took, over all starts of the run: active seconds, and spend by role
-    and purpose.
+    """What a stage of a step took, over all starts of the run: active seconds, and spend.
 
     Step 0 is the baseline; the ends of epochs and of the run count for the step before them. The
-    spend holds the calls that were sent in the stage, so it leaves out what was found in the store.
+    spend leaves out what was found in the store.
     """
 
     step: int
@@ -552,19 +518,17 @@ class StepCost(FrozenModel):
 
 def sum_step_costs(costs: Sequence[StageCost]) -> tuple[StepCost, ...]:
     """Return the cost of each step, in order."""
-
-    def add(step: int) -> StepCost:
-        stages = [cost for cost in costs if cost.step == step]
-        spend = [entry for cost in stages for entry in cost.spend]
-        return StepCost(
-            step=step,
-            seconds=sum(cost.seconds for cost in stages),
-            usage=sum((entry.usage for entry in spend), Usage()),
-            unsettled=sum(entry.unsettled for entry in spend),
-            worst_case=sum((entry.worst_case for entry in spend), Usage()),
+    sums: dict[int, StepCost] = {}
+    for cost in costs:
+        before = sums.get(cost.step, StepCost(step=cost.step))
+        sums[cost.step] = StepCost(
+            step=cost.step,
+            seconds=before.seconds + cost.seconds,
+            usage=sum((entry.usage for entry in cost.spend), before.usage),
+            unsettled=before.unsettled + sum(entry.unsettled for entry in cost.spend),
+            worst_case=sum((entry.worst_case for entry in cost.spend), before.worst_case),
         )
-
-    return tuple(add(step) for step in sorted({cost.step for cost in costs}))
+    return tuple(sums[step] for step in sorted(sums))
 
 
 class Reuse(FrozenModel):
@@ -574,8 +538,7 @@ class Reuse(FrozenModel):
     replies: int = 0
 
 
-# How an attempt of a call can fail, or give an answer that is of little use; see
-# ``reflact.llm.errors``.
+# How an attempt of a call can fail, or give a useless answer; see ``reflact.llm.errors``.
 FaultKind = Literal[
     "408",
     "409",
@@ -604,25 +567,8 @@ class FaultCount(FrozenModel):
     count: int
 
 
-class EpochStats(FrozenModel):
-    """Counts of an epoch's decisions, and the gate scores at its end; None if a text was not
-    measured.
-    """
-
-    epoch: int
-    steps: int
-    accepts: int
-    rejects: int
-    skips: int
-    slow_update: str | None = None
-    current_score: float | None
-    best_score: float | None
-
-
 class IntervalEstimate(FrozenModel):
-    """A measured number and its 95% interval; for a single trace the interval is the
-    whole range.
-    """
+    """A measured number and its 95% interval; that of a single trace is the whole range."""
 
     value: float
     low: float
@@ -630,12 +576,11 @@ class IntervalEstimate(FrozenModel):
 
 
 class CriticAccuracy(FrozenModel):
-    """The accuracy of a critic's scores on traces with known correct scores; intervals are over the
-    traces.
+    """The accuracy of a critic's scores on traces with known correct scores.
 
-    ``transitions`` counts the scored steps. ``error`` is the mean absolute error of the estimated
-    progress, in 0..10; ``accuracy`` is the share of pairs of states in the correct order, or None
-    without such a pair.
+    ``error`` is the mean absolute error of the estimated progress of ``transitions`` scored steps,
+    in 0..10; ``accuracy`` the share of pairs of states in the correct order, or None without a
+    pair. Intervals are over the traces.
     """
 
     traces: int
@@ -647,11 +592,9 @@ class CriticAccuracy(FrozenModel):
 class DocumentResult(FrozenModel):
     """What the target answered to an item under one document.
 
-    Args:
-        rollouts: The measured trials that the document's reported score covers, in order.
-        usage: The consumption of their calls; None if the calls were not seen, as with a target of
-            your own.
-        error: The reason if a trial could not be measured.
+    ``rollouts`` are the measured trials that the document's reported score covers. ``usage`` is
+    None if their calls were not seen, as with a target of your own. ``error`` is the reason of a
+    trial that could not be measured.
     """
 
     rollouts: tuple[Rollout, ...] = ()
@@ -671,12 +614,10 @@ class DocumentResult(FrozenModel):
 
 
 class ItemResult(FrozenModel):
-    """An item of a run with the answers under the initial document (``baseline``) and under the
-    best one.
+    """An item of a run with the answers under the initial document and under the best one.
 
     ``expected`` is the item's reference. ``wrong``: the best document's hard score is below 1, or
-    below ``train.success_threshold`` if that is set. ``category`` compares the hard scores of both
-    documents; it is None unless both are measured.
+    below ``train.success_threshold``. ``category`` is None unless both documents are measured.
     """
 
     item_id: str
@@ -700,8 +641,7 @@ def average_metrics(rollouts: Iterable[Rollout]) -> dict[str, float]:
 
 
 class CodeFailure(FrozenModel):
-    """An exception of the caller's own code, such as an environment, a target, a grader or a
-    proposer.
+    """An exception of the caller's own code, such as an environment, a target or a grader.
 
     ``item_id`` is None outside of rollouts. ``traceback`` has no keys, and loses its middle if it
     is long.
@@ -714,11 +654,10 @@ class CodeFailure(FrozenModel):
 
 
 class CriticDescription(FrozenModel):
-    """A critic whose scores or notes a run used.
+    """A critic whose scores or notes a run used; without ``accuracy`` if it was not measured.
 
     ``identity`` is its model, prompt, settings and snapshot as canonical JSON, ``snapshot`` the
-    hash of the pinned prompt and pairs, ``pairs`` their number. ``accuracy`` is None if it was not
-    measured.
+    hash of the pinned prompt and pairs, ``pairs`` their number.
     """
 
     identity: str
@@ -730,8 +669,7 @@ class CriticDescription(FrozenModel):
 
 RunStatus = Literal["completed", "budget", "cancelled", "failed"]
 
-# ``running``: a process works on the run now. No status: a start has neither ended nor runs, since
-# it was killed.
+# ``running``: a process works on the run now. A run that was killed has no status.
 StoredStatus = RunStatus | Literal["running"]
 
 
@@ -739,13 +677,11 @@ class RunSummary(ShortReprModel):
     """The outcome of a run: ``Trainer.train`` returns it, and ``summary.json`` contains it.
 
     ``claim`` is None if the initial skill is the best one or the claim could not be measured.
-    ``missing`` names each final measurement that failed, with the reason. ``reuse`` describes the
-    latest start. ``faults`` counts faults of attempts of calls, even if a retry succeeded; calls of
-    models passed as objects are not counted. ``critic`` is the critic that graded, ``annotated_by``
-    the critic that wrote notes for failure analysts; JSON omits both if there is none. ``version``
-    is the version of reflact. ``verdict`` is the outcome in words. ``warnings`` are in plain words
-    too, such as on a task that a constant answer solves. ``added_tokens`` is about how many tokens
-    the best document adds to each call of the target, beside the initial one.
+    ``missing`` names each final measurement that failed, with the reason. ``faults`` counts faults
+    of attempts of calls, even if a retry succeeded. ``critic`` graded, and ``annotated_by`` wrote
+    notes for failure analysts. ``version`` is that of reflact. ``verdict`` is the outcome in words.
+    ``added_tokens`` is about how many tokens the best document adds to each call of the target,
+    beside the initial one.
     """
 
     version: str | None = None
@@ -766,10 +702,7 @@ class RunSummary(ShortReprModel):
     missing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     added_tokens: int = 0
-    epochs: tuple[EpochStats, ...] = ()
     spend: tuple[Spend, ...] = ()
-    stages: tuple[StageTime, ...] = ()
-    step_costs: tuple[StepCost, ...] = ()
     faults: tuple[FaultCount, ...] = ()
     reuse: Reuse = Reuse()
     deterministic: bool = True

@@ -21,11 +21,13 @@ MAX_REASON_CHARS = 160
 # A longer word may be cut if a text loses its middle.
 MAX_CUT_WORD = 20
 
+# The most characters of a constant answer in a line.
 MAX_CONSTANT_CHARS = 60
 
 # Items that a line names.
 SHOWN_ITEMS = 5
 
+# In seconds.
 MINUTE = 60
 HOUR = 3600
 DAY = 86400

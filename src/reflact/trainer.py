@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +18,10 @@ from reflact.config.training import TrainerConfig
 from reflact.data import DataSet, make_id
 from reflact.errors import DataError, RunFailed
 from reflact.protocols import LLM, Annotator, Approver, Environment, EventCallback, Proposer, Target
-from reflact.records import (
-    EVALUATION_LABEL,
-    Improvement,
-    RunSummary,
-    SkillComparison,
-    SkillScore,
-)
-from reflact.stages.final_test import make_placebo, measure_improvement, score_skill
+from reflact.records import RunSummary, SkillComparison, SkillScore
 from reflact.store.artifacts import write_atomically
-from reflact.training.final_test import open_test_split
-from reflact.training.loop import start, train
+from reflact.training.final_test import compare_skill
+from reflact.training.loop import train
 from reflact.training.open_run import open_run
 from reflact.training.plan import (
     Overrides,
@@ -38,11 +31,9 @@ from reflact.training.plan import (
     prepare_run,
     refuse_idle_keys,
 )
-from reflact.training.preflight import check_skill, list_constants
-from reflact.training.rollouts import manage_environment, roll_out_constant, roll_out_split
 from reflact.training.run import Run, ignore_event
 from reflact.training.shutdown import GracefulStop
-from reflact.types import Control, Item, Rollout, Skill, Split
+from reflact.types import Control, Item, Skill, Split
 
 if TYPE_CHECKING:
     import httpx
@@ -118,40 +109,32 @@ class Trainer:
 
         Args:
             train: Items to learn from: ``Item`` objects, or pairs of an input and its right answer.
-                A pair gets an id made from its content.
             val: Items on which candidates are judged.
             test: Items that stay sealed until the run is complete; without any, the closing claim
                 rests on ``val``.
             grade: A function of an item and an answer, async or not. It returns a ``Grade``, a
-                ``Score``, a number from 0 to 1, or a bool; anything else ends the run. Its code and
-                the plain values that it uses are part of the run's identity, but not the code of
-                installed packages. A function with an attribute ``identity`` is known by that
-                alone.
+                ``Score``, a number from 0 to 1, or a bool. Its code and the plain values that it
+                uses are part of the run's identity, but not the code of installed packages. A
+                function with an attribute ``identity`` is known by that alone.
             target: The agent under training, or the name of a chat model.
             optimizer: The model that writes the skill, or its name.
             label: Your name for the run in log lines.
-            config: Keys of the configuration. Two underscores stand for the dot:
-                ``train__num_epochs=2``, ``models__target__base_url="http://127.0.0.1:8000/v1"``,
-                ``out_dir="runs/mine"``.
+            config: Keys of the configuration, with two underscores for the dot:
+                ``train__num_epochs=2``, ``out_dir="runs/mine"``.
 
         Raises:
             ConfigError: A key is unknown or has a wrong value.
             DataError: Two items have the same id (raised when the run starts).
         """
         settings = {key.replace("__", "."): value for key, value in config.items()}
-        if isinstance(target, str):
-            settings["models.target.model"] = target
-        if isinstance(optimizer, str):
-            settings["models.optimizer.model"] = optimizer
-        return cls(
-            loading.load_keys(settings),
-            environment=_ItemsEnvironment(
-                {Split.train: train, Split.val: val, Split.test: test}, grade
-            ),
-            target=None if isinstance(target, str) else target,
-            optimizer=None if isinstance(optimizer, str) else optimizer,
-            label=label,
-        )
+        models: dict[str, Any] = {"target": target, "optimizer": optimizer}
+        for role, model in models.items():
+            if isinstance(model, str):
+                settings[f"models.{role}.model"] = model
+                models[role] = None
+        items = {Split.train: train, Split.val: val, Split.test: test}
+        environment = _ItemsEnvironment(items, grade)
+        return cls(loading.load_keys(settings), environment=environment, label=label, **models)
 
     @property
     def config(self) -> TrainerConfig:
@@ -173,14 +156,12 @@ class Trainer:
         """Run to the end, or resume where an earlier start stopped, and return the summary.
 
         With ``show``, standard output shows the run as ``reflact train`` does: a live view at a
-        terminal, lines on events and progress otherwise, such as in a notebook, and closing lines.
+        terminal, lines otherwise, such as in a notebook.
 
         If a provider or the environment fails, the status is ``failed`` with a reason. If a limit
         of ``budget`` is reached, it is ``budget``. Both runs can be started again. ``verdict`` says
         why the run ended and what to do next. Cancelling ends the run within a second and keeps all
-        finished work.
-
-        The data is read on a worker thread, so that the event loop stays free.
+        finished work. The data is read on a worker thread, so that the event loop stays free.
 
         Raises:
             UsageError: The data, a prompt or the initial skill is wrong, or no asyncio event loop
@@ -191,16 +172,16 @@ class Trainer:
             RunFailed: With ``raise_on_failure``, if the run is not complete; the message is the
                 verdict.
         """
-        summary = await (self._train_and_show() if show else self._train(ignore_event))
+        if show:
+            from reflact.reporting.live import show_run
+
+            async with self.stream() as stream:
+                summary = await show_run(stream, self._config, asks=self._approve is not None)
+        else:
+            summary = await self._train(ignore_event)
         if raise_on_failure and summary.status != "completed":
             raise RunFailed(summary.verdict)
         return summary
-
-    async def _train_and_show(self) -> RunSummary:
-        from reflact.reporting.live import show_run
-
-        async with self.stream() as stream:
-            return await show_run(stream, self._config, asks=self._approve is not None)
 
     def stream(self) -> Stream[events.Event]:
         """Run as ``train`` does and iterate over the events; ``RunFinished`` comes last.
@@ -240,8 +221,7 @@ class Trainer:
         *,
         on_event: EventCallback = ignore_event,
     ) -> SkillComparison:
-        """Measure a document beside others on a split, paired by item; finished rollouts are
-        reused, so each is paid once.
+        """Measure a document beside others on a split, paired by item; a rollout is paid once.
 
         Args:
             skill: The document.
@@ -257,7 +237,7 @@ class Trainer:
             EnvironmentFailure: The skill does not reach the agent.
             BudgetSpent: The run's budget has no room for a call.
         """
-        plan = await anyio.to_thread.run_sync(partial(self._load_plan, needed=()))
+        plan = await self._load_plan(needed=())
         return await compare_skill(plan, skill, against, Split(split), on_event=on_event)
 
     def _prepare(self) -> RunPlan:
@@ -265,21 +245,21 @@ class Trainer:
             self._plan = prepare_run(self._config, self._overrides)
         return self._plan
 
-    def _load_plan(self, needed: Sequence[Split] | None = None) -> RunPlan:
-        """Import the run's collaborators and prepare it, or a measurement; this takes long, so call
-        it in a thread.
-        """
-        import_collaborators(self._config, self._overrides)
-        return (
-            self._prepare()
-            if needed is None
-            else prepare_run(self._config, self._overrides, needed)
-        )
+    async def _load_plan(self, needed: Sequence[Split] | None = None) -> RunPlan:
+        """Import the run's collaborators and prepare it, or a measurement, in a thread."""
+
+        def load() -> RunPlan:
+            import_collaborators(self._config, self._overrides)
+            if needed is None:
+                return self._prepare()
+            return prepare_run(self._config, self._overrides, needed)
+
+        return await anyio.to_thread.run_sync(load)
 
     async def _train(self, on_event: EventCallback) -> RunSummary:
         require_asyncio()
         database = (self._config.store or self._config.out_dir).absolute()
-        plan = await anyio.to_thread.run_sync(self._load_plan)
+        plan = await self._load_plan()
         opening = open_run(plan, on_event, approve=self._approve, graceful_stop=self._graceful_stop)
         try:
             async with opening as run:
@@ -303,9 +283,7 @@ def describe_verdict(summary: RunSummary) -> str:
 
 
 async def _write_report(run: Run, database: Path) -> None:
-    """Write the page of a run into the folder of its files; a failure is a warning, since the store
-    has all of it.
-    """
+    """Write the page of a run; a failure is a warning, since the store has all of it."""
 
     def render() -> str:
         from reflact.reporting.html.run import read_report, render_run_page
@@ -315,7 +293,7 @@ async def _write_report(run: Run, database: Path) -> None:
     try:
         page = await anyio.to_thread.run_sync(render, abandon_on_cancel=True)
         write_atomically(run.folder / "report.html", page)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the run is complete without its page
+    except Exception as error:  # noqa: BLE001 - the run is complete without its page
         reason = f"the page of the run could not be written: {type(error).__name__}: {error}"
         await run.on_event(events.WarningIssued(run_id=run.id, message=reason))
 
@@ -331,16 +309,14 @@ class _ItemsEnvironment(EnvironmentAdapter):
     def own(self) -> DatasetEnvironment:  # type: ignore[override]
         from reflact.environments.dataset import DatasetEnvironment
 
-        splits = {
-            split.value: tuple(map(_build_item, items)) for split, items in self._splits.items()
-        }
+        splits: dict[str, tuple[Item, ...]] = {}
+        for split, items in self._splits.items():
+            splits[split.value] = tuple(map(_build_item, items))
         return DatasetEnvironment(DataSet.model_validate(splits), grade=self._grade)
 
 
 def _build_item(item: Item | Example) -> Item:
-    """Return an item; a pair of an input and its right answer gets a digest of its
-    content as id.
-    """
+    """Return an item; a pair of an input and its right answer gets its digest as id."""
     if isinstance(item, Item):
         return item
     if not isinstance(item, (tuple, list)) or len(item) != 2:
@@ -348,58 +324,3 @@ def _build_item(item: Item | Example) -> Item:
             f"an item is an Item or a pair of an input and its right answer, not {item!r:.200}"
         )
     return Item(id=make_id(*item), input=item[0], reference=item[1])
-
-
-async def compare_skill(
-    plan: RunPlan,
-    skill: Skill,
-    against: Sequence[Skill | Control],
-    split: Split,
-    *,
-    on_event: EventCallback,
-) -> SkillComparison:
-    """Measure a document beside others on a split, paired by item; see ``Trainer.compare``."""
-    items = plan.data.items(split)
-    if not items:
-        raise DataError(
-            f"there is no {split.value} split, so no document can be measured on it; choose "
-            "another split"
-        )
-    documents = {"skill": skill}
-    for number, other in enumerate(against, 1):
-        if isinstance(other, Skill):
-            documents[f"other_{number}"] = other
-        elif other == "none":
-            documents[other] = Skill(text="")
-        elif other == "placebo":
-            documents[other] = make_placebo(plan.prompts.prompts["placebo"].system, skill)
-    scores: list[SkillScore] = []
-    rollouts: dict[str, Sequence[Rollout]] = {}
-
-    def add_score(name: str, document: Skill, rolled: Sequence[Rollout]) -> None:
-        rollouts[name] = rolled
-        scores.append(score_skill(name, document, split, rolled, items, metric=plan.metric))
-
-    async with open_run(plan, on_event) as run:
-        await start(run, resume=False)
-        run.budget.report_usage()
-        with run.tracing.run("reflact.eval"):
-            async with manage_environment(run.plan.environment, run.failures):
-                await check_skill(run)
-                for name, document in documents.items():
-                    if split is Split.test:
-                        await open_test_split(run, f"eval {document.hash}")
-                    add_score(name, document, await roll_out_split(run, split, document, step=0))
-                for constant in list_constants(run) if "null" in against else ():
-                    rolled = await roll_out_constant(run, split, items, constant, step=0)
-                    add_score(constant.name, constant.document, rolled)
-        label = f"{EVALUATION_LABEL}{split.value}/{skill.hash}/{scores[0].n}"
-        await run.decision_log.put(0, label, scores[0].model_dump(mode="json"))
-
-    gains: list[Improvement] = []
-    for score in scores[1:]:
-        gain = measure_improvement(
-            score.name, split, rollouts[score.name], rollouts["skill"], metric=plan.metric
-        )
-        gains += [] if gain is None else [gain]
-    return SkillComparison(skill=scores[0], others=tuple(scores[1:]), improvements=tuple(gains))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -53,16 +53,13 @@ class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some fields replaced; a name that is no field is an error, not a new
-        attribute.
-        """
+        """Return a copy with some fields replaced; a name that is no field is a TypeError."""
         fields = type(self).model_fields.keys()
         if unknown := (update or {}).keys() - fields:
             raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
         copied = super().model_copy(update=update, deep=deep)
-        for name in (
-            copied.__dict__.keys() - fields
-        ):  # a cached property may depend on a replaced field
+        # A cached property may depend on a replaced field.
+        for name in copied.__dict__.keys() - fields:
             del copied.__dict__[name]
         return copied
 
@@ -87,10 +84,6 @@ def digest_text(text: str) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-# ----------------------------------------------------------------------------------------------
-# tasks
-
-
 class Split(StrEnum):
     """The three parts of a data set."""
 
@@ -102,12 +95,8 @@ class Split(StrEnum):
 class Item(FrozenModel):
     """One task, with an id that is unique within its data set.
 
-    Args:
-        input: The task for the agent; text for most environments.
-        task_type: Groups items for stratified splits and for reporting.
-        reference: The reference for the grader; the agent does not see it.
-        metadata: Other columns of the data; the agent sees only those that ``environment.template``
-            names.
+    ``input`` is the task for the agent, ``reference`` is for the grader alone. ``task_type`` groups
+    items. ``metadata`` are other columns; the agent sees those that ``environment.template`` names.
     """
 
     id: str = Field(min_length=1)
@@ -153,9 +142,7 @@ class Turn(FrozenModel):
 
 
 class Grade(FrozenModel):
-    """An environment's grade of an answer; ``feedback`` is for the failure analyst and never shown
-    to the target.
-    """
+    """An environment's grade of an answer; the failure analyst reads ``feedback``, no target."""
 
     score: Score
     answer: str
@@ -194,17 +181,11 @@ def is_failure(rollout: Rollout, threshold: float | None) -> bool:
 
 
 class Case(FrozenModel):
-    """A measured rollout of a step with its item; ``failed`` is what ``train.success_threshold``
-    says.
-    """
+    """A measured rollout of a step; ``failed`` is what ``train.success_threshold`` says."""
 
     item: Item
     rollout: Rollout
     failed: bool
-
-
-# ----------------------------------------------------------------------------------------------
-# skills
 
 
 class Skill(FrozenModel):
@@ -219,11 +200,10 @@ class Skill(FrozenModel):
 
 
 class WorkedExample(FrozenModel):
-    """A train item in the document's section of worked examples: the task as the target sees it,
-    and a right answer.
+    """A train item in the document: the task as the target sees it, and a right answer.
 
-    ``answer`` is the item's right answer, or what the target answered in a rollout that was graded
-    right; of an agent it is the transcript, cut to its decisive turns.
+    ``answer`` is the item's right answer, or the target's in a rollout that was graded right; of an
+    agent it is the transcript, cut to its decisive turns.
     """
 
     item_id: str
@@ -231,8 +211,7 @@ class WorkedExample(FrozenModel):
     answer: str
 
 
-# What a document is compared with apart from documents: an empty one, a text about something else,
-# constants.
+# An empty document, a text about something else, or constant answers.
 Control = Literal["none", "placebo", "null"]
 
 RolloutSource = Literal["failure", "success"]
@@ -241,17 +220,13 @@ EditKind = Literal["append", "insert_after", "replace", "delete", "suggest", "re
 
 
 class Edit(FrozenModel):
-    """One proposed change to a skill document.
+    """One proposed change to a skill document, which ``support_count`` rollouts support.
 
-    Args:
-        op: ``append`` takes only content, ``delete`` only a target, ``insert_after`` and
-            ``replace`` both. ``suggest`` describes a revision in words; ``rewrite`` is a whole new
-            document text; ``examples`` is the new text of the section of worked examples.
-        target: The anchor: text that occurs exactly once in the unprotected document.
-        source_type: Whether it comes from failures or successes; None for both.
-        support_count: Number of rollouts that support it.
-        merge_level: Number of merges that produced it.
-        evidence: Which cases ask for it, in the analyst's words.
+    ``append`` takes only content, ``delete`` only a target, ``insert_after`` and ``replace`` both.
+    ``suggest`` describes a revision in words, ``rewrite`` is a whole new document, ``examples`` the
+    new section of worked examples. ``target`` is text that occurs exactly once in the unprotected
+    document. ``merge_level`` counts the merges that produced it. ``evidence`` says which cases ask
+    for it, in the analyst's words.
     """
 
     op: EditKind
@@ -288,15 +263,11 @@ class Patch(FrozenModel):
 
 
 class AnalystReport(FrozenModel):
-    """An analyst's report on one minibatch.
+    """An analyst's report on the minibatch ``index`` of a batch and source.
 
-    Args:
-        index: Its number among the minibatches of its batch and source.
-        no_reply_reason: The reason if the analyst gave no valid reply; the patch is empty then.
-        batch: Number of its batch among the step's accumulated batches.
-        reminders: Notes for the appendix, from rules of the document that were not followed.
-        lapses: Items whose failure the reminders explain; they lead to no edits.
-        triage_no_reply_reason: The reason if lapses could not be separated from defects.
+    Its patch is empty if the analyst gave no valid reply. ``reminders`` are notes for the appendix,
+    from rules of the document that were not followed; the failures of ``lapses`` lead to no edits.
+    ``triage_no_reply_reason``: lapses could not be separated from defects.
     """
 
     source_type: RolloutSource
@@ -336,9 +307,7 @@ class StepSize(FrozenModel):
 
 
 class SelectResult(FrozenModel):
-    """At most ``budget`` edits (None: unbounded) out of ``pool_size``; ``decision`` if the
-    optimizer chose it.
-    """
+    """At most ``budget`` edits out of ``pool_size``; ``decision`` if the optimizer chose it."""
 
     patch: Patch = Patch()
     pool_size: int = 0
@@ -351,9 +320,8 @@ class SelectResult(FrozenModel):
 class Candidate(FrozenModel):
     """The document after the step's edits.
 
-    ``fallbacks`` states why a rewrite call gave no valid reply, ``summary`` what such a call says
-    it changed. ``examples`` are the worked examples of the document; None: those of the document
-    before.
+    ``summary`` is what a rewrite call says it changed. ``examples`` are the worked examples of the
+    document; None: those of the document before.
     """
 
     skill: Skill
@@ -371,14 +339,8 @@ class AppendixResult(FrozenModel):
     fallbacks: tuple[Fallback, ...] = ()
 
 
-# -------------------------------------------------------------------------------------------
-# decisions
-
-
 class Measurement(FrozenModel):
-    """The mean scores of a skill over the ``n`` measured rollouts (items times trials) on a split;
-    None for none.
-    """
+    """The mean scores of a skill over its ``n`` measured rollouts (items times trials)."""
 
     skill_hash: str
     split: Split
@@ -389,14 +351,10 @@ class Measurement(FrozenModel):
 
 
 class Rewrite(FrozenModel):
-    """A whole document that a proposer wrote in a step, or the reason why it wrote none.
+    """A whole document that a proposer wrote in a step, or the ``reason`` why there is none.
 
-    Args:
-        document: The document without its protected regions; None: there is none.
-        reasoning: The reasoning behind it.
-        patterns: The causes of failure that it answers.
-        reason: Why there is no document.
-        number: Its place in the order in which the proposer asked for its documents, from 0.
+    ``document`` has no protected regions. ``number`` is its place in the order in which the
+    proposer asked for its documents, from 0.
     """
 
     document: str | None = None
@@ -407,18 +365,12 @@ class Rewrite(FrozenModel):
 
 
 class RaceEntry(FrozenModel):
-    """What a race measured of one candidate.
+    """What a race measured of one candidate, such as ``8 examples`` or ``rewrite 2``.
 
-    Args:
-        label: What the candidate is, such as ``8 examples`` or ``rewrite 2``.
-        skill_hash: Its document.
-        form: The digest of its text after white space and list marks are normalised.
-        n: How many validation items were measured under it.
-        score: Its mean on them, in the gate's metric; None if nothing was measured.
-        current_score: The current document's mean on the same items.
-        p_better: The probability that it is better than the current document on all validation
-            items.
-        judged: Whether it went on to the gate.
+    ``form`` is the digest of its text after white space and list marks are normalised. ``score``
+    and ``current_score`` are means on the same ``n`` validation items, in the gate's metric.
+    ``p_better`` is the probability that it is better than the current document on all of them.
+    ``judged``: it went on to the gate.
     """
 
     label: str
@@ -456,7 +408,6 @@ GateAction = Literal[
     "unmeasured",
 ]
 
-
 GatePolicy = Literal["ranked", "strict"]
 
 
@@ -469,19 +420,13 @@ class Belief(FrozenModel):
 
 
 class PassResult(FrozenModel):
-    """One pass of a version over the validation items, as an observation of its true mean.
+    """One pass of a version over ``n`` validation items, as an observation of its true mean.
 
-    Args:
-        mean: The mean score in the gate's metric, adjusted for unmeasured items.
-        n: The number of measured items.
-        measured: The mean score of these items, if it is another one than ``mean``.
-        variance: The variance of a score within an item, as estimated at the time.
-        squares: What the pass added to that estimate: squared deviations from the items' earlier
-            scores.
-        repeats: The number of these deviations.
-        room: The greatest variance that scores with this mean can have; see ``find_room``.
-        change_variance: The prior variance of the version's difference to its parent, as it follows
-            from the passes so far. The latest pass of a version counts.
+    ``mean`` is in the gate's metric, adjusted for unmeasured items; ``measured`` is not adjusted.
+    ``variance`` is that of a score within an item, as estimated at the time; the pass added
+    ``squares`` to the estimate, the squared deviations of ``repeats`` scores from the items'
+    earlier ones. ``room``: see ``find_room``. ``change_variance`` is the prior variance of the
+    version's difference to its parent, from the passes so far; that of its latest pass counts.
     """
 
     skill_hash: str
@@ -497,9 +442,7 @@ class PassResult(FrozenModel):
 
 
 class MeasuredScore(FrozenModel):
-    """The mean score of one document in the gate's metric, over ``n`` items and a number of trials
-    of each.
-    """
+    """The mean score of a document in the gate's metric, over ``n`` items, each with trials."""
 
     score: float
     n: int
@@ -527,22 +470,17 @@ HARD_VARIANCE = 0.14
 PSEUDO_REPEATS = 20
 MIN_VARIANCE = 1e-4
 
-
 # The least room of scores, so that a version that fails or solves everything is no certainty.
 MIN_ROOM = 0.05
 
 
 def find_room(mean: float) -> float:
-    """Return the greatest variance that scores in 0..1 with this mean can have, at least
-    ``MIN_ROOM``.
-    """
+    """Return the greatest variance of scores in 0..1 with this mean, at least ``MIN_ROOM``."""
     return max(MIN_ROOM, mean * (1 - mean))
 
 
 class VersionNode(FrozenModel):
-    """A document in the tree of a run's versions; ``parent`` is the hash of the one it was made
-    from.
-    """
+    """A document in the tree of a run's versions; it was made from ``parent``, by hash."""
 
     skill_hash: str
     parent: str | None = None
@@ -553,9 +491,8 @@ class Ranking(FrozenModel):
 
     The first node is the baseline; a parent comes before its children. ``squares`` are the summed
     squared deviations of repeated scores from their item's mean, ``repeats`` their degrees of
-    freedom. ``prior_variance`` is the variance within an item that is expected before any repeat.
-    ``room`` and ``prior_room`` are the same for the greatest variance that the means of the passes
-    allow.
+    freedom. ``prior_variance`` is expected within an item before any repeat. ``room`` and
+    ``prior_room`` are the same for the greatest variance that the means allow.
     """
 
     nodes: tuple[VersionNode, ...]
@@ -619,9 +556,7 @@ class Ranking(FrozenModel):
         return sum(known.skill_hash == skill_hash for known in self.passes)
 
     def find_score(self, skill_hash: str) -> MeasuredScore | None:
-        """Return the mean over all items and trials on which a version was measured; None without a
-        pass.
-        """
+        """Return the mean over all items and trials of a version; None without a pass."""
         passes = [known for known in self.passes if known.skill_hash == skill_hash]
         if not passes:
             return None
@@ -644,8 +579,7 @@ class Ranking(FrozenModel):
     def list_contenders(self, kept: Sequence[str]) -> tuple[str, ...]:
         """Return the kept versions that can become the current one.
 
-        A version without a pass stands for the one it was made from, which it would otherwise never
-        beat.
+        A version without a pass stands for its parent, which it would otherwise never beat.
         """
         replaced = {parent for skill_hash in kept for parent in self.list_lineage(skill_hash)[1:]}
         return tuple(skill_hash for skill_hash in kept if skill_hash not in replaced)
@@ -654,9 +588,8 @@ class Ranking(FrozenModel):
 class Verdict(FrozenModel):
     """The gate's decision; scores are in the gate's metric, in 0..1.
 
-    Scores are measured means. ``ranked`` are the beliefs of the ranked gate. ``veto`` is the
-    approver's reason. ``repeats`` says which earlier document the candidate equals: ``v2``, or ``in
-    step 3``.
+    ``veto`` is the approver's reason. ``repeats`` says which earlier document the candidate equals:
+    ``v2``, or ``in step 3``.
     """
 
     action: GateAction
@@ -681,53 +614,48 @@ class Verdict(FrozenModel):
         return self.action == "reject"
 
 
-# Maximum length of a text in a short representation, in characters.
-MAX_TEXT_LENGTH = 60
+# A text in a short representation, in characters; a reason often ends with the remedy.
+SHORT_TEXT = 60
+LONG_TEXT = 240
 
-# Maximum length of a field with values of its own, so that a value with thirty fields fits a
-# screen.
-MAX_FIELD_LENGTH = 150
-
-# Maximum number of elements of a list that are shown; a longer list shows its length.
-MAX_LIST_ITEMS = 3
-
-# Maximum lengths of error fields, which often end with the remedy.
-FIELD_TEXT_LENGTHS = {"reason": 240, "message": 240}
+# A list that is longer shows its length alone, and a nested value is cut here.
+SHORT_LIST = 3
+SHORT_FIELD = 150
 
 
 class ShortReprModel(FrozenModel):
     """A value whose ``repr`` is one short line, without the fields that have their default."""
 
-    def __repr__(self) -> str:
-        return short_repr(self)
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Yield the fields that a reader needs, each shortened."""
+        for name, value in super().__repr_args__():
+            field = type(self).model_fields.get(str(name))
+            if field is None or value != field.default:
+                yield name, _Short(_shorten_value(value, is_long=name in {"reason", "message"}))
 
     def __str__(self) -> str:
         return repr(self)
 
 
-def short_repr(value: BaseModel) -> str:
-    """Return a value as one short line, without the fields that have their default."""
-    parts = []
-    for name, field in type(value).model_fields.items():
-        content = getattr(value, name)
-        max_length = FIELD_TEXT_LENGTHS.get(name, MAX_TEXT_LENGTH)
-        if field.repr and content != field.default:
-            text = _format_value(content, max_length)
-            longest = max(max_length + 2, MAX_FIELD_LENGTH)
-            parts.append(f"{name}={text if len(text) <= longest else text[:longest] + '...'}")
-    return f"{type(value).__name__}({', '.join(parts)})"
+class _Short(str):
+    """A text that is its own ``repr``."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
-def _format_value(value: object, max_length: int = MAX_TEXT_LENGTH) -> str:
+def _shorten_value(value: object, *, is_long: bool) -> str:
+    longest = LONG_TEXT if is_long else SHORT_TEXT
     match value:
         case float():
             return f"{value:.3g}"
-        case str() if len(value) > max_length:
-            return repr(f"{value[: max_length - 3]}...")
-        case tuple() if len(value) > MAX_LIST_ITEMS:
+        case str() if len(value) > longest:
+            return repr(f"{value[: longest - 3]}...")
+        case str():
+            return repr(value)
+        case tuple() if len(value) > SHORT_LIST:
             return f"<{len(value):,}>"
-        case tuple():
-            return f"({', '.join(map(_format_value, value))}{',' if len(value) == 1 else ''})"
-        case BaseModel() if not isinstance(value, ShortReprModel):
-            return short_repr(value)
-    return repr(value)
+    text = repr(value)
+    return text if len(text) <= SHORT_FIELD else f"{text[:SHORT_FIELD]}..."

@@ -34,9 +34,7 @@ MistakeDirection = Literal["too_high", "too_low", "either", "against_progress"]
 
 
 class Mistake(FrozenModel):
-    """A kind of mistake that critics make: its name, what such a critic does, and in which
-    direction it errs.
-    """
+    """A kind of mistake that critics make, and the direction in which it errs."""
 
     name: str = Field(pattern=r"^[a-z_]+$")
     description: str = Field(min_length=1)
@@ -77,9 +75,7 @@ DropReason = Literal["bad_reply", "too_long", "judged_wrong", "known"]
 
 
 class DroppedCandidate(FrozenModel):
-    """Why a mistake that was asked for became no pair: the kind of reason, and the reason
-    in words.
-    """
+    """Why a mistake that was asked for became no pair."""
 
     reason: DropReason
     explanation: str
@@ -263,9 +259,7 @@ def mistake_reply_type(mistake: str) -> type[MistakenReply]:
 
 
 def make_mistake_check(right: Evaluation, reach: ProgressRange) -> Callable[[MistakenReply], None]:
-    """Return the check of a mistaken evaluation: its number lies within reach, its words are its
-    own.
-    """
+    """Return a check that a mistaken number lies within reach and that the words are its own."""
 
     def check(reply: MistakenReply) -> None:
         if not reach.low - DISTANCE_TOLERANCE <= reply.phi_after <= reach.high + DISTANCE_TOLERANCE:

@@ -16,14 +16,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import anyio
 
-from reflact.calibration.arguments import (
-    require_memory,
-    require_model,
-    require_traces,
-    require_type,
-)
 from reflact.calibration.config import DEFAULT_CALIBRATOR_SETTINGS, CalibratorSettings
-from reflact.calibration.critic import Critic
+from reflact.calibration.critic import Critic, require_model
 from reflact.calibration.events import (
     CalibrationEvent,
     CalibrationEventCallback,
@@ -33,8 +27,8 @@ from reflact.calibration.events import (
     TraceFailed,
     TraceSkipped,
 )
-from reflact.calibration.generation import PairCallback
-from reflact.calibration.labeled_steps import list_labeled_steps, list_pair_steps
+from reflact.calibration.generation import CalibrationRuntime, PairCallback
+from reflact.calibration.labeled_steps import StepScorer, list_labeled_steps, list_pair_steps
 from reflact.calibration.loop import CalibrationLoop
 from reflact.calibration.promotion import take_snapshot
 from reflact.calibration.report import CalibrationCostEstimate, CalibrationReport
@@ -60,9 +54,7 @@ FATAL_ERRORS = (BudgetSpent, AccessDenied, UnknownModel, RunFailed)
 
 
 class TraceCounts(FrozenModel):
-    """How many submitted traces were queued, dropped for newer ones, not queued, or
-    failed later.
-    """
+    """How many submitted traces were queued, dropped for newer ones, not queued, or failed."""
 
     n_accepted: int = 0
     n_dropped: int = 0
@@ -87,7 +79,7 @@ class Calibrator:
         on_event: Gets each event; must not block. Its exceptions are ignored.
 
     Raises:
-        ConfigError: The model is not connected, or ``store`` is not a memory.
+        ConfigError: The model is not connected.
     """
 
     def __init__(
@@ -101,25 +93,26 @@ class Calibrator:
         on_event: CalibrationEventCallback | None = None,
     ) -> None:
         require_model(llm, caller="a calibrator")
-        require_memory(store, caller="a calibrator")
         prompts = prompts or load_prompts()
         ledger = UsageLedger()
         semaphore = anyio.Semaphore(settings.concurrency)
         self._usage_ledger = ledger
         self._critic = critic or Critic(CountingLLM(llm, ledger), memory=store, prompts=prompts)
         tested = critic or Critic(llm, memory=store, prompts=prompts)
-        self._loop = CalibrationLoop(
-            CountingLLM(llm, ledger, semaphore),
-            store,
-            tested.wrap_llm(lambda model: CountingLLM(model, ledger, semaphore)),
+        counted_critic = tested.wrap_llm(lambda model: CountingLLM(model, ledger, semaphore))
+        runtime = CalibrationRuntime(
+            llm=CountingLLM(llm, ledger, semaphore),
+            store=store,
+            scorer=StepScorer(counted_critic, max_concurrent=settings.concurrency),
             settings=settings,
             prompts=prompts,
             on_event=self._emit,
             usage_ledger=ledger,
         )
+        self._loop = CalibrationLoop(runtime)
         self._store = store
         self._settings = settings
-        self._worker = TraceLearner(store, self._loop, settings=settings)
+        self._worker = TraceLearner(runtime, self._loop)
         self._queue: deque[Trace] = deque()
         self._on_event = on_event
         self._counts = TraceCounts()
@@ -169,7 +162,6 @@ class Calibrator:
         ``settings.full_queue_policy`` decides about a full queue; ``submit_and_wait`` can wait. A
         trace that has grown may be submitted again.
         """
-        require_type(trace, Trace, subject="the submitted trace")
         if self._stopped:
             return self._reject(trace, "stopped")
         if self._is_full:
@@ -235,17 +227,13 @@ class Calibrator:
                 test, and all tests on the same held-out traces share one error probability.
 
         Raises:
-            DataError: An argument is not a list of traces, or nothing could be tested; raised
-                before any call.
+            DataError: Nothing could be tested; raised before any call.
             ModelError: The endpoint refused, failed or could not be reached; finished pairs are
                 stored.
             RunFailed: The critic gave no valid score of any of the first ten questions.
             BudgetSpent: The budget has no room for a call.
             StoreError: The store cannot be read or written.
         """
-        require_traces(traces, Trace, subject="`traces`")
-        if heldout is not None:
-            require_traces(heldout, Trace, subject="`heldout`")
         anchors = await self._store.anchors()
         start = await self._loop.open(traces, heldout, anchors)
         is_needed = start.report is None or ignore_finished

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from copy import copy
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-import anyio
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, field_validator
 
-from reflact.calibration.arguments import require_memory, require_model, require_type
 from reflact.calibration.guards import GuardCase, QuotableTexts, apply_guards, find_objection
 from reflact.calibration.transition_view import (
     TokenCounter,
@@ -20,9 +17,9 @@ from reflact.calibration.transition_view import (
     show_transition,
 )
 from reflact.calibration.worked_examples import ShownExamples, rank_pairs, show_examples
-from reflact.concurrency import fan_out, run_in_thread
+from reflact.concurrency import fan_out
 from reflact.config.critic import CriticSettings
-from reflact.errors import ReplyError
+from reflact.errors import ConfigError, ReplyError
 from reflact.memory.cards import is_visible_to
 from reflact.memory.models import (
     ContrastPair,
@@ -41,18 +38,31 @@ from reflact.types import canonical_json, digest_json, digest_text
 if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
 
-# Which pairs a critic sees if its caller names no scope.
+# Which pairs a critic sees.
 CRITIC_SCOPE = Scope(roles=("critic",))
 
 CRITIC_PROMPT = "critic"
 
 DEFAULT_CRITIC_SETTINGS = CriticSettings()
 
-# Scores that a critic keeps: those of the traces that one round measures.
+# Scores that a critic keeps, more than one round measures; then all are computed again.
 MAX_KEPT_SCORES = 1024
 
 # Pairs whose words are kept, several times what a memory holds by default; then all are read again.
 MAX_KEPT_PAIRS = 8192
+
+
+def require_model(llm: object, *, caller: str) -> None:
+    """Raise ``ConfigError`` unless a value is a connected model."""
+    if callable(getattr(llm, "ask", None)):
+        return
+    got = f"got a value of type {type(llm).__name__}"
+    if isinstance(llm, AbstractAsyncContextManager):
+        got = "got one that is not connected yet"
+    raise ConfigError(
+        f"{caller} needs a connected model and {got}: use `async with "
+        "connect(ModelConfig(model=...), store=...) as llm` and pass llm"
+    )
 
 
 class CriticReply(ReplyModel):
@@ -106,7 +116,7 @@ class Critic:
         count_tokens: Counts the tokens of a text; see ``estimate_tokens``.
 
     Raises:
-        ConfigError: The model is not connected, or the memory is none.
+        ConfigError: The model is not connected.
     """
 
     def __init__(
@@ -119,8 +129,6 @@ class Critic:
         count_tokens: TokenCounter = estimate_tokens,
     ) -> None:
         require_model(llm, caller="a critic")
-        if memory is not None:
-            require_memory(memory, caller="a critic")
         self._llm = llm
         self._memory = memory
         self._settings = settings
@@ -128,13 +136,11 @@ class Critic:
         self._count_tokens = count_tokens
         self._pinned_pairs: tuple[ContrastPair, ...] | None = None
         self._words_by_pair: dict[str, frozenset[str]] = {}
-        self._scores = ScoreCache()
+        self._scores: dict[str, StateScore] = {}
 
     @property
     def identity(self) -> str:
-        """Model, prompt with checksum, settings, counter and, if pinned, snapshot, as canonical
-        JSON.
-        """
+        """Model, prompt, settings, counter and, if pinned, snapshot, as canonical JSON."""
         return canonical_json(
             {
                 "critic": self.prompt,
@@ -169,45 +175,36 @@ class Critic:
         return self._pinned_pairs
 
     def pin_to(self, pairs: Sequence[ContrastPair]) -> Critic:
-        """Return a critic that chooses its worked examples from these pairs alone, whatever is
-        promoted.
-        """
-        critic = Critic(
-            self._llm,
-            settings=self._settings,
-            prompts=self._prompts,
-            count_tokens=self._count_tokens,
-        )
+        """Return a critic that chooses its worked examples from these pairs alone."""
+        critic = copy(self)
+        critic._memory = None
+        critic._scores = {}
         by_id = {pair.id: pair for pair in pairs}
         critic._pinned_pairs = tuple(by_id[pair_id] for pair_id in sorted(by_id))
         return critic
 
     def wrap_llm(self, wrap: Callable[[LLM], LLM]) -> Critic:
-        """Return an equal critic that asks a wrapped model and shares no cached scores with this
-        one.
-        """
+        """Return an equal critic that asks a wrapped model and keeps scores of its own."""
         critic = copy(self)
         critic._llm = wrap(self._llm)
-        critic._scores = ScoreCache()
+        critic._scores = {}
         return critic
 
-    async def pin(self, *, scope: Scope = CRITIC_SCOPE) -> Critic:
-        """Return a critic pinned to what is promoted now for a scope, or to what this one is pinned
-        to.
+    async def pin(self) -> Critic:
+        """Return a critic pinned to what is promoted now, or to what this one is pinned to.
 
         Raises:
             StoreError: The memory cannot be read.
         """
         if self._pinned_pairs is not None:
             return self.pin_to(self._pinned_pairs)
-        return self.pin_to(await self._load_pairs(scope))
+        return self.pin_to(await self._load_pairs())
 
     async def score(
         self,
         transition: Transition,
         *,
         purpose: str,
-        scope: Scope = CRITIC_SCOPE,
         pairs: Sequence[ContrastPair] | None = None,
         trial: int = 0,
         progress_before: Progress | None = None,
@@ -217,68 +214,57 @@ class Critic:
         Args:
             transition: What is judged.
             purpose: What the agent is to achieve.
-            scope: Whose cards count.
-            pairs: None: the promoted ones of the memory in scope. Else these alone, whatever their
-                status and scope; ``()`` is none.
+            pairs: None: the promoted ones of the memory. Else these alone, whatever their status
+                and scope; ``()`` is none.
             trial: Equal questions of another trial are independent samples.
             progress_before: What the state before is worth by definition, whatever the model says.
                 None: the model says.
 
         Raises:
-            DataError: The transition or the purpose is something else.
             ModelError: The model gave no score.
             StoreError: The memory cannot be read.
         """
-        require_type(transition, Transition, subject="what is scored")
-        require_type(purpose, str, subject="the purpose")
         if pairs is None:
-            pairs = await self._load_pairs(scope)
+            pairs = await self._load_pairs()
         step = _StepToScore(TransitionView(transition), purpose, trial, progress_before)
-        new = (pair for pair in pairs if pair.id not in self._words_by_pair)
-        states = (state for pair in new for state in pair.transition.payloads)
-        mistakes: list[JsonValue] = [pair.mistake for pair in pairs]
-        step_hash, examples = await run_in_thread(
-            partial(self._choose_examples, step, pairs),
-            purpose,
-            *transition.payloads,
-            mistakes,
-            *states,
-        )
+        step_hash = digest_text(f"[{canonical_json(purpose)},{transition.canonical_json}]")
+        examples = self._choose_examples(step, pairs)
         pair_ids = [pair.id for pair in examples.pairs]
         key = digest_json([step_hash, trial, progress_before, *pair_ids])
-        return await self._scores.get_or_compute(key, lambda: self._ask(step, step_hash, examples))
+        score = self._scores.get(key)
+        if score is None:
+            score = await self._ask(step, step_hash, examples)
+            if len(self._scores) >= MAX_KEPT_SCORES:
+                self._scores.clear()
+            self._scores[key] = score
+        return score
 
-    async def _load_pairs(self, scope: Scope) -> tuple[ContrastPair, ...]:
+    async def _load_pairs(self) -> tuple[ContrastPair, ...]:
         """Return all pairs that may be shown."""
         if self._pinned_pairs is not None:
-            return tuple(pair for pair in self._pinned_pairs if is_visible_to(pair.scope, scope))
-        return () if self._memory is None else await self._memory.promoted_pairs(scope)
+            return tuple(
+                pair for pair in self._pinned_pairs if is_visible_to(pair.scope, CRITIC_SCOPE)
+            )
+        return () if self._memory is None else await self._memory.promoted_pairs(CRITIC_SCOPE)
 
-    def _choose_examples(
-        self, step: _StepToScore, pairs: Sequence[ContrastPair]
-    ) -> tuple[str, ShownExamples]:
-        """Return the hash of a step under its purpose, and its worked examples."""
+    def _choose_examples(self, step: _StepToScore, pairs: Sequence[ContrastPair]) -> ShownExamples:
+        """Return the worked examples of a step."""
         settings = self._settings
-        step_hash = digest_text(f"[{canonical_json(step.purpose)},{step.view.canonical_json}]")
         if len(self._words_by_pair) > MAX_KEPT_PAIRS:
             self._words_by_pair = {}
         order = rank_pairs(
             pairs, step.view, purpose=step.purpose, words_by_pair=self._words_by_pair
         )
-        examples = show_examples(
+        return show_examples(
             order,
             max_tokens=settings.example_tokens,
             max_pairs=settings.max_examples,
             max_state_tokens=settings.example_state_tokens,
             count_tokens=self._count_tokens,
         )
-        return step_hash, examples
 
     async def _ask(self, step: _StepToScore, step_hash: str, examples: ShownExamples) -> StateScore:
-        payloads = step.view.transition.payloads
-        prompt, case = await run_in_thread(
-            partial(self._build_prompt, step, examples), step.purpose, *payloads
-        )
+        prompt, case = self._build_prompt(step, examples)
 
         async def sample(trial: int) -> Evaluation:
             call_id = CallId(role="critic", purpose="score", part=step_hash[:16], trial=trial)
@@ -306,9 +292,7 @@ class Critic:
     async def _sample_evaluation(
         self, prompt: RenderedPrompt, case: GuardCase, call_id: CallId
     ) -> Evaluation:
-        """Return an evaluation; where its evidence stays invented however often it is asked, the
-        last one.
-        """
+        """Return an evaluation; the last one if its evidence stays invented."""
         last: list[Evaluation] = []
 
         def check(reply: CriticReply) -> None:
@@ -344,9 +328,7 @@ class _StepToScore(NamedTuple):
 def _combine_samples(
     evaluations: Sequence[Evaluation], case: GuardCase, pair_ids: tuple[str, ...]
 ) -> StateScore:
-    """Return the median of the guarded samples by progress after; a spread limits confidence to 1 -
-    spread / 10.
-    """
+    """Return the median of the guarded samples; a spread limits confidence."""
     guarded = [(*apply_guards(raw, case), raw) for raw in evaluations]
     judged = sorted(guarded, key=lambda each: (each[0].progress_after, each[0].delta))
     evaluation, names, raw = judged[(len(judged) - 1) // 2]
@@ -363,34 +345,3 @@ def _combine_samples(
         spread=spread,
         pair_ids=pair_ids,
     )
-
-
-class ScoreCache:
-    """Computes each score once, and keeps the ``MAX_KEPT_SCORES`` most recently used ones; callers
-    that ask meanwhile wait.
-
-    A caller that fails, or is cancelled, leaves the question to the next one.
-    """
-
-    def __init__(self) -> None:
-        self._scores: OrderedDict[str, StateScore] = OrderedDict()
-        self._in_progress: dict[str, anyio.Event] = {}
-
-    async def get_or_compute(
-        self, key: str, compute: Callable[[], Awaitable[StateScore]]
-    ) -> StateScore:
-        """Return the score for a key."""
-        while key in self._in_progress:
-            await self._in_progress[key].wait()
-        if key not in self._scores:
-            done = self._in_progress[key] = anyio.Event()
-            try:
-                self._scores[key] = await compute()
-            finally:
-                del self._in_progress[key]
-                done.set()
-        self._scores.move_to_end(key)
-        score = self._scores[key]
-        while len(self._scores) > MAX_KEPT_SCORES:
-            self._scores.popitem(last=False)
-        return score

@@ -1,12 +1,9 @@
-"""Which mistakes the next round of contrast pairs asks for, how near to right, and when rounds end.
-Pure.
-"""
+"""Which mistakes the next round asks for, how near to right, and when rounds end. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from math import ceil
 from statistics import fmean
 from typing import NamedTuple
@@ -35,9 +32,7 @@ SEED = 0
 
 
 class RoundPlan(NamedTuple):
-    """What one round asks for: the part of each kind of mistake, 1 together, and the distance of
-    wrong scores.
-    """
+    """What a round asks for: the share of each kind of mistake, and the distance of scores."""
 
     number: int
     shares: Mapping[str, float]
@@ -165,17 +160,16 @@ def apportion(
 ) -> dict[str, int]:
     """Return how many of so many places each kind gets: its share, rounded up or down without bias.
 
-    Systematic sampling (W. G. Madow, Annals of Mathematical Statistics 20 (1949), 333-354): the
-    shares lie end to end, and a place goes to the kind in whose part its mark falls. Marks lie one
-    place apart. ``offset`` is the position of the first one, in [0, 1); if it is drawn uniformly,
-    each kind gets its share on average.
+    Systematic sampling (W. G. Madow, 1949): the shares lie end to end, and a place goes to the kind
+    in whose part its mark falls. Marks lie one place apart, the first one at ``offset`` in [0, 1).
     """
-    total = sum(Fraction(share) for _, share in shares)
-    first = Fraction(offset)
-    end = Fraction(0)
+    total = sum(share for _, share in shares)
     counts = {}
+    start = 0.0
+    n_before = ceil(-offset)
     for kind, share in shares:
-        start = end
-        end += Fraction(share) / total * n_places
-        counts[kind] = ceil(end - first) - ceil(start - first)
+        start += share
+        n_after = ceil(start / total * n_places - offset)
+        counts[kind] = n_after - n_before
+        n_before = n_after
     return counts

@@ -33,9 +33,7 @@ class ScoreSummary(ShortReprModel):
 
 
 class CalibrationStarted(ShortReprModel):
-    """A call of ``calibrate`` began; if it is ``resumed``, the events before the stop
-    come again.
-    """
+    """``calibrate`` began; if it is ``resumed``, the events before the stop come again."""
 
     kind: Literal["calibration_started"] = "calibration_started"
     n_training_traces: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from anyio.lowlevel import checkpoint
@@ -31,7 +30,7 @@ from reflact.calibration.pairs import (
 from reflact.calibration.report import count_drops
 from reflact.calibration.trace import Trace
 from reflact.calibration.usage import UsageLedger
-from reflact.concurrency import fan_out, run_in_thread
+from reflact.concurrency import fan_out
 from reflact.data import shuffle
 from reflact.memory.cards import AnchorExclusions
 from reflact.memory.models import ContrastPair, Evaluation, Origin, ScoreEvent, Submission
@@ -41,7 +40,6 @@ from reflact.protocols import LLM
 if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
 
-CREATED_BY = "calibrator"
 
 # So many labelled steps are scored for each pair of a batch, since a critic is right about most
 # steps.
@@ -73,37 +71,35 @@ class GeneratedPairs(NamedTuple):
     n_left_out: int = 0
 
 
-class PairGenerator:
-    """Makes pairs of traces with one model, and scores steps that no critic has scored.
+class CalibrationRuntime(NamedTuple):
+    """The open collaborators of a calibrator.
 
     Args:
         llm: Writes mistakes and judges them.
-        store: Keeps the pairs.
-        scorer: Scores steps with the critic.
-        settings: How pairs are made.
+        store: Keeps traces, pairs and tests.
+        scorer: Scores steps with the critic that is calibrated.
+        settings: How pairs are made and tested.
         prompts: The prompts of the writer and the judge.
-        on_event: Gets an event for each trace.
+        on_event: Gets each event.
         usage_ledger: The usage of all calls so far.
     """
 
-    def __init__(
-        self,
-        llm: LLM,
-        store: MemoryStore,
-        scorer: StepScorer,
-        *,
-        settings: CalibratorSettings,
-        prompts: PromptBook,
-        on_event: CalibrationEventCallback,
-        usage_ledger: UsageLedger,
-    ) -> None:
-        self._llm = llm
-        self._store = store
-        self._scorer = scorer
-        self._settings = settings
-        self._prompts = prompts
-        self._on_event = on_event
-        self._usage_ledger = usage_ledger
+    llm: LLM
+    store: MemoryStore
+    scorer: StepScorer
+    settings: CalibratorSettings
+    prompts: PromptBook
+    on_event: CalibrationEventCallback
+    usage_ledger: UsageLedger
+
+
+class PairGenerator:
+    """Makes pairs of traces with one model, and scores steps that no critic has scored."""
+
+    def __init__(self, runtime: CalibrationRuntime) -> None:
+        self._runtime = runtime
+        self._store = runtime.store
+        self._settings = runtime.settings
 
     async def make_trace_pairs(
         self, trace: Trace, *, known_pair_ids: frozenset[str], on_pair: PairCallback | None = None
@@ -123,16 +119,13 @@ class PairGenerator:
         observed: Sequence[ContrastPair] = (),
         on_pair: PairCallback | None = None,
     ) -> GeneratedPairs:
-        """Make the pairs of a round, as many as there is room for, and store each when it
-        is ready.
-        """
+        """Make the pairs of a round for which there is room, and store each when it is ready."""
         anchored = AnchorExclusions.from_anchors(await self._store.anchors())
         known = known_pair_ids.union(pair.id for pair in observed)
         constructed: dict[str, list[ContrastPair]] = {}
         asked: list[tuple[str, AskedMistake]] = []
         for trace in sorted(traces, key=lambda trace: trace.id):
-            work = partial(self._list_candidates, trace, plan, anchored, known)
-            ready, missing = await run_in_thread(work, *trace.payloads)
+            ready, missing = self._list_candidates(trace, plan, anchored, known)
             constructed[trace.id] = ready
             asked += [(trace.id, one) for one in missing]
         chosen = choose_batch(
@@ -175,9 +168,7 @@ class PairGenerator:
         anchored: AnchorExclusions,
         known_pair_ids: Collection[str],
     ) -> tuple[list[ContrastPair], list[AskedMistake]]:
-        """Return a trace's new pairs of the dealt kinds of mistakes, and what a model would have to
-        write.
-        """
+        """Return a trace's new pairs of the dealt kinds, and what a model would have to write."""
         events = select_events(
             list_free_events(trace, anchored), min_delta=self._settings.min_delta
         )
@@ -208,9 +199,7 @@ class PairGenerator:
         return pairs, asked
 
     async def _fit_in_memory(self, pairs: Sequence[ContrastPair]) -> tuple[frozenset[str], int]:
-        """Return the ids of the pairs that the memory holds or has room for, and the room beyond
-        all of them.
-        """
+        """Return the ids of the pairs for which the memory has room, and the room beyond them."""
         pair_ids = [pair.id for pair in pairs]
         stored = {one.pair.id for one in await self._store.pairs(pair_ids)}
         new = [pair_id for pair_id in pair_ids if pair_id not in stored]
@@ -232,10 +221,25 @@ class PairGenerator:
             if isinstance(candidate, ContrastPair):
                 made = candidate
             else:
-                made = await self._ask(candidate, plan, known_pair_ids)
+                made = await ask_for_pair(
+                    candidate.step,
+                    candidate.mistake,
+                    candidate.reach,
+                    llm=self._runtime.llm,
+                    prompts=self._runtime.prompts,
+                    round_number=plan.number,
+                    state_tokens=self._runtime.scorer.critic.settings.state_tokens,
+                )
+                if isinstance(made, ContrastPair) and made.id in known_pair_ids:
+                    made = DroppedCandidate(
+                        reason="known",
+                        explanation="the pair was there before",
+                        step=candidate.step.event.step,
+                        mistake=candidate.mistake.name,
+                    )
             if isinstance(made, ContrastPair):
                 await checkpoint()  # the next call goes out before this pair is scanned and written
-                submissions.append(await self._store.submit(made, created_by=CREATED_BY))
+                submissions.append(await self._store.submit(made))
                 if on_pair is not None:
                     await on_pair(made)
             return made
@@ -254,36 +258,13 @@ class PairGenerator:
             ),
         )
 
-    async def _ask(
-        self, asked: AskedMistake, plan: RoundPlan, known_pair_ids: Collection[str]
-    ) -> ContrastPair | DroppedCandidate:
-        made = await ask_for_pair(
-            asked.step,
-            asked.mistake,
-            asked.reach,
-            llm=self._llm,
-            prompts=self._prompts,
-            round_number=plan.number,
-            state_tokens=self._scorer.critic.settings.state_tokens,
-        )
-        if isinstance(made, ContrastPair) and made.id in known_pair_ids:
-            return DroppedCandidate(
-                reason="known",
-                explanation="the pair was there before",
-                step=asked.step.event.step,
-                mistake=asked.mistake.name,
-            )
-        return made
-
     async def score_unscored_steps(
         self, traces: Sequence[Trace], pairs: Sequence[ContrastPair] | None
     ) -> tuple[Trace, ...]:
-        """Return traces with the critic's evaluation of labelled steps that have none: its real
-        mistakes teach most.
-        """
+        """Return traces in which the critic has scored labelled steps that had no score."""
         anchored = AnchorExclusions.from_anchors(await self._store.anchors())
         steps = list_unscored_steps(traces, anchored, max_pairs=self._settings.max_pairs)
-        scores = await self._scorer.score(steps, pairs)
+        scores = await self._runtime.scorer.score(steps, pairs)
         evaluations: dict[str, dict[int, Evaluation]] = defaultdict(dict)
         for step, score in zip(steps, scores, strict=True):
             if score is not None:
@@ -294,14 +275,14 @@ class PairGenerator:
         )
 
     def _emit_pairs_generated(self, trace: Trace, generated: GeneratedPairs) -> None:
-        self._on_event(
+        self._runtime.on_event(
             PairsGenerated(
                 trace_id=trace.id,
                 n_candidates=len(generated.pairs) + len(generated.dropped),
                 n_pairs=len(generated.pairs),
                 n_quarantined=generated.n_quarantined,
                 dropped=count_drops(generated.dropped),
-                usage=self._usage_ledger.usage,
+                usage=self._runtime.usage_ledger.usage,
             )
         )
 

@@ -15,7 +15,7 @@ from reflact.calibration.metrics import CriticMetrics, compute_metrics
 from reflact.calibration.trace import Trace
 from reflact.calibration.trace_sources import REPLY_ACTION, last_messages, list_transitions
 from reflact.concurrency import fan_out
-from reflact.environments.graders import identify_function
+from reflact.environments.function_identity import identify_function
 from reflact.errors import CallError, ConfigError, EnvironmentFailure
 from reflact.memory.models import Action, StateScore, Transition
 from reflact.records import CriticAccuracy, CriticDescription
@@ -23,7 +23,8 @@ from reflact.types import Grade, Item, Rollout, Score, Turn, canonical_json
 
 # What is said instead of an answer, in words with spaces around them, and nothing else beside it.
 NON_ANSWER: Final = re.compile(
-    r" ((i m )?sorry )?(i )?(do not|don t) know( the answer)? | (i have )?no idea | ((i am|i m) )?not sure "
+    r" ((i m )?sorry )?(i )?(do not|don t) know( the answer)? | (i have )?no idea "
+    r"| ((i am|i m) )?not sure "
     r"| i (cannot|can t|am unable to|m unable to) answer( this question)? "
 )
 
@@ -104,9 +105,7 @@ class CriticGrader:
 
     @property
     def identity(self) -> JsonValue:
-        """The critic with its snapshot, the threshold and the purpose: all that a score
-        depends on.
-        """
+        """The critic with its snapshot, the threshold and the purpose."""
         return {
             "grader": "critic",
             "critic": self.scored_by.identity,

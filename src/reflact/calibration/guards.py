@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -26,10 +26,6 @@ _WORD = re.compile(
     r"|[\u2600-\u27bf\U0001f000-\U0001faff]|[^\W\d\u0e00-\U0010ffff]+|\x1e"
 )
 
-# Characters that are compared at a time: a function of C lets nobody else compute until it returns.
-_PART_CHARS = 10_000
-
-_PART_BREAK = re.compile(r"[\s\"{}\[\]]")
 _WHOLE_NUMBER = re.compile(r"(-?\d+)\.0+")
 
 # What a diff has before each line; a minus makes another number of one that a line begins with.
@@ -89,9 +85,7 @@ class QuotableTexts:
         )
 
     def mentions_change(self, evidence: Sequence[str]) -> bool:
-        """Whether any piece of evidence speaks of what changed, not only of what was
-        there before.
-        """
+        """Whether any evidence speaks of what changed, not only of what was there before."""
         return any(
             quote.is_in(self._new, self._shown)
             or quote.is_in(self._before) != quote.is_in(self._after)
@@ -123,29 +117,13 @@ def _parse_quote(text: str) -> _WordSequence:
 
 def split_words(text: str) -> list[str]:
     """Return a text's words in order, as they are compared."""
-    words: list[str] = []
-    for part in _split_parts(text):
-        plain = _ESCAPE.sub(" ", unicodedata.normalize("NFKC", part).casefold())
-        found = _WORD.findall(plain)
-        words += map(_normalize_number, found) if ".0" in plain else found
-    return words
+    plain = _ESCAPE.sub(" ", unicodedata.normalize("NFKC", text).casefold())
+    return [_normalize_number(word) for word in _WORD.findall(plain)]
 
 
 def _normalize_number(word: str) -> str:
     whole = _WHOLE_NUMBER.fullmatch(word) if word[-1] == "0" else None
     return word if whole is None else whole[1]
-
-
-def _split_parts(text: str) -> Iterator[str]:
-    """Yield a text in parts that end before a space, a quotation mark or a bracket: no word holds
-    one.
-    """
-    start = 0
-    while start < len(text):
-        found = _PART_BREAK.search(text, start + _PART_CHARS)
-        end = len(text) if found is None else found.start()
-        yield text[start:end]
-        start = end
 
 
 def _list_field_values(fields: Iterable[FieldChange], *, after: bool) -> list[str]:
@@ -165,9 +143,7 @@ MAX_UNSUPPORTED_CONFIDENCE = 0.2
 
 
 class GuardCase(NamedTuple):
-    """A transition as guards see it; ``progress_before``: what the state before is worth, None: the
-    evaluation says.
-    """
+    """A transition as guards see it; ``progress_before`` is set if it is known by definition."""
 
     has_change: bool
     quotable: QuotableTexts
@@ -175,9 +151,7 @@ class GuardCase(NamedTuple):
 
 
 def deny_invented_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
-    """Evidence that is not there is struck out; what rests on it gets no credit and little
-    confidence.
-    """
+    """Evidence that is not there is struck out, and what rests on it gets no credit."""
     invented = case.quotable.find_invented(evaluation.evidence)
     if not invented:
         return evaluation
@@ -191,18 +165,14 @@ def deny_missing_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation
 
 
 def deny_vanished_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
-    """A gain for which only what is gone is quoted gets no credit and little confidence: it shows a
-    loss.
-    """
+    """A gain for which only what is gone is quoted gets no credit."""
     if not evaluation.evidence or _select_bearing_evidence(evaluation, case):
         return evaluation
     return _deny_credit(evaluation)
 
 
 def doubt_old_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
-    """A change of progress for which only what was there before is quoted gets little
-    confidence.
-    """
+    """A change for which only what was there before is quoted gets little confidence."""
     bearing = _select_bearing_evidence(evaluation, case)
     if evaluation.delta == 0 or case.quotable.mentions_change(bearing):
         return evaluation
@@ -279,9 +249,7 @@ def find_objection(evaluation: Evaluation, case: GuardCase) -> str | None:
 
 
 def _select_bearing_evidence(evaluation: Evaluation, case: GuardCase) -> tuple[str, ...]:
-    """Return the evidence that can bear the change of progress: what is gone bears a loss and no
-    gain.
-    """
+    """Return the evidence that can bear the change of progress: what is gone bears no gain."""
     if evaluation.delta <= 0:
         return evaluation.evidence
     gone = case.quotable.find_vanished(evaluation.evidence)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from reflact.calibration.critic import Critic
@@ -12,11 +11,11 @@ from reflact.calibration.metrics import ScoredStep
 from reflact.calibration.pairs import DistanceBand, StepToContrast
 from reflact.calibration.splits import deduplicate_traces, list_labeled_events
 from reflact.calibration.trace import Trace
-from reflact.concurrency import fan_out, run_in_thread
+from reflact.concurrency import fan_out
 from reflact.errors import CallError, RunFailed
+from reflact.jsonutil import is_same_json
 from reflact.memory.cards import TraceIdentity
 from reflact.memory.models import ContrastPair, Evaluation, Label, ScoreEvent, Transition
-from reflact.types import digest_json
 
 # A critic may leave so many of its first questions without a valid score before a calibration ends.
 MAX_FIRST_FAILURES = 10
@@ -48,11 +47,18 @@ class LabeledStep(NamedTuple):
             mistakes=tuple(sorted({pair.mistake for pair in self.pairs})),
         )
 
+    def is_revealed_by(self, pair: ContrastPair) -> bool:
+        """Whether a pair tells the step's score: it shows the state after it, under its purpose."""
+        if pair.purpose != self.purpose:
+            return False
+        after = self.transition.after
+        return is_same_json(pair.transition.before, after) or is_same_json(
+            pair.transition.after, after
+        )
+
 
 def list_labeled_steps(traces: Iterable[Trace]) -> tuple[LabeledStep, ...]:
-    """Return the steps of traces whose correct score is known; copies of one recording
-    count once.
-    """
+    """Return the steps of traces whose correct score is known; copies count once."""
     return tuple(
         LabeledStep(trace.recording, event.step, trace.purpose, event.transition, event.label)
         for trace in deduplicate_traces(traces)
@@ -62,9 +68,7 @@ def list_labeled_steps(traces: Iterable[Trace]) -> tuple[LabeledStep, ...]:
 
 
 def list_pair_steps(pairs: Iterable[ContrastPair]) -> tuple[LabeledStep, ...]:
-    """Return the steps of pairs, each once; the right side is the label. Unknown traces have one
-    step each.
-    """
+    """Return the steps of pairs, each once; the right side is the label."""
     pairs_by_subject: dict[str, list[ContrastPair]] = defaultdict(list)
     for pair in pairs:
         pairs_by_subject[pair.hashes.subject].append(pair)
@@ -132,12 +136,11 @@ class StepScorer:
         Raises:
             RunFailed: None of the first scores is valid.
         """
-        states = [state for step in steps for state in step.transition.payloads]
-        choices = await run_in_thread(partial(_exclude_leaking, pairs, steps), *states)
 
-        async def score_step(index: int) -> ScoredStep | None:
-            step = steps[index]
-            examples = choices[index]
+        async def score_step(step: LabeledStep) -> ScoredStep | None:
+            examples = None
+            if pairs is not None:
+                examples = [pair for pair in pairs if not step.is_revealed_by(pair)]
             try:
                 score = await self.critic.score(
                     step.transition, purpose=step.purpose, pairs=examples
@@ -148,7 +151,7 @@ class StepScorer:
             self._has_scored = True
             return step.build_scored_step(score.evaluation)
 
-        return await fan_out(score_step, range(len(steps)), limit=self._max_concurrent)
+        return await fan_out(score_step, steps, limit=self._max_concurrent)
 
     def _count_failure(self, error: CallError) -> None:
         self._n_failures += 1
@@ -159,54 +162,3 @@ class StepScorer:
             f"no further call is made; the last error: {error}. Check `model`, `base_url`, `mode` "
             "and `max_tokens` of models.critic; paid replies are stored"
         ) from error
-
-
-def _exclude_leaking(
-    pairs: Sequence[ContrastPair] | None, steps: Sequence[LabeledStep]
-) -> list[Sequence[ContrastPair] | None]:
-    """Return for each step the pairs that may be shown beside it; None if the critic chooses."""
-    if pairs is None:
-        return [None] * len(steps)
-    leaks = LeakFilter(pairs, purposes={step.purpose for step in steps})
-    return [leaks.exclude_leaking(pairs, step) for step in steps]
-
-
-class LeakFilter:
-    """Knows the pairs that reveal a step's score: they show the state after it, under its
-    purpose.
-    """
-
-    def __init__(self, pairs: Iterable[ContrastPair], *, purposes: Iterable[str]) -> None:
-        wanted = frozenset(purposes)
-        self._pair_ids_by_state: dict[tuple[str, str], set[str]] = defaultdict(set)
-        for pair in pairs:
-            if pair.purpose in wanted:
-                for state in (pair.transition.before, pair.transition.after):
-                    self._pair_ids_by_state[pair.purpose, digest_json(state)].add(pair.id)
-
-    def exclude_leaking(
-        self, pairs: Sequence[ContrastPair], step: LabeledStep
-    ) -> Sequence[ContrastPair]:
-        """Return the pairs that do not show the state after a step under its purpose."""
-        if not self._pair_ids_by_state:
-            return pairs
-        leaking = self._pair_ids_by_state.get((step.purpose, digest_json(step.transition.after)))
-        return [pair for pair in pairs if pair.id not in leaking] if leaking else pairs
-
-
-class PairedScores(NamedTuple):
-    """Steps that were scored on both sides, in one order, and the number of others."""
-
-    before: tuple[ScoredStep, ...]
-    after: tuple[ScoredStep, ...]
-    n_unscored: int
-
-
-def pair_scores(
-    before: Sequence[ScoredStep | None], after: Sequence[ScoredStep | None]
-) -> PairedScores:
-    """Return the steps that have a score on both sides."""
-    both = [(a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None]
-    return PairedScores(
-        tuple(a for a, _ in both), tuple(b for _, b in both), len(before) - len(both)
-    )

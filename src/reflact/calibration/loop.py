@@ -1,17 +1,11 @@
-"""The loop of a calibration: measure, then in rounds make pairs, store and test them, then measure
-again.
-"""
+"""The loop of a calibration: measure, make pairs, store and test them, and measure again."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
-
-from anyio import to_thread
+from typing import Literal, NamedTuple
 
 from reflact.calibration.asked import DroppedCandidate
-from reflact.calibration.config import CalibratorSettings
-from reflact.calibration.critic import Critic
 from reflact.calibration.curriculum import (
     MAX_MEASURED_STEPS,
     RoundMeasurement,
@@ -21,17 +15,15 @@ from reflact.calibration.curriculum import (
 )
 from reflact.calibration.events import (
     BatchTestPostponed,
-    CalibrationEventCallback,
     CalibrationStarted,
     CriticMeasured,
     PairBatchTested,
     RoundStarted,
     summarize_scores,
 )
-from reflact.calibration.generation import PairGenerator, list_unscored_steps
+from reflact.calibration.generation import CalibrationRuntime, PairGenerator, list_unscored_steps
 from reflact.calibration.labeled_steps import (
     LabeledStep,
-    StepScorer,
     list_labeled_steps,
     list_pair_steps,
     list_steps_to_contrast,
@@ -42,14 +34,15 @@ from reflact.calibration.promotion import (
     PromotionTester,
     compare_metrics,
     group_by_test,
+    pair_scores,
     take_snapshot,
 )
 from reflact.calibration.report import CalibrationReport, count_drops, count_pairs
 from reflact.calibration.significance import (
     NotTested,
+    NotTestedReason,
     ReplayTestUse,
-    UnscoredStep,
-    bound_unscored_error,
+    compute_error,
     describe_test_power,
     explain_nothing_to_learn,
 )
@@ -63,14 +56,8 @@ from reflact.calibration.start import (
     open_calibration,
 )
 from reflact.calibration.trace import Trace
-from reflact.calibration.usage import UsageLedger, sum_usage
 from reflact.memory.cards import AnchorExclusions
 from reflact.memory.models import BatchTest, ContrastPair, PromotionEvidence
-from reflact.prompts import PromptBook
-from reflact.protocols import LLM
-
-if TYPE_CHECKING:
-    from reflact.memory.store import MemoryStore
 
 
 class RoundState(NamedTuple):
@@ -100,9 +87,7 @@ class RoundState(NamedTuple):
     def pop_finished_test(
         self, round_pair_ids: Collection[str]
     ) -> tuple[RoundState, BatchTest | None]:
-        """Return the test of a round if it had ended before the calibration was stopped, and what
-        is left.
-        """
+        """Return the test of a round that had ended before a stop, and what is left."""
         tests = self.finished_tests
         if tests and (not round_pair_ids or not set(round_pair_ids).isdisjoint(tests[0].pair_ids)):
             return self._replace(finished_tests=tests[1:]), tests[0]
@@ -110,42 +95,18 @@ class RoundState(NamedTuple):
 
 
 class CalibrationLoop:
-    """Measures the critic, has pairs made, and tests them; ``generator`` makes pairs of one trace,
-    too.
-    """
+    """Measures the critic, has pairs made, and tests them."""
 
-    def __init__(
-        self,
-        llm: LLM,
-        store: MemoryStore,
-        critic: Critic,
-        *,
-        settings: CalibratorSettings,
-        prompts: PromptBook,
-        on_event: CalibrationEventCallback,
-        usage_ledger: UsageLedger,
-    ) -> None:
-        self._llm = llm
-        self._store = store
-        self._critic = critic
-        self._settings = settings
-        self._prompts = prompts
-        self._on_event = on_event
-        self._usage_ledger = usage_ledger
-        self._scorer = StepScorer(critic, max_concurrent=settings.concurrency)
-        self._tester = PromotionTester(self._scorer, store)
-        self.generator = PairGenerator(
-            llm,
-            store,
-            self._scorer,
-            settings=settings,
-            prompts=prompts,
-            on_event=on_event,
-            usage_ledger=usage_ledger,
-        )
+    def __init__(self, runtime: CalibrationRuntime) -> None:
+        self._runtime = runtime
+        self._store = runtime.store
+        self._settings = runtime.settings
+        self._critic = runtime.scorer.critic
+        self._scorer = runtime.scorer
+        self._tester = PromotionTester(runtime.scorer, runtime.store)
+        self.generator = PairGenerator(runtime)
 
-    # ------------------------------------------------------------------------------------ a
-    # calibration
+    # -------------------------------------------------------------------------------- a calibration
 
     async def open(
         self,
@@ -159,9 +120,9 @@ class CalibrationLoop:
             heldout,
             anchors,
             self._critic.identity,
-            self._llm.identity,
+            self._runtime.llm.identity,
             self._settings,
-            self._prompts,
+            self._runtime.prompts,
         )
         return await open_calibration(inputs, self._store)
 
@@ -172,9 +133,7 @@ class CalibrationLoop:
         *,
         ignore_finished: bool = False,
     ) -> CalibrationReport:
-        """Calibrate, and measure before and after; a finished calibration only if
-        ``ignore_finished``.
-        """
+        """Calibrate; a finished calibration only if ``ignore_finished``."""
         if start.report is not None and not ignore_finished:
             return start.report.model_copy(update={"is_earlier_result": True})
         number = start.number
@@ -190,11 +149,11 @@ class CalibrationLoop:
     async def _run(
         self, start: CalibrationStart, anchors: Sequence[LabeledStep], *, is_forced: bool
     ) -> CalibrationReport:
-        earlier_usage = self._usage_ledger.entries
+        consumed_before = self._runtime.usage_ledger.total
         split = start.split
         steps = list_labeled_steps(split.held_out)
         held_out_traces = {step.trace for step in steps}
-        self._on_event(
+        self._runtime.on_event(
             CalibrationStarted(
                 n_training_traces=len(split.training),
                 n_held_out_traces=len(held_out_traces),
@@ -203,32 +162,16 @@ class CalibrationLoop:
                 resumed=start.number is not None,
             )
         )
-        before = await self._scorer.score(steps, start.promoted)
-        anchors_before = await self._scorer.score(anchors, start.promoted)
-        self._on_event(
-            CriticMeasured(
-                when="before",
-                held_out=summarize_scores(before),
-                anchors=summarize_scores(anchors_before),
-                usage=self._usage_ledger.usage,
-            )
+        before, anchors_before = await self._measure_critic(
+            "before", steps, anchors, start.promoted
         )
         state = RoundState(
             split.training, start.known_pair_ids, start.promoted, start.finished_tests, before
         )
         state = await self._run_rounds(state, start, steps, is_forced=is_forced)
         promoted = (await take_snapshot(self._store)).promoted
-        after = await self._scorer.score(steps, promoted)
-        anchors_after = await self._scorer.score(anchors, promoted)
-        self._on_event(
-            CriticMeasured(
-                when="after",
-                held_out=summarize_scores(after),
-                anchors=summarize_scores(anchors_after),
-                usage=self._usage_ledger.usage,
-            )
-        )
-        consumed = self._usage_ledger.entries_since(earlier_usage)
+        after, anchors_after = await self._measure_critic("after", steps, anchors, promoted)
+        consumed = self._runtime.usage_ledger.total - consumed_before
         return CalibrationReport(
             critic=self._critic.identity,
             prompt=self._critic.prompt,
@@ -243,15 +186,37 @@ class CalibrationLoop:
             tests=state.tests,
             not_tested_reason=None if state.not_tested is None else state.not_tested.explanation,
             end_reason=state.end_reason,
-            held_out=await compare_metrics(before, after),
-            anchors=await compare_metrics(anchors_before, anchors_after),
+            held_out=compare_metrics(pair_scores(steps, before, after)),
+            anchors=compare_metrics(pair_scores(anchors, anchors_before, anchors_after)),
             metrics_by_round=state.metrics,
             power_summary=describe_test_power(
                 len(held_out_traces), n_earlier_tests=start.n_earlier_tests
             ),
-            usage=sum_usage(consumed),
-            usage_by_purpose=consumed,
+            usage=consumed.usage,
+            n_questions=consumed.n_questions,
+            n_unanswered=consumed.n_unanswered,
+            n_invalid=consumed.n_invalid,
         )
+
+    async def _measure_critic(
+        self,
+        when: Literal["before", "after"],
+        steps: Sequence[LabeledStep],
+        anchors: Sequence[LabeledStep],
+        promoted: Sequence[ContrastPair],
+    ) -> tuple[tuple[ScoredStep | None, ...], tuple[ScoredStep | None, ...]]:
+        """Return the scores of held-out steps and of anchors, and emit their figures."""
+        held_out = await self._scorer.score(steps, promoted)
+        anchored = await self._scorer.score(anchors, promoted)
+        self._runtime.on_event(
+            CriticMeasured(
+                when=when,
+                held_out=summarize_scores(held_out),
+                anchors=summarize_scores(anchored),
+                usage=self._runtime.usage_ledger.usage,
+            )
+        )
+        return held_out, anchored
 
     async def _run_rounds(
         self,
@@ -261,10 +226,8 @@ class CalibrationLoop:
         *,
         is_forced: bool,
     ) -> RoundState:
-        """Make rounds until the curriculum ends or nothing is left to learn; the first one always
-        if forced.
-        """
-        state = await self._add_measurement(state, measure(state.scored))
+        """Make rounds until the curriculum ends or nothing is left to learn."""
+        state = self._add_measurement(state, measure(state.scored))
         while (plan := self._plan_round(state.history)) is not None:
             reason = self._explain_nothing_to_learn(state, start, steps)
             state = state._replace(end_reason=reason)
@@ -286,26 +249,23 @@ class CalibrationLoop:
     def _explain_nothing_to_learn(
         self, state: RoundState, start: CalibrationStart, steps: Sequence[LabeledStep]
     ) -> str | None:
-        unscored = [
-            UnscoredStep(step.trace_id, bound_unscored_error(step.label))
+        errors = [
+            (step.trace_id, compute_error(step.label, score))
             for step, score in zip(steps, state.scored, strict=True)
-            if score is None
         ]
         return explain_nothing_to_learn(
-            [score for score in state.scored if score is not None],
-            unscored=unscored,
-            n_earlier_tests=start.n_earlier_tests + len(state.tests),
+            errors, n_earlier_tests=start.n_earlier_tests + len(state.tests)
         )
 
     async def _make_round(
         self, state: RoundState, plan: RoundPlan
     ) -> tuple[RoundState, tuple[ContrastPair, ...]]:
-        """Make and store the pairs of a round, first those of mistakes that the critic
-        still makes.
-        """
-        self._on_event(
+        """Make and store the pairs of a round, first those of present mistakes."""
+        self._runtime.on_event(
             RoundStarted(
-                number=plan.number, n_traces=len(state.training), usage=self._usage_ledger.usage
+                number=plan.number,
+                n_traces=len(state.training),
+                usage=self._runtime.usage_ledger.usage,
             )
         )
         if plan.number == 1:
@@ -338,9 +298,7 @@ class CalibrationLoop:
         steps: Sequence[LabeledStep],
         round_pairs: Sequence[ContrastPair],
     ) -> RoundState:
-        """Test all waiting pairs that do not come from the held-out traces, unless that was done
-        before a stop.
-        """
+        """Test all waiting pairs of training traces, unless that was done before a stop."""
         state, finished = state.pop_finished_test([pair.id for pair in round_pairs])
         if finished is not None and finished.evidence is not None:
             return await self._replay_finished_test(state, steps, finished.evidence)
@@ -348,7 +306,8 @@ class CalibrationLoop:
         waiting = snapshot.list_testable_pairs(split.held_out)
         batch = choose_batch(waiting, max_pairs=self._settings.max_pairs)
         if not batch:
-            return state._replace(not_tested=_explain_no_batch(state))
+            reason: NotTestedReason = "memory_full" if state.n_left_out else "no_pairs"
+            return state._replace(not_tested=NotTested(reason=reason))
         result = await self.test_batch(
             batch, steps, promoted=snapshot.promoted, name=split.held_out_name
         )
@@ -385,20 +344,18 @@ class CalibrationLoop:
             scored = await self._scorer.score(sample, state.promoted)
             state = state._replace(measured=tuple(zip(sample, scored, strict=True)))
             measurement = measure(state.scored, scored)
-        return await self._add_measurement(state, measurement)
+        return self._add_measurement(state, measurement)
 
-    async def _add_measurement(
+    def _add_measurement(
         self, state: RoundState, measurement: RoundMeasurement | None
     ) -> RoundState:
-        scored = [score for score in state.scored if score is not None]
-        metrics = await to_thread.run_sync(compute_metrics, scored)
+        metrics = compute_metrics([score for score in state.scored if score is not None])
         return state._replace(
             metrics=state.metrics if metrics is None else (*state.metrics, metrics),
             history=state.history if measurement is None else (*state.history, measurement),
         )
 
-    # ------------------------------------------------------------------------------------ testing
-    # pairs
+    # ---------------------------------------------------------------------------------------- tests
 
     async def test_batch(
         self,
@@ -434,11 +391,11 @@ class CalibrationLoop:
         self, result: PromotionEvidence | NotTested, n_pairs: int, use: ReplayTestUse = "promote"
     ) -> None:
         """Emit how the test of so many pairs ended, or why there was none."""
-        usage = self._usage_ledger.usage
+        usage = self._runtime.usage_ledger.usage
         if isinstance(result, PromotionEvidence):
-            self._on_event(PairBatchTested(use=use, evidence=result, usage=usage))
+            self._runtime.on_event(PairBatchTested(use=use, evidence=result, usage=usage))
             return
-        self._on_event(
+        self._runtime.on_event(
             BatchTestPostponed(
                 n_pairs=n_pairs,
                 n_traces=result.n_traces,
@@ -447,8 +404,7 @@ class CalibrationLoop:
             )
         )
 
-    # ------------------------------------------------------------------------------------ before a
-    # calibration
+    # ------------------------------------------------------------------------------------- estimate
 
     def count_calls(
         self, start: CalibrationStart, anchors: Sequence[ContrastPair], *, max_reasks: int
@@ -478,9 +434,3 @@ class CalibrationLoop:
         return (n_steps + n_anchors) * n_samples, (n_scores * n_samples + n_asked) * (
             1 + max_reasks
         )
-
-
-def _explain_no_batch(state: RoundState) -> NotTested:
-    if not state.training:
-        return NotTested(reason="no_training_traces")
-    return NotTested(reason="memory_full" if state.n_left_out else "no_pairs")

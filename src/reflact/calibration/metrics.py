@@ -9,10 +9,9 @@ Everything is deterministic. Source: B. Efron and R. Tibshirani, An Introduction
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from statistics import median
 from typing import NamedTuple, TypeVar
 
@@ -66,9 +65,7 @@ class ScoredStep(FrozenModel):
 
 
 class ReliabilityBin(FrozenModel):
-    """The steps whose confidence lies in ``low``..``high``: how sure the critic was, how often
-    right.
-    """
+    """The steps whose confidence lies in ``low``..``high``, and how often they are right."""
 
     low: Share
     high: Share
@@ -151,9 +148,7 @@ def compute_metrics(scored: Sequence[ScoredStep]) -> CriticMetrics | None:
 
 
 def pairwise_accuracy(steps: Sequence[ScoredStep]) -> float | None:
-    """Return the pairwise accuracy, None if nothing can be ordered; see
-    ``CriticMetrics.accuracy``.
-    """
+    """Return the pairwise accuracy (see ``CriticMetrics``), None if nothing can be ordered."""
     traces = [_count_ordered(trace) for trace in _group_by_trace(steps).values()]
     pairs = sum(n for n, _ in traces)
     return sum(right for _, right in traces) / pairs if pairs else None
@@ -182,9 +177,7 @@ def _resample(values: Sequence[T], stream_name: str) -> Iterator[list[T]]:
 def _build_interval(
     value: float, figures: Iterable[float], low: float, high: float
 ) -> IntervalEstimate:
-    """Return a figure with the interval of its resamples; ``low`` and ``high``, its range, if there
-    are none.
-    """
+    """Return a figure with the interval of its resamples; without any, its range."""
     ordered = sorted(figures)
     tail = round(0.025 * N_RESAMPLES) - 1
     if ordered:
@@ -229,9 +222,7 @@ def _sum_steps(steps: Sequence[ScoredStep]) -> _TraceSums:
 
 
 def _count_ordered(steps: Sequence[ScoredStep]) -> tuple[int, float]:
-    """Return how many pairs labels order, and how many of them the critic orders so; ties count
-    half.
-    """
+    """Return how many pairs labels order, and how many the critic orders so; a tie is half."""
     shares = [
         (1 + _sign(s.evaluation.delta) * _sign(s.label.delta)) / 2
         for s in steps
@@ -247,24 +238,15 @@ def _count_ordered(steps: Sequence[ScoredStep]) -> tuple[int, float]:
 
 
 def _count_across_steps(steps: Sequence[ScoredStep]) -> tuple[int, float]:
-    """Compare every two states after a step, in the time that sorting them takes: a trace may be
-    long.
-    """
-    by_label = sorted(steps, key=lambda step: step.label.progress_after)
-    lower: list[
-        float
-    ] = []  # what was said of all states that labels put below the present one, sorted
+    """Compare every two states after a step."""
     pairs = 0
     shares = 0.0
-    for later in by_label:
-        while (
-            later.label.progress_after - by_label[len(lower)].label.progress_after
-            >= MIN_LABEL_DIFFERENCE
-        ):
-            insort(lower, by_label[len(lower)].evaluation.progress_after)
-        said = later.evaluation.progress_after
-        pairs += len(lower)
-        shares += (bisect_left(lower, said) + bisect_right(lower, said)) / 2
+    for one, other in combinations(steps, 2):
+        difference = one.label.progress_after - other.label.progress_after
+        if abs(difference) >= MIN_LABEL_DIFFERENCE:
+            said = one.evaluation.progress_after - other.evaluation.progress_after
+            pairs += 1
+            shares += (1 + _sign(said) * _sign(difference)) / 2
     return pairs, shares
 
 

@@ -65,9 +65,7 @@ ANY_DISTANCE = DistanceBand()
 
 
 class StepToContrast(NamedTuple):
-    """A step that pairs are made of: ``right`` is its right evaluation, ``band`` the distance of
-    wrong ones.
-    """
+    """A step with its right evaluation; ``band`` is the distance of wrong ones."""
 
     event: ScoreEvent
     right: Evaluation
@@ -107,8 +105,7 @@ class StepToContrast(NamedTuple):
         return (self.right,) if own is None else (own, self.right)
 
 
-# ------------------------------------------------------------------------------------ the right
-# side
+# --------------------------------------------------------------------------------------- right side
 
 
 def find_reference(event: ScoreEvent) -> Evaluation | None:
@@ -148,9 +145,7 @@ def find_reference(event: ScoreEvent) -> Evaluation | None:
 
 
 def quote_changes(transition: Transition) -> tuple[str, ...]:
-    """Return words that point at what changed, as evidence: fields, or the first new line of a
-    text.
-    """
+    """Return evidence that points at what changed: fields, or the first new line of a text."""
     texts = isinstance(transition.before, str) and isinstance(transition.after, str)
     found: dict[str, str] = {}
     for text in _list_change_texts(transition.before, transition.after):
@@ -172,29 +167,22 @@ def _list_change_texts(before: JsonValue, after: JsonValue) -> Iterator[str]:
 
 
 def _is_quotable(quote: str, text: str, action: Action) -> bool:
-    """Whether a quote from the beginning of a text ends at the end of a word, and says more than
-    connects.
-    """
+    """Whether a quote ends at the end of a word, and says more than words that connect."""
     view = TransitionView(Transition(before="", action=action, after=text))
     return not QuotableTexts(view).find_invented([quote])
 
 
-# ------------------------------------------------------------------------------------ the wrong
-# side
+# --------------------------------------------------------------------------------------- wrong side
 
 
 def pairs_of(step: StepToContrast) -> tuple[ContrastPair, ...]:
-    """Return all pairs that a step gives without a model, the best first; each within the step's
-    band.
-    """
+    """Return all pairs that a step gives without a model, the best first."""
     observed = build_observed_pair(step)
     return (*([] if observed is None else [observed]), *_build_perturbed(step))
 
 
 def build_observed_pair(step: StepToContrast) -> ContrastPair | None:
-    """Return the pair that the critic's own evaluation of a step makes; None if it is no
-    contrast.
-    """
+    """Return the pair of the critic's own evaluation of a step; None if it is no contrast."""
     wrong = step.event.evaluation
     right = step.right
     if wrong is None or not step.band.contains(wrong, right):
@@ -212,9 +200,7 @@ def build_observed_pair(step: StepToContrast) -> ContrastPair | None:
 
 
 def classify_error(wrong: Evaluation, right: Evaluation) -> str:
-    """Return the kind of mistake that an evaluation shows beside the right one, by the direction of
-    its error.
-    """
+    """Return the kind of mistake of an evaluation, by the direction of its error."""
     if wrong.progress_after < right.progress_after:
         return "ignored_evidence"
     return "inflated_score" if right.delta > 0 else "credit_for_intention"
@@ -321,8 +307,7 @@ def _hide_changes(before: JsonValue, after: JsonValue) -> JsonValue:
     return {name: before[name] if name in same else HIDDEN_TEXT for name in names}
 
 
-# ------------------------------------------------------------------------------------ which steps
-# and pairs
+# ---------------------------------------------------------------------------------------- selection
 
 
 def select_events(events: Iterable[ScoreEvent], *, min_delta: float) -> tuple[ScoreEvent, ...]:

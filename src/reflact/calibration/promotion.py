@@ -1,6 +1,4 @@
-"""Tests of batches of pairs: held-out steps are scored with and without; the test promotes or
-demotes.
-"""
+"""Tests of batches: held-out steps are scored with and without them."""
 
 from __future__ import annotations
 
@@ -9,21 +7,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from anyio import to_thread
-
 from reflact.calibration.critic import CRITIC_SCOPE
-from reflact.calibration.labeled_steps import LabeledStep, StepScorer, pair_scores
+from reflact.calibration.labeled_steps import LabeledStep, StepScorer
 from reflact.calibration.metrics import ScoredStep, bootstrap_mean, compute_metrics
 from reflact.calibration.report import MetricsChange
 from reflact.calibration.significance import (
     MIN_COVERAGE,
     NotTested,
     ReplayTestUse,
-    UnscoredStep,
-    bound_unscored_effect,
+    StepScores,
     compute_trace_effects,
     decide_replay_test,
     find_missing_traces,
+    select_scored,
 )
 from reflact.calibration.splits import TrainingHistory
 from reflact.calibration.trace import Trace
@@ -142,7 +138,7 @@ class PromotionTester:
             )
         except DataError:  # the batch was sound when it was read, so another process was faster
             return batch_changed
-        evidence = await to_thread.run_sync(self._decide, test, steps, before, after)
+        evidence = self._decide(test, pair_scores(steps, before, after))
         if isinstance(evidence, NotTested):
             return evidence
         try:
@@ -157,25 +153,9 @@ class PromotionTester:
         return evidence
 
     def _decide(
-        self,
-        test: BatchTest,
-        steps: Sequence[LabeledStep],
-        before: Sequence[ScoredStep | None],
-        after: Sequence[ScoredStep | None],
+        self, test: BatchTest, scores: Sequence[StepScores]
     ) -> PromotionEvidence | NotTested:
-        sides = pair_scores(before, after)
-        unscored = tuple(
-            UnscoredStep(step.trace_id, bound_unscored_effect(step.label, old, new))
-            for step, old, new in zip(steps, before, after, strict=True)
-            if old is None or new is None
-        )
-        result = decide_replay_test(
-            sides.before,
-            sides.after,
-            n_earlier_tests=test.n_earlier_tests,
-            use=test.kind,
-            unscored=unscored,
-        )
+        result = decide_replay_test(scores, n_earlier_tests=test.n_earlier_tests, use=test.kind)
         if isinstance(result, NotTested):
             return result
         critic = self._scorer.critic
@@ -214,33 +194,36 @@ class PromotionTester:
 
 
 def _has_changed_since(pair: StoredPair, last_tested: Mapping[str, datetime]) -> bool:
-    """Whether a pair was never tested, or was edited, released or taken back since its
-    last test.
-    """
+    """Whether a pair was never tested, or was changed since its last test."""
     last = last_tested.get(pair.pair.id)
     return last is None or pair.changed_at > last
 
 
-async def compare_metrics(
-    before: Sequence[ScoredStep | None], after: Sequence[ScoredStep | None]
-) -> MetricsChange:
-    """Return what changed between two scorings of the same steps, as far as both gave a score."""
-    return await to_thread.run_sync(_compare_metrics, before, after)
+def pair_scores(
+    steps: Sequence[LabeledStep],
+    before: Sequence[ScoredStep | None],
+    after: Sequence[ScoredStep | None],
+) -> tuple[StepScores, ...]:
+    """Return two scorings of the same steps, step by step."""
+    return tuple(
+        StepScores(step.trace_id, step.label, old, new)
+        for step, old, new in zip(steps, before, after, strict=True)
+    )
 
 
-def _compare_metrics(
-    before: Sequence[ScoredStep | None], after: Sequence[ScoredStep | None]
-) -> MetricsChange:
-    sides = pair_scores(before, after)
+def compare_metrics(scores: Sequence[StepScores]) -> MetricsChange:
+    """Return what changed between two scorings, as far as both gave a score."""
+    before, after = select_scored(scores)
     gain = None
-    if sides.before:
-        effects = compute_trace_effects(sides.before, sides.after)
+    if before:
+        both = [one for one in scores if one.without is not None and one.with_batch is not None]
+        effects = compute_trace_effects(both)
         gain = bootstrap_mean(effects, low=-10, high=10, stream_name="effect")
     return MetricsChange(
-        before=compute_metrics(sides.before),
-        after=compute_metrics(sides.after),
+        before=compute_metrics(before),
+        after=compute_metrics(after),
         gain=gain,
-        n_unscored=sides.n_unscored,
+        n_unscored=len(scores) - len(before),
     )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from reflact.calibration.asked import DroppedCandidate
 from reflact.calibration.metrics import CriticMetrics
-from reflact.calibration.usage import PurposeUsage
 from reflact.memory.cards import TOTAL_ALPHA, compute_alpha
 from reflact.memory.models import ContrastPair, PromotionEvidence
 from reflact.records import IntervalEstimate, Usage
+from reflact.text import name_count
 from reflact.types import FrozenModel, ShortReprModel
 
 
@@ -97,7 +97,9 @@ class CalibrationReport(ShortReprModel):
             tested one.
         power_summary: What the held-out traces can show, in words.
         usage: The usage of all calls, invalid and stored replies included.
-        usage_by_purpose: The same by role and purpose.
+        n_questions: Questions; a reply that is sent back belongs to its question.
+        n_unanswered: Questions without a valid reply.
+        n_invalid: Invalid replies.
         is_earlier_result: Whether an earlier call made this report, since nothing had changed.
     """
 
@@ -119,20 +121,10 @@ class CalibrationReport(ShortReprModel):
     metrics_by_round: tuple[CriticMetrics, ...] = ()
     power_summary: str
     usage: Usage
-    usage_by_purpose: tuple[PurposeUsage, ...] = ()
+    n_questions: int = 0
+    n_unanswered: int = 0
+    n_invalid: int = 0
     is_earlier_result: bool = False
-
-    def __repr__(self) -> str:
-        before = self.held_out.before
-        after = self.held_out.after
-        error = ""
-        if before is not None and after is not None:
-            error = f", error={before.error.value:.3g} -> {after.error.value:.3g}"
-        return (
-            f"CalibrationReport(rounds={self.n_rounds}, candidates={self.n_candidates}, "
-            f"pairs={self.n_pairs}, tests={len(self.tests)}, promoted={self.n_promoted}{error}, "
-            f"calls={self.usage.calls})"
-        )
 
     @property
     def n_pairs(self) -> int:
@@ -146,9 +138,7 @@ class CalibrationReport(ShortReprModel):
 
     @property
     def n_tests(self) -> int | None:
-        """Batches that were tested on these held-out traces, earlier ones included; None: none was
-        now.
-        """
+        """Batches that were tested on these held-out traces so far; None: none was now."""
         return self.tests[-1].n_earlier_tests + 1 if self.tests else None
 
 
@@ -173,7 +163,6 @@ OUTCOME_TEXTS: Final = {
     "no_harm_shown": "kept: no harm was shown",
 }
 
-
 # The figures of ``CriticMetrics``: the name of each, its field, and what to know when reading it.
 METRIC_DESCRIPTIONS: Final = (
     ("mean absolute error", "error", "in points; lower is better"),
@@ -183,6 +172,138 @@ METRIC_DESCRIPTIONS: Final = (
     ("Brier score", "brier", "lower is better"),
     ("calibration error", "calibration", "lower is better"),
 )
+
+
+class MetricRow(NamedTuple):
+    """A figure before and after, as it is shown; an empty text stands for none."""
+
+    name: str
+    note: str
+    before: str
+    after: str
+    constant: str
+
+
+class MetricTable(NamedTuple):
+    """The figures of one set of steps before and after."""
+
+    caption: str
+    rows: tuple[MetricRow, ...]
+
+
+def build_metric_table(name: str, before: CriticMetrics, after: CriticMetrics) -> MetricTable:
+    """Return the figures of one set of steps, as terminal and page show them."""
+    rows = []
+    for label, field, note in METRIC_DESCRIPTIONS:
+        constant = getattr(before.constant, field, None)
+        row = MetricRow(
+            label,
+            note,
+            format_estimate(getattr(before, field)),
+            format_estimate(getattr(after, field)),
+            "" if constant is None else format_number(constant),
+        )
+        rows.append(row)
+    caption = (
+        f"{name}: {name_count(before.n_traces, 'trace')}, "
+        f"{name_count(before.n_transitions, 'step')}; mean absolute error "
+        f"{format_number(before.error.value)} -> {format_number(after.error.value)}"
+    )
+    return MetricTable(caption, tuple(rows))
+
+
+def list_pair_lines(report: CalibrationReport) -> tuple[str, ...]:
+    """Return what was made of the traces, and what became of it, in lines."""
+    dropped = report.n_candidates - report.n_pairs
+    lines = [
+        f"{name_count(report.n_training_traces, 'trace')}, "
+        f"{name_count(report.n_candidates, 'candidate')}, rounds: {report.n_rounds}; "
+        f"{name_count(report.n_pairs, 'pair')}, {dropped} dropped, {report.n_promoted} promoted"
+    ]
+    lines += [f"  {kind.mistake}: {name_count(kind.n_pairs, 'pair')}" for kind in report.pairs]
+    lines += [f"  dropped, {drop.reason}: {drop.n_candidates}" for drop in report.dropped]
+    if report.n_quarantined:
+        lines.append(f"  quarantined or rejected by the scan: {report.n_quarantined}")
+    if report.n_left_out:
+        lines.append(f"  not made, because the memory was full: {report.n_left_out}")
+    return tuple(lines)
+
+
+def list_test_lines(report: CalibrationReport) -> tuple[str, ...]:
+    """Return how each batch was tested, and why no further one was, in sentences."""
+    lines = [f"{describe_test(test)}." for test in report.tests]
+    if report.not_tested_reason is not None:
+        lines.append(f"Not tested: {report.not_tested_reason}.")
+    if report.end_reason is not None:
+        lines.append(f"No further round: {report.end_reason}.")
+    return tuple(lines)
+
+
+def list_change_lines(change: MetricsChange) -> tuple[str, ...]:
+    """Return what changed between two measurements, in sentences."""
+    lines = []
+    if change.gain is not None:
+        lines.append(f"Averaged within each trace, the error {describe_gain(change.gain)}.")
+    if change.n_unscored:
+        steps = name_count(change.n_unscored, "step")
+        lines.append(f"Not included: {steps} without a valid score before or after.")
+    return tuple(lines)
+
+
+def list_power_lines(report: CalibrationReport) -> tuple[str, ...]:
+    """Return what the held-out traces can show, and what is left of them, in sentences."""
+    lines = [f"{report.power_summary}."]
+    if report.n_tests is not None:
+        lines.append(f"{describe_tests_left(report.n_tests)}.")
+    return tuple(lines)
+
+
+def describe_test(test: PromotionEvidence) -> str:
+    """Return how a test of a batch came out, in a sentence without its full stop."""
+    effect = IntervalEstimate(value=test.effect, low=test.low, high=test.high)
+    fallback = "promoted" if test.passed_test else "not promoted"
+    return (
+        f"Batch {test.n_earlier_tests + 1} on these traces, "
+        f"{name_count(len(test.pair_ids), 'pair')}: the error {describe_gain(effect)} "
+        f"over {name_count(test.n_traces, 'trace')}, p = {test.p_value:.2g} of {test.alpha:.2g}: "
+        f"{OUTCOME_TEXTS.get(test.outcome, test.outcome or fallback)}"
+    )
+
+
+def describe_consumption(report: CalibrationReport) -> str:
+    """Return what the calibration asked and used, in a sentence."""
+    return (
+        f"{name_count(report.n_questions, 'question')} took {describe_usage(report.usage)}, "
+        f"including stored replies; {name_count(report.n_invalid, 'reply was', 'replies were')} "
+        f"invalid, {name_count(report.n_unanswered, 'question')} got no valid reply."
+    )
+
+
+def describe_usage(usage: Usage) -> str:
+    """Return calls, tokens and price."""
+    return (
+        f"{name_count(usage.calls, 'call')}, {usage.input_tokens:,} tokens in, "
+        f"{usage.output_tokens:,} out{format_price(usage)}"
+    )
+
+
+def describe_gain(gain: IntervalEstimate) -> str:
+    """Return how an error moved: ``fell by 1.20 points [0.80, 1.60]``."""
+    if gain.value == gain.low == gain.high == 0:
+        return "did not change"
+    if gain.value >= 0:
+        return f"fell by {format_number(gain.value)} points {format_interval(gain)}"
+    rise = IntervalEstimate(value=-gain.value, low=-gain.high, high=-gain.low)
+    return f"rose by {format_number(rise.value)} points {format_interval(rise)}"
+
+
+def describe_tests_left(tests: int) -> str:
+    """Return what so many tests on the same held-out traces leave for the next one."""
+    return (
+        f"{name_count(tests, 'batch was', 'batches were')} tested on these held-out traces: "
+        f"another one passes at p of at most {compute_alpha(tests):.2g}, since all of them share "
+        f"an error probability of {TOTAL_ALPHA:.1%}"
+    )
 
 
 def format_number(value: float, decimals: int = 2) -> str:
@@ -195,37 +316,13 @@ def format_interval(estimate: IntervalEstimate) -> str:
     return f"[{format_number(estimate.low)}, {format_number(estimate.high)}]"
 
 
-def describe_gain(gain: IntervalEstimate) -> str:
-    """Return how an error moved: ``fell by 1.20 points [0.80, 1.60]``."""
-    if gain.value == gain.low == gain.high == 0:
-        return "did not change"
-    if gain.value >= 0:
-        return f"fell by {format_number(gain.value)} points {format_interval(gain)}"
-    return (
-        f"rose by {format_number(-gain.value)} points [{format_number(-gain.high)}, "
-        f"{format_number(-gain.low)}]"
-    )
+def format_estimate(estimate: IntervalEstimate | None) -> str:
+    """Return a figure with its interval; nothing for none."""
+    if estimate is None:
+        return ""
+    return f"{format_number(estimate.value)} {format_interval(estimate)}"
 
 
-def get_effect(test: PromotionEvidence) -> IntervalEstimate:
-    """Return by how much a batch lowered the error, with its interval."""
-    return IntervalEstimate(value=test.effect, low=test.low, high=test.high)
-
-
-def describe_outcome(test: PromotionEvidence) -> str:
-    """Return how a test ended, in words; an outcome that nobody knows as it is."""
-    return OUTCOME_TEXTS.get(
-        test.outcome, test.outcome or ("promoted" if test.passed_test else "not promoted")
-    )
-
-
-def describe_tests_left(tests: int) -> str:
-    """Return in a sentence what so many tests on the same held-out traces leave for the
-    next one.
-    """
-    made = "1 batch was" if tests == 1 else f"{tests} batches were"
-    return (
-        f"{made} tested on these held-out traces: another one passes at p of at most "
-        f"{compute_alpha(tests):.2g}, since all of them share an error probability of "
-        f"{TOTAL_ALPHA:.1%}"
-    )
+def format_price(usage: Usage) -> str:
+    """Return the price after a comma; nothing if it is not known."""
+    return "" if usage.usd is None else f", ${usage.usd:.4f}"

@@ -74,9 +74,7 @@ async def open_connection(
     replay: ReplayConfig,
     on_limit: Callable[[LimitChange], None] | None = None,
 ) -> AsyncIterator[tuple[LLM, ReadSpend]]:
-    """Open the store of model calls and connect a model, under a budget that holds over
-    all starts.
-    """
+    """Open the store of model calls and connect a model, under a budget over all starts."""
     import anyio.to_thread
 
     await anyio.to_thread.run_sync(import_all, CLIENT_MODULES)

@@ -64,11 +64,18 @@ class ReplayTestResult(FrozenModel):
         return self.outcome in {"better", "no_harm_shown"}
 
 
-class UnscoredStep(NamedTuple):
-    """A held-out step without a valid score on a side, and the effect that it counts for."""
+class StepScores(NamedTuple):
+    """A held-out step, scored without the batch and with it; None is no valid score."""
 
     trace_id: str
-    effect: float
+    label: Label
+    without: ScoredStep | None
+    with_batch: ScoredStep | None
+
+    @property
+    def effect(self) -> float:
+        """By how much the batch lowers the error."""
+        return compute_error(self.label, self.without) - compute_error(self.label, self.with_batch)
 
 
 NotTestedReason = Literal[
@@ -76,7 +83,6 @@ NotTestedReason = Literal[
     "level_used_up",
     "too_few_scores",
     "batch_changed",
-    "no_training_traces",
     "no_pairs",
     "memory_full",
 ]
@@ -120,12 +126,9 @@ class NotTested(FrozenModel):
                 "another process changed or tested a pair of the batch while it was scored; the "
                 "next test has the other pairs"
             ),
-            "no_training_traces": (
-                "there is no trace to learn from, because all are held out: pass more traces"
-            ),
             "no_pairs": (
-                "there is no new pair to test: the labelled steps give none, or all were tested "
-                "before or wait for a review"
+                "there is no new pair to test: there is no trace to learn from, its labelled steps "
+                "give none, or all pairs were tested before or wait for a review"
             ),
             "memory_full": (
                 "the memory is full: reject pairs that are not needed, or raise its "
@@ -138,79 +141,67 @@ class NotTested(FrozenModel):
 def find_missing_traces(
     traces: Collection[object], *, n_earlier_tests: int = 0
 ) -> NotTested | None:
-    """Return what is missing if traces are too few to test on, after so many tests on them; else
-    None.
-    """
+    """Return what is missing if traces are too few to test on; else None."""
     if len(traces) < MIN_TRACES:
         return NotTested(reason="too_few_traces", n_traces=len(traces))
-    if is_level_used_up(len(traces), n_earlier_tests):
+    # The least p-value of so many traces is 1 / 2 ** n.
+    if compute_alpha(n_earlier_tests) < 0.5 ** len(traces):
         return NotTested(reason="level_used_up", n_traces=len(traces), n_tests=n_earlier_tests)
     return None
 
 
-def is_level_used_up(n_traces: int, n_earlier_tests: int) -> bool:
-    """Whether no result on so many traces, at least ``1 / 2 ** n_traces``, reaches the level of the
-    next test.
-    """
-    return compute_alpha(n_earlier_tests) < 0.5**n_traces
+def compute_error(label: Label, score: ScoredStep | None) -> float:
+    """Return the error of a score; without a valid one, the largest that is possible."""
+    if score is None:
+        return max(label.progress_after, 10 - label.progress_after)
+    return abs(score.error)
 
 
-def bound_unscored_error(label: Label) -> float:
-    """Return the largest error that is possible at a step."""
-    return max(label.progress_after, 10 - label.progress_after)
+def select_scored(scores: Iterable[StepScores]) -> tuple[list[ScoredStep], list[ScoredStep]]:
+    """Return the scores without and with the batch of the steps that have both."""
+    without: list[ScoredStep] = []
+    with_batch: list[ScoredStep] = []
+    for step in scores:
+        if step.without is not None and step.with_batch is not None:
+            without.append(step.without)
+            with_batch.append(step.with_batch)
+    return without, with_batch
 
 
-def bound_unscored_effect(
-    label: Label, without: ScoredStep | None, with_: ScoredStep | None
-) -> float:
-    """Return by how much a batch lowers the error at a step that has no valid score on a side."""
-    farthest = bound_unscored_error(label)
-    old, new = (farthest if score is None else abs(score.error) for score in (without, with_))
-    return old - new
+def compute_trace_effects(scores: Iterable[StepScores]) -> tuple[float, ...]:
+    """Return by how much the batch lowers each trace's mean error, in the order of their ids."""
+    return average_by_trace((step.trace_id, step.effect) for step in scores)
 
 
 def decide_replay_test(
-    without: Sequence[ScoredStep],
-    with_: Sequence[ScoredStep],
-    *,
-    n_earlier_tests: int,
-    use: ReplayTestUse = "promote",
-    unscored: Sequence[UnscoredStep] = (),
+    scores: Sequence[StepScores], *, n_earlier_tests: int, use: ReplayTestUse = "promote"
 ) -> ReplayTestResult | NotTested:
-    """Decide on a batch from the same held-out steps, scored without it and with it.
+    """Decide on a batch: to promote it, the error must have fallen; to demote it, risen.
 
-    Args:
-        without: Scores without the batch.
-        with_: Scores of the same steps, in the same order, with it.
-        n_earlier_tests: Earlier tests on these traces.
-        use: The error must have fallen to promote a batch, and risen to demote it.
-        unscored: Steps without a valid score on a side.
-
-    Raises:
-        ValueError: The two sides are not the same steps.
+    ``n_earlier_tests`` counts the tests on these traces.
     """
-    if [(s.trace_id, s.step) for s in without] != [(s.trace_id, s.step) for s in with_]:
-        raise ValueError("both sides of a replay test score the same steps, in the same order")
-    effects = compute_trace_effects(without, with_, unscored)
+    effects = compute_trace_effects(scores)
     if len(effects) < MIN_TRACES:
         return NotTested(reason="too_few_traces", n_traces=len(effects))
     alpha = compute_alpha(n_earlier_tests)
     p_value = sign_flip_p_value(effects if use == "promote" else [-effect for effect in effects])
-    changes = _list_accuracy_changes(without, with_)
-    change = _min_accuracy_change(changes, without, with_)
+    without, with_batch = select_scored(scores)
+    changes = _list_accuracy_changes(without, with_batch)
+    change = _min_accuracy_change(changes, without, with_batch)
+    outcome: ReplayTestOutcome
     if use == "demote":
-        outcome: ReplayTestOutcome = "worse" if p_value <= alpha else "no_harm_shown"
+        outcome = "worse" if p_value <= alpha else "no_harm_shown"
     elif p_value > alpha:
         outcome = "not_shown"
+    elif change is not None and _has_fallen(change, changes):
+        outcome = "accuracy_fell"
     else:
-        outcome = (
-            "accuracy_fell" if change is not None and _has_fallen(change, changes) else "better"
-        )
+        outcome = "better"
     return ReplayTestResult(
         outcome=outcome,
         n_traces=len(effects),
-        n_transitions=len(without) + len(unscored),
-        n_unscored=len(unscored),
+        n_transitions=len(scores),
+        n_unscored=len(scores) - len(without),
         effect=bootstrap_mean(effects, low=-10, high=10, stream_name="effect"),
         p_value=p_value,
         alpha=alpha,
@@ -218,35 +209,16 @@ def decide_replay_test(
     )
 
 
-def compute_trace_effects(
-    without: Sequence[ScoredStep],
-    with_: Sequence[ScoredStep],
-    unscored: Sequence[UnscoredStep] = (),
-) -> tuple[float, ...]:
-    """Return by how much the batch lowers the mean error of each trace, in the order of
-    their ids.
-    """
-    changes = (
-        (old.trace_id, abs(old.error) - abs(new.error))
-        for old, new in zip(without, with_, strict=True)
-    )
-    return _average_by_trace([*changes, *unscored])
-
-
 def explain_nothing_to_learn(
-    scored: Sequence[ScoredStep], *, unscored: Sequence[UnscoredStep], n_earlier_tests: int
+    errors: Iterable[tuple[str, float]], *, n_earlier_tests: int
 ) -> str | None:
-    """Return why no batch can lower the error of these scores by a gain that counts; None if one
-    can.
+    """Return why no batch can lower these errors, by trace, enough to count; None if one can.
 
     The best possible batch removes all error. If not even that is a gain of ``MIN_ERROR_DROP``, or
-    reaches the level of the next test, then no batch does, so to end costs no power. ``unscored``
-    are the steps without a valid score, each with the largest effect that it can count for. None if
-    there are too few traces for a test.
+    reaches the level of the next test, then no batch does, so to end costs no power. None if there
+    are too few traces for a test.
     """
-    ceilings = _average_by_trace(
-        [*((step.trace_id, abs(step.error)) for step in scored), *unscored]
-    )
+    ceilings = average_by_trace(errors)
     if len(ceilings) < MIN_TRACES:
         return None
     error = math.fsum(ceilings) / len(ceilings)
@@ -258,7 +230,7 @@ def explain_nothing_to_learn(
     )
 
 
-def _average_by_trace(changes: Iterable[tuple[str, float]]) -> tuple[float, ...]:
+def average_by_trace(changes: Iterable[tuple[str, float]]) -> tuple[float, ...]:
     """Return the mean of each trace's values, in the order of trace ids."""
     values: dict[str, list[float]] = defaultdict(list)
     for trace_id, change in changes:

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from reflact.calibration.config import HoldoutBy
-from reflact.calibration.significance import is_level_used_up
 from reflact.calibration.trace import Trace
-from reflact.memory.cards import MIN_TRACES, count_tests
-from reflact.memory.models import BatchTest, ScoreEvent
+from reflact.memory.models import ScoreEvent
 
 # The number of purposes for each fold from which on whole purposes are sorted into folds.
 MIN_PURPOSES = 2
@@ -28,46 +26,17 @@ class HoldoutSplit(NamedTuple):
 
 
 def list_labeled_events(trace: Trace) -> tuple[ScoreEvent, ...]:
-    """Return the events whose label comes from outside the critic; one that always inflates agrees
-    with itself.
-    """
+    """Return the events whose label comes from outside the critic."""
     return tuple(e for e in trace.events if e.label is not None and e.label.source != "agreement")
 
 
-class TraceContents(NamedTuple):
-    """What some traces hold: each as a whole, and up to each of its steps."""
-
-    whole_hashes: frozenset[str]
-    prefix_hashes: frozenset[str]
-
-    @classmethod
-    def from_traces(cls, traces: Iterable[Trace]) -> TraceContents:
-        """Return what traces hold; those without steps hold nothing."""
-        all_ = [trace.recording.content_hashes for trace in traces if trace.events]
-        return cls(
-            frozenset(contents[-1] for contents in all_),
-            frozenset(content for contents in all_ for content in contents),
-        )
-
-    def contains(self, trace: Trace) -> bool:
-        """Whether a trace is a copy of one of them, its beginning, or goes on with it."""
-        contents = trace.recording.content_hashes
-        return contents[-1] in self.prefix_hashes or not self.whole_hashes.isdisjoint(contents)
-
-
 def deduplicate_traces(traces: Iterable[Trace]) -> tuple[Trace, ...]:
-    """Return traces with known steps, of those that are one recording only one, in their order.
-
-    A copy, or the beginning of another trace, is one recording with it: the longest one of which
-    most is known counts.
-    """
+    """Return traces with known steps; of copies, the one of which most is known."""
     labeled = [trace for trace in traces if list_labeled_events(trace)]
-    parts = {content for trace in labeled for content in trace.recording.content_hashes[:-1]}
-    whole: dict[str, Trace] = {}
+    chosen: dict[str, Trace] = {}
     for trace in sorted(labeled, key=lambda trace: (-len(list_labeled_events(trace)), trace.id)):
-        whole.setdefault(trace.recording.content_hashes[-1], trace)
-    kept_ids = {trace.id for content, trace in whole.items() if content not in parts}
-    return tuple(trace for trace in labeled if trace.id in kept_ids)
+        chosen.setdefault(trace.content_hash, trace)
+    return tuple(trace for trace in labeled if chosen[trace.content_hash] is trace)
 
 
 def assign_fold(trace_id: str, *, n_folds: int) -> int:
@@ -76,18 +45,14 @@ def assign_fold(trace_id: str, *, n_folds: int) -> int:
 
 
 class HoldoutRule(NamedTuple):
-    """How traces are sorted into ``n_folds`` folds: all traces of a purpose into one, or each by
-    its id.
-    """
+    """How traces are sorted into ``n_folds`` folds: by purpose, or each by its id."""
 
     n_folds: int
     holdout_by: HoldoutBy
 
     @classmethod
     def choose(cls, n_purposes: int, *, n_folds: int, holdout_by: HoldoutBy | None) -> HoldoutRule:
-        """Return how traces of so many purposes are sorted; ``holdout_by``: what was asked for, if
-        anything was.
-        """
+        """Return how traces of so many purposes are sorted, unless ``holdout_by`` says it."""
         return cls(
             n_folds, holdout_by or ("purpose" if n_purposes >= MIN_PURPOSES * n_folds else "trace")
         )
@@ -118,54 +83,34 @@ class TrainingHistory(NamedTuple):
         )
 
 
-def choose_test_traces(
-    usable: Sequence[Trace], tests: Sequence[BatchTest], *, limit: int
-) -> tuple[Trace, ...]:
-    """Return the traces that test next: the first usable ones; once their error probability is used
-    up, fresh ones.
-    """
-    chosen = tuple(usable[:limit])
-    if is_level_used_up(len(chosen), count_tests(tests, (trace.recording for trace in chosen))):
-        marks = list_tested_marks(tests)
-        fresh = tuple(trace for trace in usable if trace.recording.fingerprints.isdisjoint(marks))
-        chosen = fresh[:limit] if len(fresh) >= MIN_TRACES else chosen
-    return chosen
-
-
-def list_tested_marks(tests: Iterable[BatchTest]) -> frozenset[str]:
-    """Return the marks of all traces on which something was tested to be promoted."""
-    return frozenset(mark for test in tests if test.kind == "promote" for mark in test.fingerprints)
-
-
 def split_by_rule(
-    traces: Sequence[Trace],
-    *,
-    training: TrainingHistory,
-    tests: Sequence[BatchTest],
-    rule: HoldoutRule,
-    limit: int,
+    traces: Sequence[Trace], *, training: TrainingHistory, rule: HoldoutRule, limit: int
 ) -> HoldoutSplit:
     """Deal traces into those to learn from and those held out, of which at most ``limit`` are used.
 
     Copies of one recording are on one side.
     """
+    learned = _list_learned(traces, training)
     own = TrainingHistory(
-        training.trace_ids,
-        training.purposes | {t.purpose for t in traces if t.id in training.trace_ids},
+        training.trace_ids, training.purposes | {trace.purpose for trace in learned}
     )
-    dealt = _choose_dealing_ids(traces)
+    first_ids: dict[str, str] = {}
+    for trace in sorted(traces, key=lambda trace: trace.id):
+        first_ids.setdefault(trace.content_hash, trace.id)
     held_out_ids = {
-        trace.id for trace in traces if rule.is_held_out(dealt[trace.id], trace.purpose)
+        trace.id
+        for trace in traces
+        if rule.is_held_out(first_ids[trace.content_hash], trace.purpose)
     }
-    seen = TraceContents.from_traces(trace for trace in traces if trace.id in own.trace_ids)
+    seen = {trace.content_hash for trace in learned}
     usable = [
         trace
         for trace in deduplicate_traces(trace for trace in traces if trace.id in held_out_ids)
-        if not own.disqualifies(rule, trace.id, trace.purpose) and not seen.contains(trace)
+        if not own.disqualifies(rule, trace.id, trace.purpose) and trace.content_hash not in seen
     ]
     return HoldoutSplit(
         training=tuple(trace for trace in traces if trace.id not in held_out_ids),
-        held_out=choose_test_traces(sorted(usable, key=lambda trace: trace.id), tests, limit=limit),
+        held_out=tuple(sorted(usable, key=lambda trace: trace.id)[:limit]),
         held_out_name=rule.held_out_name,
     )
 
@@ -174,30 +119,26 @@ def split_by_caller(
     traces: Sequence[Trace], heldout: Sequence[Trace], *, training: TrainingHistory
 ) -> HoldoutSplit:
     """Return the parts that a caller chose, without what would be in both."""
-    seen = TraceContents.from_traces(
-        trace for trace in (*traces, *heldout) if trace.id in training.trace_ids
-    )
+    learned = _list_learned((*traces, *heldout), training)
+    seen = {trace.content_hash for trace in learned}
     tests = tuple(
         trace
         for trace in heldout
         if trace.id not in training.trace_ids
+        and trace.content_hash not in seen
         and list_labeled_events(trace)
-        and not seen.contains(trace)
     )
     ids = {trace.id for trace in heldout}
-    contents = TraceContents.from_traces(tests)
-    learn = tuple(trace for trace in traces if trace.id not in ids and not contents.contains(trace))
-    return HoldoutSplit(training=learn, held_out=tests, held_out_name=CALLER_HOLDOUT_NAME)
+    contents = {trace.content_hash for trace in tests}
+    return HoldoutSplit(
+        training=tuple(
+            trace for trace in traces if trace.id not in ids and trace.content_hash not in contents
+        ),
+        held_out=tests,
+        held_out_name=CALLER_HOLDOUT_NAME,
+    )
 
 
-def _choose_dealing_ids(traces: Sequence[Trace]) -> dict[str, str]:
-    """Return by which id each trace is dealt: copies by the first one's, a beginning by the longest
-    one's.
-    """
-    longest = sorted(traces, key=lambda trace: (-len(trace.events), trace.id))
-    owner: dict[str, str] = {}
-    for trace in longest:
-        first = owner.get(trace.recording.content_hashes[-1], trace.id)
-        for content in trace.recording.content_hashes if trace.events else ():
-            owner.setdefault(content, first)
-    return {trace.id: owner.get(trace.recording.content_hashes[-1], trace.id) for trace in traces}
+def _list_learned(traces: Iterable[Trace], training: TrainingHistory) -> list[Trace]:
+    """Return the traces with steps that pairs were made from."""
+    return [trace for trace in traces if trace.events and trace.id in training.trace_ids]

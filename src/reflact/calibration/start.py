@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from anyio import to_thread
 from pydantic import JsonValue
 
 from reflact.calibration.config import CalibratorSettings
@@ -51,9 +50,7 @@ IDENTITY_SETTINGS = frozenset(CalibratorSettings.model_fields) - {
 
 
 class CalibrationInputs(NamedTuple):
-    """All that a calibration depends on; ``writer`` is the identity of the model that writes and
-    judges.
-    """
+    """All that a calibration depends on; ``writer`` is the identity of the writing model."""
 
     traces: Sequence[Trace]
     heldout: Sequence[Trace] | None
@@ -80,10 +77,8 @@ class CalibrationInputs(NamedTuple):
             ]
         )
 
-    def split_traces(self, snapshot: MemorySnapshot, tests: Sequence[BatchTest]) -> HoldoutSplit:
-        """Return what is learned from and what is held out; the rule's choice if the caller made
-        none.
-        """
+    def split_traces(self, snapshot: MemorySnapshot) -> HoldoutSplit:
+        """Return what is learned from and what is held out."""
         if self.heldout is not None:
             return split_by_caller(self.traces, self.heldout, training=snapshot.learned)
         rule = HoldoutRule.choose(
@@ -94,16 +89,13 @@ class CalibrationInputs(NamedTuple):
         return split_by_rule(
             self.traces,
             training=snapshot.learned,
-            tests=tests,
             rule=rule,
             limit=self.settings.max_held_out_traces,
         )
 
 
 class CalibrationBaseline(FrozenModel):
-    """The memory when a calibration began: ids of pairs, and the number of the last test
-    (0: none).
-    """
+    """The memory when a calibration began: ids of pairs, and the last test (0: none)."""
 
     known_pair_ids: tuple[str, ...]
     promoted_pair_ids: tuple[str, ...]
@@ -165,10 +157,10 @@ async def open_calibration(inputs: CalibrationInputs, store: MemoryStore) -> Cal
     """
     snapshot = await take_snapshot(store)
     await _refuse_other_traces([*inputs.traces, *(inputs.heldout or ())], snapshot, store)
-    identity = await to_thread.run_sync(lambda: inputs.identity)
+    identity = inputs.identity
     start = CalibrationStart(
         identity=identity,
-        split=inputs.split_traces(snapshot, snapshot.tests),
+        split=inputs.split_traces(snapshot),
         known_pair_ids=snapshot.known_pair_ids,
         promoted=snapshot.promoted,
         earlier_tests=snapshot.tests,
@@ -189,14 +181,12 @@ async def open_calibration(inputs: CalibrationInputs, store: MemoryStore) -> Cal
             earlier = tuple(
                 test for test in snapshot.tests if test.number <= baseline.last_test_number
             )
-            split = inputs.split_traces(snapshot, earlier)
             start = start._replace(
-                split=split,
                 known_pair_ids=frozenset(baseline.known_pair_ids),
                 promoted=promoted,
                 earlier_tests=earlier,
                 finished_tests=_find_finished_tests(
-                    snapshot.tests[len(earlier) :], split, critic=inputs.critic
+                    snapshot.tests[len(earlier) :], start.split, critic=inputs.critic
                 ),
                 number=last.number,
             )
@@ -214,8 +204,6 @@ def _find_missing(
         return few
     if snapshot.list_testable_pairs(split.held_out):
         return None
-    if not split.training:
-        return NotTested(reason="no_training_traces")
     anchored = AnchorExclusions.from_anchors(inputs.anchors)
     for trace in split.training:
         if select_events(list_free_events(trace, anchored), min_delta=inputs.settings.min_delta):
@@ -250,9 +238,7 @@ async def load_pairs(store: MemoryStore, pair_ids: Collection[str]) -> tuple[Con
 async def _refuse_other_traces(
     traces: Sequence[Trace], snapshot: MemorySnapshot, store: MemoryStore
 ) -> None:
-    """Raise DataError if one of the traces has the id of another run: among them, in the store, or
-    in a pair.
-    """
+    """Raise DataError if one of the traces has the id of another run."""
     hashes = await store.content_hashes()
     known: dict[str, Trace] = {}
     for trace in traces:

@@ -15,9 +15,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 from uuid import uuid4
 
-from pydantic import JsonValue, ValidationError
+from pydantic import ValidationError
 
-from reflact.calibration.arguments import describe_first_error, require_trace_id, require_type
 from reflact.concurrency import fan_out
 from reflact.errors import DataError, StoreError
 from reflact.memory.cards import TraceIdentity, extend_content_hash, hash_purpose
@@ -26,6 +25,37 @@ from reflact.types import FrozenModel, canonical_json, digest_json
 
 if TYPE_CHECKING:
     from reflact.memory.store import MemoryStore
+
+
+# At most so many characters of a wrong value stand in a message.
+MAX_SHOWN_INPUT = 40
+
+
+def require_trace_id(name: str, *, subject: str = "the id of a trace") -> str:
+    """Return the id of a trace; raise ``DataError`` unless it is printable text on one line."""
+    if not name.strip() or not name.isprintable():
+        raise DataError(f"{subject} is {name!r}; give it letters, digits and signs on one line")
+    return name
+
+
+def describe_first_error(error: ValidationError) -> str:
+    """Return the first error of a value from JSON: its field, the reason and the wrong value."""
+    first = error.errors()[0]
+    name = ".".join(map(str, first["loc"]))
+    field = f"`{name}`: " if name else ""
+    match first["type"]:
+        case "missing":
+            return f"{field}is missing"
+        case "extra_forbidden":
+            return f"{field}is not a known field"
+        case "json_invalid":
+            return f"{field}it is not complete JSON"
+        case "model_type":
+            reason = "expected a JSON object"
+        case _:
+            reason = first["msg"][:1].lower() + first["msg"][1:]
+    wrong = json.dumps(first["input"])
+    return field + (reason if len(wrong) > MAX_SHOWN_INPUT else f"{reason}, got {wrong}")
 
 
 class TraceHeader(FrozenModel):
@@ -98,12 +128,12 @@ def _read_file(path: Path) -> TraceFileContent:
 def _read_header(path: Path, lines: Sequence[bytes]) -> TraceHeader:
     try:
         value = _parse_json(lines[0] if lines else b"", f"{path}, line 1")
-    except _TornLine:
+        header = TraceHeader.model_validate(value)
+    except (_TornLine, ValidationError):
         raise DataError(
-            f"{path} holds no trace: its first line is not a complete header; record a trace with "
-            "Trace(path=...)"
+            f"{path} holds no trace: its first line is not the header that Trace(path=...) writes; "
+            f"{OTHER_LOGS_HINT}"
         ) from None
-    header = _parse_line(value, TraceHeader, f"{path} holds no trace: line 1")
     require_trace_id(header.trace, subject=f"{path}, line 1, `trace`: the id of a trace")
     if not header.purpose.strip():
         raise DataError(
@@ -182,6 +212,10 @@ def _find_format(value: object, *, depth: int) -> str | None:
     return next(filter(None, found), None)
 
 
+# What stands behind every message about a file of another format.
+OTHER_LOGS_HINT = "docs/logs.md (From logs to a critic) shows how logs of other tools are converted"
+
+
 class _TornLine(Exception):
     """A line that is not whole; never leaves this module."""
 
@@ -222,7 +256,7 @@ class Trace:
             The file must not exist; see ``resume``.
 
     Raises:
-        DataError: The purpose is empty or no text, the id is no line of text, or the file exists.
+        DataError: The purpose is empty, the id is no line of text, or the file exists.
         StoreError: The file cannot be written.
     """
 
@@ -233,7 +267,6 @@ class Trace:
         id: str | None = None,  # noqa: A002
         path: Path | str | None = None,
     ) -> None:
-        require_type(purpose, str, subject="the purpose of a trace")
         if not purpose.strip():
             raise DataError(
                 "a trace needs a purpose: say in words what the agent was to achieve, because "
@@ -277,11 +310,6 @@ class Trace:
         return tuple(self._events)
 
     @property
-    def payloads(self) -> tuple[JsonValue, ...]:
-        """The parts of its steps that may be long."""
-        return tuple(part for event in self._events for part in event.transition.payloads)
-
-    @property
     def recording(self) -> TraceIdentity:
         """Its name and the hashes of what it holds, by which tests on it are counted."""
         contents = list(self._contents)
@@ -290,6 +318,11 @@ class Trace:
             contents.append(extend_content_hash(last, event.transition))
         self._contents = contents
         return TraceIdentity(self.id, tuple(contents) or (hash_purpose(self.purpose),))
+
+    @property
+    def content_hash(self) -> str:
+        """The hash of its purpose and all steps, without name and scores: copies are equal."""
+        return self.recording.content_hashes[-1]
 
     def record(
         self,
@@ -310,13 +343,9 @@ class Trace:
                 changed.
 
         Raises:
-            DataError: The trace is finished, an argument is of another kind, or a state cannot be
-                written.
+            DataError: The trace is finished, or a state cannot be written.
             StoreError: The file cannot be written; the step is not recorded.
         """
-        require_type(transition, Transition, subject="what is recorded")
-        require_type(score, Evaluation, StateScore, type(None), subject="the score of a step")
-        require_type(label, Label, type(None), subject="the label of a step")
         if self.is_finished:
             raise DataError(f"trace {self.id} is finished: record further steps in another trace")
         evaluation = score.evaluation if isinstance(score, StateScore) else score
@@ -371,8 +400,7 @@ class Trace:
         their paths.
 
         Raises:
-            DataError: It is no folder, holds none, holds one that is no trace, two of one name, or
-                logs of another tool.
+            DataError: It is no folder, holds none, one that is no trace, or two of one name.
             StoreError: A file cannot be read.
         """
         folder = Path(folder)
@@ -391,7 +419,8 @@ class Trace:
         traces = tuple(cls.load(path) for path in files)
         if not traces:
             raise DataError(
-                f"{folder} holds no trace, which is a .jsonl file that Trace(path=...) writes"
+                f"{folder} holds no trace, which is a .jsonl file that Trace(path=...) writes; "
+                f"{OTHER_LOGS_HINT}"
             )
         names = Counter(trace.id for trace in traces)
         twice = next((name for name, count in sorted(names.items()) if count > 1), None)
@@ -486,9 +515,7 @@ def _encode_line(value: TraceHeader | ScoreEvent | TraceEnd, location: str) -> b
 
 
 def _add_progress_before(event: ScoreEvent, earlier_events: Sequence[ScoreEvent]) -> ScoreEvent:
-    """Return a step whose label has the progress before, if it follows: equal states of a trace are
-    worth the same.
-    """
+    """Return a step whose label has the progress before, if that follows from equal states."""
     label = event.label
     step = event.transition
     if label is None or label.progress_before is not None:

@@ -1,6 +1,4 @@
-"""Rollouts of training as transitions, so that they feed the same traces as any agent's
-run. Pure.
-"""
+"""Rollouts of training as transitions, and anchors from labelled traces. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ REPLY_ACTION = "reply"
 
 
 def last_messages(turns: Sequence[Turn]) -> str:
-    """Return the messages that the agent has not answered yet; if it had the last word, what it
-    said.
-    """
+    """Return the messages that the agent has not answered yet, or else its last words."""
     answered = max((n for n, turn in enumerate(turns) if turn.role == "assistant"), default=-1)
     unanswered = turns[answered + 1 :] or turns[answered:]
     return "\n\n".join(turn.content for turn in unanswered)

@@ -17,7 +17,6 @@ from pydantic import JsonValue
 from reflact.jsonutil import is_same_json
 from reflact.memory.models import Action, Transition
 from reflact.prompts import fence
-from reflact.types import canonical_json, digest_text, join_canonical_json
 
 S = TypeVar("S")
 
@@ -35,9 +34,7 @@ _CONTEXT_CHARS = 60
 
 
 class FieldChange(NamedTuple):
-    """One field that differs; ``before`` and ``after`` are JSON text, None if the field is not
-    there.
-    """
+    """One field that differs; ``before`` and ``after`` are JSON text, None if it is not there."""
 
     path: str
     before: str | None
@@ -210,18 +207,6 @@ class TransitionView:
         """The fields that changed."""
         return tuple(list_changes(*self.states))
 
-    @cached_property
-    def canonical_json(self) -> str:
-        """The transition as canonical JSON, from which its hashes follow."""
-        return self.transition.canonical_json
-
-    def subject_hash(self, purpose: str) -> str:
-        """Return the hash of the transition under a purpose; see
-        ``memory.cards.compute_subject_hash``.
-        """
-        fields = {"purpose": canonical_json(purpose), "transition": self.canonical_json}
-        return digest_text(join_canonical_json(fields))
-
 
 # Returns how many tokens a text takes, at least 0; longer texts take no fewer.
 TokenCounter: TypeAlias = Callable[[str], int]
@@ -279,9 +264,7 @@ def show_transition(
     max_tokens: int,
     count_tokens: TokenCounter = estimate_tokens,
 ) -> str:
-    """Return purpose, state before, action, state after and what changed, each fenced and cut to
-    ``max_tokens``.
-    """
+    """Return the parts of a transition, each fenced and cut to ``max_tokens``."""
     change_fits = count_tokens(view.change_text) <= max_tokens
     parts = {
         "purpose": show_state(purpose),

@@ -22,6 +22,7 @@ from reflact.calibration.transition_view import (
     show_state,
     show_transition,
 )
+from reflact.memory.cards import compute_subject_hash
 from reflact.memory.models import ContrastPair, Direction, Evaluation
 from reflact.prompts import fence
 
@@ -36,9 +37,7 @@ MAX_PAIRS_TRIED = 32
 
 
 class ShownExamples(NamedTuple):
-    """The worked examples as text, and the pairs that it holds; both empty if there is room for
-    none.
-    """
+    """The worked examples as text, and the pairs that it holds."""
 
     text: str
     pairs: tuple[ContrastPair, ...]
@@ -65,7 +64,7 @@ def rank_pairs(
     """
     known = {} if words_by_pair is None else words_by_pair
     asked = _word_set(purpose, view)
-    subject = view.subject_hash(purpose)
+    subject = compute_subject_hash(purpose, view.transition)
     ranked = []
     for pair in {pair.id: pair for pair in pairs}.values():
         if pair.hashes.subject == subject:
@@ -78,9 +77,7 @@ def rank_pairs(
 
 
 def _balance_mistakes(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
-    """Yield pairs, given with the best first, so that kinds take turns and what the right sides say
-    balances.
-    """
+    """Yield pairs so that kinds take turns and what the right sides say balances."""
     queues: dict[tuple[str, Direction], deque[tuple[int, ContrastPair]]] = defaultdict(deque)
     for index, pair in enumerate(pairs):
         queues[pair.mistake, pair.right.direction].append((index, pair))
@@ -112,7 +109,8 @@ def _balance_mistakes(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
 
 def _word_set(purpose: str, texts: TransitionView) -> frozenset[str]:
     action = show_action(texts.transition.action)
-    text = f"{purpose[:_MAX_INDEXED_CHARS]}\n{action[:_MAX_INDEXED_CHARS]}\n{texts.change_text[:_MAX_INDEXED_CHARS]}"
+    parts = (purpose, action, texts.change_text)
+    text = "\n".join(part[:_MAX_INDEXED_CHARS] for part in parts)
     return frozenset(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 

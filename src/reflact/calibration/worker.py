@@ -2,55 +2,37 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
-
-from reflact.calibration.config import CalibratorSettings
-from reflact.calibration.generation import GeneratedPairs
+from reflact.calibration.generation import CalibrationRuntime
 from reflact.calibration.labeled_steps import list_labeled_steps
 from reflact.calibration.loop import CalibrationLoop
 from reflact.calibration.pairs import choose_batch
 from reflact.calibration.promotion import MemorySnapshot, take_snapshot
 from reflact.calibration.significance import NotTested, find_missing_traces
-from reflact.calibration.splits import (
-    MIN_PURPOSES,
-    HoldoutRule,
-    list_labeled_events,
-    list_tested_marks,
-)
+from reflact.calibration.splits import MIN_PURPOSES, HoldoutRule, list_labeled_events
 from reflact.calibration.trace import Trace
-from reflact.concurrency import run_in_thread
-from reflact.memory.cards import TraceIdentity, compute_fingerprint, count_tests
-
-if TYPE_CHECKING:
-    from reflact.memory.store import MemoryStore
+from reflact.memory.cards import TraceIdentity, count_tests
 
 # Stored traces that are read at a time, without their steps.
 PAGE_SIZE = 200
 
 
 class TraceLearner:
-    """Stores traces, makes pairs of those that are not held out, and tests the pairs when there are
-    enough.
+    """Stores traces, makes pairs of those that are not held out, and tests the pairs once so many
+    new ones wait.
 
     The memory is read at the first trace and at every test; between these, the work of other
-    processes makes no difference. Held-out traces are read without their steps, the newest first
-    and no further than needed; only those that test are loaded. Missing traces are reported once,
-    until there are enough.
+    processes makes no difference.
     """
 
-    def __init__(
-        self, store: MemoryStore, loop: CalibrationLoop, *, settings: CalibratorSettings
-    ) -> None:
-        self._store = store
+    def __init__(self, runtime: CalibrationRuntime, loop: CalibrationLoop) -> None:
+        self._store = runtime.store
+        self._settings = runtime.settings
         self._loop = loop
-        self._settings = settings
         self._purposes: set[str] = set()
         self._known_pair_ids: frozenset[str] | None = None
-        self._n_waiting = 0
-        self._next_test_at = settings.batch_size
+        self._n_new = 0
         self._has_new_holdout = True
-        self._reported_missing = False
+        self._has_reported_missing = False
 
     async def store_trace(self, trace: Trace) -> bool:
         """Store a trace and return whether it is held out."""
@@ -58,7 +40,9 @@ class TraceLearner:
         n_wanted = MIN_PURPOSES * self._settings.holdout_folds
         if self._known_pair_ids is None:
             self._purposes |= await self._store.purposes(limit=n_wanted)
-            self._remember(await take_snapshot(self._store))
+            snapshot = await take_snapshot(self._store)
+            self._known_pair_ids = snapshot.known_pair_ids
+            self._n_new = len(snapshot.waiting_pairs)
         if len(self._purposes) < n_wanted:
             self._purposes.add(trace.purpose)
         is_held_out = self._rule.is_held_out(trace.id, trace.purpose)
@@ -66,50 +50,42 @@ class TraceLearner:
             self._has_new_holdout = True
         return is_held_out
 
-    async def make_pairs(self, trace: Trace) -> GeneratedPairs:
+    async def make_pairs(self, trace: Trace) -> None:
         """Make the pairs of a trace."""
         known = self._known_pair_ids or frozenset()
         generated = await self._loop.generator.make_trace_pairs(trace, known_pair_ids=known)
-        self._n_waiting += generated.n_new
-        return generated
+        self._n_new += generated.n_new
 
     async def test_if_due(self) -> None:
-        """Test the waiting pairs, if they are enough for a batch and the held-out traces for a
-        test.
+        """Test the waiting pairs once there are a batch of new ones and enough held-out traces.
 
-        Pairs that had no room in a batch, or that no test followed for, wait until another batch of
-        pairs is made.
+        Missing traces are reported once. Pairs that no test followed for wait for another batch.
         """
-        if self._n_waiting < self._next_test_at or not self._has_new_holdout:
+        if self._n_new < self._settings.batch_size or not self._has_new_holdout:
             return
         snapshot = await take_snapshot(self._store)
         trace_ids, missing = await self._find_test_traces(snapshot)
         if missing is not None:
             self._has_new_holdout = False
-            if not self._reported_missing:
-                self._loop.emit_tested(missing, self._n_waiting)
-            self._reported_missing = True
+            if not self._has_reported_missing:
+                self._loop.emit_tested(missing, self._n_new)
+            self._has_reported_missing = True
             return
-        self._reported_missing = False
-        traces = []
-        for trace_id in trace_ids:
-            stored = await self._store.trace(trace_id)
-            if stored is not None:
-                traces.append(Trace.from_stored(stored))
-        states = (part for trace in traces for part in trace.payloads)
-        steps = await run_in_thread(partial(list_labeled_steps, traces), *states)
+        self._has_reported_missing = False
+        self._n_new = 0
+        stored = [await self._store.trace(trace_id) for trace_id in trace_ids]
+        traces = [Trace.from_stored(one) for one in stored if one is not None]
         waiting = snapshot.list_testable_pairs(traces)
         batch = choose_batch(waiting, max_pairs=self._settings.max_pairs)
         if batch:
-            name = self._rule.held_out_name
-            await self._loop.test_batch(batch, steps, promoted=snapshot.promoted, name=name)
+            await self._loop.test_batch(
+                batch,
+                list_labeled_steps(traces),
+                promoted=snapshot.promoted,
+                name=self._rule.held_out_name,
+            )
             snapshot = await take_snapshot(self._store)
-        self._remember(snapshot)
-        self._next_test_at = self._settings.batch_size + self._n_waiting
-
-    def _remember(self, snapshot: MemorySnapshot) -> None:
         self._known_pair_ids = snapshot.known_pair_ids
-        self._n_waiting = len(snapshot.waiting_pairs)
 
     @property
     def _rule(self) -> HoldoutRule:
@@ -122,22 +98,7 @@ class TraceLearner:
     async def _find_test_traces(
         self, snapshot: MemorySnapshot
     ) -> tuple[tuple[str, ...], NotTested | None]:
-        """Return the traces that test now, and what is missing; fresh ones once their level is used
-        up.
-        """
-        trace_ids, missing = await self._collect(snapshot, excluded_marks=frozenset())
-        if missing is not None and missing.reason == "level_used_up":
-            fresh_ids, still_missing = await self._collect(
-                snapshot, excluded_marks=list_tested_marks(snapshot.tests)
-            )
-            if still_missing is None:
-                return fresh_ids, None
-        return trace_ids, missing
-
-    async def _collect(
-        self, snapshot: MemorySnapshot, *, excluded_marks: frozenset[str]
-    ) -> tuple[tuple[str, ...], NotTested | None]:
-        """Return the newest held-out traces that may test, each content once."""
+        """Return the newest held-out traces that may test, and what is missing."""
         limit = self._settings.max_held_out_traces
         rule = self._rule
         ids_by_content: dict[str, str] = {}
@@ -148,17 +109,14 @@ class TraceLearner:
                 break
             before = page[-1].number
             for one in page:
-                marks = {compute_fingerprint(one.id), compute_fingerprint(one.content_hash)}
                 if (
                     not one.has_pairs
                     and rule.is_held_out(one.id, one.purpose)
                     and not snapshot.learned.disqualifies(rule, one.id, one.purpose)
-                    and excluded_marks.isdisjoint(marks)
                     and len(ids_by_content) < limit
                 ):
                     ids_by_content.setdefault(one.content_hash, one.id)
         identities = [TraceIdentity(one, (content,)) for content, one in ids_by_content.items()]
         n_tests = count_tests(snapshot.tests, identities)
-        return tuple(ids_by_content.values()), find_missing_traces(
-            identities, n_earlier_tests=n_tests
-        )
+        missing = find_missing_traces(identities, n_earlier_tests=n_tests)
+        return tuple(ids_by_content.values()), missing

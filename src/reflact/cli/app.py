@@ -49,9 +49,7 @@ class CommandGroup(TyperGroup):
 
 
 def _report_os_error(error: OSError) -> int:
-    """Print what cannot be read or written, and return the exit code; any other error is raised
-    again.
-    """
+    """Print what cannot be read or written, and return the exit code."""
     if error.filename is not None:
         path = f"{error.filename}: {error.strerror}"
         print_error(f"{path}; correct the path, or the permissions of the file or folder")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import typer
 from rich.console import Console
@@ -13,27 +12,26 @@ from reflact.calibration import events
 from reflact.calibration.events import (
     CalibrationEvent,
     CriticMeasured,
-    PairsGenerated,
     ScoreSummary,
 )
-from reflact.calibration.metrics import CriticMetrics
 from reflact.calibration.report import (
-    METRIC_DESCRIPTIONS,
     CalibrationCostEstimate,
     CalibrationReport,
-    describe_gain,
-    describe_outcome,
+    build_metric_table,
+    describe_consumption,
+    describe_test,
     describe_tests_left,
-    format_interval,
-    format_number,
-    get_effect,
+    describe_usage,
+    format_price,
+    list_change_lines,
+    list_pair_lines,
+    list_power_lines,
+    list_test_lines,
 )
-from reflact.calibration.usage import subtract_usage
 from reflact.cli.common import ShowMode
 from reflact.events import RateLimited
 from reflact.llm.rate_limit import LimitChange
-from reflact.memory.models import PromotionEvidence
-from reflact.records import IntervalEstimate, Spend, Usage
+from reflact.records import Spend, Usage
 from reflact.reporting.facts import format_spend
 from reflact.reporting.live import EventLines
 from reflact.text import escape_controls, name_count
@@ -49,106 +47,23 @@ def print_calibration(console: Console, report: CalibrationReport) -> None:
             "Nothing has changed since this calibration, so no call was made and no test was "
             "opened. --again makes further pairs of the same traces and tests them."
         )
-    for line in _describe_pairs(report):
-        console.print(line)
-    for test in report.tests:
-        console.print(f"{describe_test(test)}.")
-    if report.not_tested_reason is not None:
-        console.print(f"Not tested: {report.not_tested_reason}.")
-    if report.end_reason is not None:
-        console.print(f"No further round: {report.end_reason}.", highlight=False)
+    _print_lines(console, *list_pair_lines(report), *list_test_lines(report))
     for name, change in (("held-out traces", report.held_out), ("anchors", report.anchors)):
         if change.before is not None and change.after is not None:
-            console.print(_build_measures_table(name, change.before, change.after))
-        if change.gain is not None:
-            console.print(
-                f"Averaged within each trace, the error {describe_gain(change.gain)}.",
-                highlight=False,
-            )
-        if change.n_unscored:
-            steps = name_count(change.n_unscored, "step")
-            console.print(
-                f"Not included: {steps} without a valid score before or after.", highlight=False
-            )
-    console.print(f"{report.power_summary}.")
-    if report.n_tests is not None:
-        console.print(f"{describe_tests_left(report.n_tests)}.", highlight=False)
-    console.print(_describe_consumption(report), highlight=False)
+            figures = build_metric_table(name, change.before, change.after)
+            table = Table(title=figures.caption, title_justify="left")
+            for column in ("", "before", "after", "constant"):
+                table.add_column(column, justify="right" if column else "left")
+            for row in figures.rows:
+                table.add_row(row.name, row.before, row.after, row.constant)
+            console.print(table)
+        _print_lines(console, *list_change_lines(change))
+    _print_lines(console, *list_power_lines(report), describe_consumption(report))
 
 
-def _describe_pairs(report: CalibrationReport) -> Iterator[str]:
-    traces = report.n_training_traces
-    candidates = report.n_candidates
-    yield (
-        f"{name_count(traces, 'trace')}, {name_count(candidates, 'candidate')}, rounds: "
-        f"{report.n_rounds}; {name_count(report.n_pairs, 'pair')}, "
-        f"{report.n_candidates - report.n_pairs} dropped, {report.n_promoted} promoted"
-    )
-    for kind in report.pairs:
-        yield f"  {kind.mistake}: {name_count(kind.n_pairs, 'pair')}"
-    for drop in report.dropped:
-        yield f"  dropped, {drop.reason}: {drop.n_candidates}"
-    if report.n_quarantined:
-        yield f"  quarantined or rejected by the scan: {report.n_quarantined}"
-    if report.n_left_out:
-        yield f"  not made, because the memory was full: {report.n_left_out}"
-
-
-def _describe_consumption(report: CalibrationReport) -> str:
-    entries = report.usage_by_purpose
-    n_questions = sum(one.n_questions for one in entries)
-    n_invalid = sum(one.n_invalid for one in entries)
-    n_unanswered = sum(one.n_unanswered for one in entries)
-    return (
-        f"{name_count(n_questions, 'question')} took {_describe_usage(report.usage)}, including "
-        f"stored replies; {name_count(n_invalid, 'reply was', 'replies were')} invalid, "
-        f"{name_count(n_unanswered, 'question')} got no valid reply."
-    )
-
-
-def _describe_usage(usage: Usage) -> str:
-    calls = name_count(usage.calls, "call")
-    return (
-        f"{calls}, {usage.input_tokens:,} tokens in, {usage.output_tokens:,} "
-        f"out{_format_price(usage)}"
-    )
-
-
-def describe_test(test: PromotionEvidence) -> str:
-    """Return how a test of a batch came out, in a sentence without its full stop."""
-    return (
-        f"Batch {test.n_earlier_tests + 1} on these traces, "
-        f"{name_count(len(test.pair_ids), 'pair')}: the error {describe_gain(get_effect(test))} "
-        f"over {name_count(test.n_traces, 'trace')}, p = {test.p_value:.2g} of {test.alpha:.2g}: "
-        f"{describe_outcome(test)}"
-    )
-
-
-def _build_measures_table(name: str, before: CriticMetrics, after: CriticMetrics) -> Table:
-    def show(estimate: IntervalEstimate | None) -> str:
-        return (
-            ""
-            if estimate is None
-            else f"{format_number(estimate.value)} {format_interval(estimate)}"
-        )
-
-    title = (
-        f"{name}: {name_count(before.n_traces, 'trace')}, "
-        f"{name_count(before.n_transitions, 'step')}; mean absolute error "
-        f"{format_number(before.error.value)} -> {format_number(after.error.value)}"
-    )
-    table = Table(title=title, title_justify="left")
-    for column in ("", "before", "after", "constant"):
-        table.add_column(column, justify="right" if column else "left")
-    for label, field, _ in METRIC_DESCRIPTIONS:
-        constant = getattr(before.constant, field, None)
-        table.add_row(
-            label,
-            show(getattr(before, field)),
-            show(getattr(after, field)),
-            "" if constant is None else format_number(constant),
-        )
-    return table
+def _print_lines(console: Console, *lines: str) -> None:
+    for line in lines:
+        console.print(line, highlight=False)
 
 
 def print_calibration_spend(
@@ -159,9 +74,8 @@ def print_calibration_spend(
     lines = list(format_spend([one.model_copy(update={"role": name}) for one in after]))
     if before:
         later, earlier = (sum((one.usage for one in spend), Usage()) for spend in (after, before))
-        lines.append(f"paid by this start: {_describe_usage(subtract_usage(later, earlier))}")
-    for line in lines:
-        console.print(line, highlight=False)
+        lines.append(f"paid by this start: {describe_usage(later - earlier)}")
+    _print_lines(console, *lines)
 
 
 def print_estimate(console: Console, estimate: CalibrationCostEstimate, *, paid: int) -> None:
@@ -196,31 +110,25 @@ def print_estimate(console: Console, estimate: CalibrationCostEstimate, *, paid:
     else:
         lines.append(f"Nothing can be tested or promoted: {estimate.missing_reason}.")
         lines.append("Without --anyway, the command stops before the first call.")
-    for line in lines:
-        console.print(line, highlight=False)
+    _print_lines(console, *lines)
 
 
 class CalibrationDisplay:
-    """Shows the events of a calibration as lines on standard error, and counts them for when it is
-    stopped.
-    """
+    """Shows the events of a calibration as lines on standard error."""
 
     def __init__(self, show: ShowMode) -> None:
         self._show = show
         self._event_lines = EventLines()
-        self._round = 0
         self._n_traces = 0
         self._n_done = 0
-        self._n_pairs = 0
-        self._round_pairs = 0
-        self._dropped: Counter[str] = Counter()
-        self._tests: list[PromotionEvidence] = []
+        self.round = 0
+        """The round that began last; 0: none."""
         self.spend_before: Sequence[Spend] = ()
         """What all starts had paid when this one began."""
         self.spend_after: Sequence[Spend] = ()
 
     def show_event(self, event: CalibrationEvent) -> None:
-        """Count an event and show it."""
+        """Show an event."""
         line = self._format_event(event)
         if self._show is ShowMode.json:
             typer.echo(event.model_dump_json(ensure_ascii=True))
@@ -248,18 +156,21 @@ class CalibrationDisplay:
             case events.CriticMeasured():
                 line = _format_measurement(event)
             case events.RoundStarted():
-                self._round = event.number
+                self.round = event.number
                 self._n_traces = event.n_traces
                 self._n_done = 0
-                self._round_pairs = 0
-                self._dropped.clear()
                 line = (
                     f"round {event.number:<3} {event.n_traces} traces{_format_calls(event.usage)}"
                 )
             case events.PairsGenerated():
-                line = self._format_pairs(event)
+                self._n_done += 1
+                is_last = self._n_done == self._n_traces
+                if is_last or self._n_done % (self._n_traces // MAX_PAIR_LINES or 1) == 0:
+                    line = (
+                        f"pairs     {self._n_done} of {self._n_traces} traces"
+                        f"{_format_calls(event.usage)}"
+                    )
             case events.PairBatchTested():
-                self._tests.append(event.evidence)
                 line = f"test      {describe_test(event.evidence)}{_format_calls(event.usage)}"
             case events.BatchTestPostponed():
                 line = (
@@ -267,36 +178,6 @@ class CalibrationDisplay:
                     f"{event.explanation}{_format_calls(event.usage)}"
                 )
         return line
-
-    def _format_pairs(self, event: PairsGenerated) -> str | None:
-        self._n_done += 1
-        self._n_pairs += event.n_pairs
-        self._round_pairs += event.n_pairs
-        self._dropped.update({drop.reason: drop.n_candidates for drop in event.dropped})
-        if self._n_done % (self._n_traces // MAX_PAIR_LINES or 1) and self._n_done < self._n_traces:
-            return None
-        dropped = "".join(f"; {reason}: {count}" for reason, count in sorted(self._dropped.items()))
-        return (
-            f"pairs     {self._n_done} of {self._n_traces} traces: {self._round_pairs} "
-            f"pairs{dropped}{_format_calls(event.usage)}"
-        )
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a round had begun."""
-        return self._round > 0
-
-    @property
-    def progress(self) -> str:
-        """What was done so far."""
-        if not self._round:
-            return "before the first round"
-        promoted = sum(len(test.pair_ids) for test in self._tests if test.passed_test)
-        found = f", {promoted:,} pairs promoted" if promoted else ""
-        return (
-            f"in round {self._round} ({self._n_done:,} of {self._n_traces:,} traces done; "
-            f"{self._n_pairs:,} pairs made, {len(self._tests)} batches tested{found})"
-        )
 
 
 def _format_measurement(event: CriticMeasured) -> str:
@@ -321,8 +202,4 @@ def _format_figures(figures: ScoreSummary) -> str:
 
 
 def _format_calls(usage: Usage) -> str:
-    return f" ({name_count(usage.calls, 'call')}{_format_price(usage)} so far)"
-
-
-def _format_price(usage: Usage) -> str:
-    return "" if usage.usd is None else f", ${usage.usd:.4f}"
+    return f" ({name_count(usage.calls, 'call')}{format_price(usage)} so far)"

@@ -13,13 +13,12 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from reflact.calibration.arguments import describe_first_error
 from reflact.calibration.calibrator import Calibrator
-from reflact.calibration.config import CalibrateConfig, resolve_paths
+from reflact.calibration.config import CalibrateConfig
 from reflact.calibration.critic import Critic
 from reflact.calibration.report import CalibrationCostEstimate, CalibrationReport
 from reflact.calibration.setup import account_name, open_connection
-from reflact.calibration.trace import Trace
+from reflact.calibration.trace import Trace, describe_first_error
 from reflact.cli.calibrate_output import (
     CalibrationDisplay,
     print_calibration,
@@ -27,7 +26,7 @@ from reflact.cli.calibrate_output import (
     print_estimate,
 )
 from reflact.cli.common import InterruptHandler, ShowMode, guard_callback, ignore_broken_pipe
-from reflact.cli.memory_output import print_incomplete_files
+from reflact.cli.memory import print_incomplete_files
 from reflact.config.loading import load_section
 from reflact.errors import BudgetSpent, ConfigError, DataError, ModelError, RunFailed
 from reflact.llm.budget import Account, require_cap
@@ -47,11 +46,8 @@ STOP_SECONDS = 10.0
 
 
 def load_calibrate_config(path: Path, overrides: Sequence[str] | None) -> CalibrateConfig:
-    """Return the configuration of a file with overrides, checked as far as that goes without
-    traces.
-    """
+    """Return the configuration of a file with overrides."""
     settings = load_section(CalibrateConfig, path, overrides=overrides or ())
-    settings = resolve_paths(settings, path.resolve().parent)
     if not settings.models.critic.model:
         raise ConfigError("models.critic.model is required: name the model that scores")
     require_cap(settings.budget, settings.models.critic, role=CRITIC_ROLE)
@@ -61,9 +57,7 @@ def load_calibrate_config(path: Path, overrides: Sequence[str] | None) -> Calibr
 async def load_traces(
     config: CalibrateConfig, memory: MemoryStore
 ) -> tuple[tuple[Trace, ...], tuple[Trace, ...] | None]:
-    """Return the traces to learn from, and those that are held out (None: the rule chooses); warn
-    on stderr.
-    """
+    """Return the traces to learn from, and those that are held out (None: the rule chooses)."""
     heldout = None if config.heldout is None else Trace.load_all(config.heldout)
     traces = (
         await load_stored_traces(memory) if config.traces is None else Trace.load_all(config.traces)
@@ -266,11 +260,12 @@ async def _calibrate(
 def _print_stopped(display: CalibrationDisplay) -> None:
     """Say what was done, what is kept, and that the same command resumes."""
     paid = sum(one.usage.calls for one in display.spend_after)
-    line = f"stopped {display.progress}: no call was answered, so nothing was stored"
-    if paid or display.has_begun:
+    when = f"in round {display.round}" if display.round else "before the first round"
+    line = f"stopped {when}: no call was answered, so nothing was stored"
+    if paid or display.round:
         line = (
-            f"stopped {display.progress}: all pairs are in the memory, and the replies of {paid:,} "
-            "paid calls are in the store; run the same command again to resume"
+            f"stopped {when}: all pairs are in the memory, and the replies of {paid:,} paid calls "
+            "are in the store; run the same command again to resume"
         )
     with ignore_broken_pipe():
         typer.echo(line, err=True)

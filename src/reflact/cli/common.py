@@ -15,7 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
+import anyio
 import typer
+
+from reflact.errors import RunFailed, StoreError
+from reflact.text import escape_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,9 +87,7 @@ class InterruptHandler:
             self._exit_after(IMMEDIATE_SECONDS)
 
     def bind(self, *, stop: Callable[[str], None], cancel: Callable[[], None]) -> None:
-        """Set the functions that stop the run of this event loop with a reason, and that
-        cancel it.
-        """
+        """Set the functions that stop the run of this event loop, and that cancel it."""
         self._bound_run = asyncio.get_running_loop(), stop, cancel
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
@@ -114,9 +116,7 @@ class InterruptHandler:
             )
 
     def _leave_lost_terminals(self) -> None:
-        """Discard what is written to a terminal that has been closed, because writing to
-        it fails.
-        """
+        """Discard what is written to a terminal that has been closed."""
         for stream in self._terminals:
             if not os.isatty(stream):
                 null = os.open(os.devnull, os.O_RDWR)
@@ -124,9 +124,7 @@ class InterruptHandler:
                 os.close(null)
 
     def _show(self, line: str) -> None:
-        """Show a line without locks and buffers, because the signal may have interrupted
-        their use.
-        """
+        """Show a line without locks and buffers, whose use the signal may have interrupted."""
         if self._view is None or not self._view.show_interrupt(line):
             os.write(2, f"{line}\n".encode())
 
@@ -173,11 +171,7 @@ def build_view(
     times: bool = False,
     asks: bool = False,
 ) -> RunView:
-    """Build the view of a run, with the name of its folder and its planned epochs.
-
-    ``live`` falls back to lines if standard output is not a terminal that can move its cursor, or
-    if the command asks a person meanwhile.
-    """
+    """Build the view of a run, with the name of its folder and its planned epochs."""
     from reflact.reporting.live import JsonView, RunView, choose_view
 
     if show is ShowMode.quiet:
@@ -185,7 +179,7 @@ def build_view(
     if show is ShowMode.json:
         return JsonView(typer.echo)
     live = show is ShowMode.live and not asks
-    return choose_view(console, name=name, epochs=epochs, times=times, live=live, asks=asks)
+    return choose_view(console, name=name, epochs=epochs, times=times, live=live)
 
 
 ConfigArgument = Annotated[
@@ -203,10 +197,9 @@ OverrideOption = Annotated[
 
 
 def load_trainer_config(path: Path, overrides: Sequence[str] | None) -> TrainerConfig:
-    """Return the configuration of a file with overrides; errors are those of ``load_config``.
+    """Return the configuration of a file with overrides.
 
-    Modules that it names as ``module:name`` are also looked for in the file's folder, after all
-    installed ones.
+    Modules that it names as ``module:name`` are also looked for in the file's folder, last.
     """
     from reflact.config.loading import load_config
 
@@ -232,10 +225,8 @@ def train_and_show(
             because a key, model or port is wrong; 128 plus the signal's number if a signal stopped
             it.
     """
-    import anyio
     from rich.console import Console
 
-    from reflact.errors import RunFailed
     from reflact.reporting.terminal import print_summary
     from reflact.store.artifacts import find_exports
     from reflact.trainer import Trainer
@@ -279,9 +270,6 @@ async def _follow_run(
     trainer: Trainer, store: Path, view: RunView, interrupts: InterruptHandler
 ) -> RunSummary | None:
     """Run the training, show each event, and return the summary if the run reached its end."""
-    import anyio
-
-    from reflact.errors import RunFailed, StoreError
     from reflact.events import RunFinished
     from reflact.reporting.live import show_events
 
@@ -304,8 +292,6 @@ async def _follow_run(
 
 def print_error(text: str, details: Sequence[str] = ()) -> None:
     """Print an error, and its details below it, to standard error."""
-    from reflact.text import escape_line
-
     for line in (f"error: {text}", *details):
         typer.echo(escape_line(line), err=True)
 

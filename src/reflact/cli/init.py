@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,12 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reflact.cli.common import load_trainer_config
+from reflact.errors import ConfigError, DataError
+from reflact.text import escape_line
 
 if TYPE_CHECKING:
     from reflact.config.fields import FieldsConfig
     from reflact.data import DataSet
 
 OPENAI_URL = "https://api.openai.com/v1"
+
+DATA_SUFFIXES = (".json", ".jsonl", ".csv")
 
 # Words that tell a field, alone or in a longer name, such as "right answer" or "customer_message".
 FIELD_WORDS = {
@@ -38,7 +41,8 @@ FIELD_NAMES = {
         "sentence|content|document|article|passage|review|email|tweet|comment|utterance|body|q"
     ),
     "reference": re.compile(
-        "target|result|class|sentiment|intent|decision|verdict|outcome|queue|department|summary|translation|a"
+        "target|result|class|sentiment|intent|decision|verdict|outcome|queue|department|summary"
+        "|translation|a"
     ),
 }
 
@@ -50,17 +54,7 @@ MAX_NAME_WORDS = 4
 
 # Columns of files of tests, such as an `evals.json`, whose lists say in sentences what a good
 # result is.
-SENTENCES = frozenset(
-    [
-        "assertions",
-        "criteria",
-        "expectations",
-        "expected_behavior",
-        "expected_behaviors",
-        "rubric",
-        "rubrics",
-    ]
-)
+SENTENCES = re.compile("assertions|criteria|expectations|expected_behaviors?|rubrics?")
 
 # The beginning of an assertion of promptfoo, such as `contains: Bonjour`.
 ASSERTION = re.compile(r"(not-)?[a-z][a-z-]*(\([^)]*\))?:\s*\S")
@@ -150,24 +144,19 @@ def init(  # noqa: PLR0917 - one for each option of the command
             metavar="DATA", help="A .csv, .json or .jsonl file, or a folder.", show_default=False
         ),
     ],
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="The target's model.", show_default=False)
+    ],
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="The new configuration; never overwritten.")
     ] = Path("run.yaml"),
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The target's model.", show_default=False)
-    ] = None,
     optimizer: Annotated[
         str | None,
         typer.Option(
             metavar="NAME", help="The optimizer's model. Default: the target's.", show_default=False
         ),
     ] = None,
-    base_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help=f"Root of the API. Default: {OPENAI_URL}.", show_default=False
-        ),
-    ] = None,
+    base_url: Annotated[str, typer.Option(metavar="URL", help="Root of the API.")] = OPENAI_URL,
     input_column: Annotated[
         str | None,
         typer.Option("--input", metavar="COLUMN", help="Column of the task.", show_default=False),
@@ -197,13 +186,10 @@ def init(  # noqa: PLR0917 - one for each option of the command
 ) -> None:
     """Write a first configuration for your data.
 
-    The command knows columns by their names, and chooses the grader. At a terminal it asks for what
-    it does not know: a column, the two models and their address. Edit the file as you like.
+    The command knows columns by their names, and chooses the grader. Edit the file as you like.
     """
-    from reflact.errors import ConfigError
     from reflact.skills.package import load_skill
     from reflact.store.artifacts import write_atomically
-    from reflact.text import escape_line
 
     if out.exists() or out.suffix not in {".yaml", ".yml"}:
         problem = "exists already; remove it, or" if out.exists() else "does not end in .yaml;"
@@ -213,15 +199,10 @@ def init(  # noqa: PLR0917 - one for each option of the command
     if skill is not None:
         load_skill(skill)  # says why if it cannot be read
     options = {"input": input_column, "reference": reference}
-    values, notes = describe_data(
-        data, out, {name: each for name, each in options.items() if each is not None}
-    )
-    if model is None:
-        model, optimizer, base_url = ask_for_models(optimizer, base_url)
+    columns = {name: column for name, column in options.items() if column is not None}
+    values, notes = describe_data(data, out, columns)
     values["skill"] = "null" if skill is None else write_path(skill, out)
-    values |= describe_models(
-        values["grader"], model, optimizer, base_url or OPENAI_URL, api_key_env
-    )
+    values |= describe_models(values["grader"], model, optimizer, base_url, api_key_env)
     write_atomically(out, TEMPLATE.format(**values))
     try:
         load_trainer_config(out, None)
@@ -235,31 +216,10 @@ def init(  # noqa: PLR0917 - one for each option of the command
         typer.echo(escape_line(line))
 
 
-def ask_for_models(optimizer: str | None, base_url: str | None) -> tuple[str, str | None, str]:
-    """Return the target's model, that of the optimizer and the address as a person at a terminal
-    names them.
-
-    The optimizer's is None if it is the target's.
-    """
-    from reflact.errors import ConfigError
-
-    if not sys.stdin.isatty():
-        raise ConfigError(
-            "which model answers? Name it with --model, or run this command at a terminal"
-        )
-    model = str(typer.prompt("Model that answers (the target)"))
-    if optimizer is None:
-        question = "Model that writes the instructions (the optimizer; empty: the target's)"
-        optimizer = str(typer.prompt(question, default="", show_default=False)).strip() or None
-    return model, optimizer, base_url or str(typer.prompt("Address of the API", default=OPENAI_URL))
-
-
 def describe_models(
     grader: str, model: str, optimizer: str | None, base_url: str, api_key_env: str | None
 ) -> dict[str, str]:
-    """Return the values of the template for models; a local address needs no key unless one is
-    named.
-    """
+    """Return the values of the template for models; a local address needs no key."""
     from reflact.config.models import is_local_address
 
     is_local = is_local_address(base_url)
@@ -296,41 +256,42 @@ def describe_data(
             input.
     """
     from reflact.config.fields import DEFAULT_COLUMNS, FieldsConfig
-    from reflact.environments.dataset import PLAIN_GRADERS, DatasetEnvironment, guess_grader
-    from reflact.text import escape_line
+    from reflact.environments.dataset import PLAIN_GRADERS, DatasetEnvironment
+    from reflact.environments.guess import guess_grader
     from reflact.training.gating import FEW_ITEMS, describe_few_items
     from reflact.types import Split
 
     rows = read_sample(data, is_named="input" in columns)
     used = find_columns(rows, columns, str(data))
-    first = rows[0] if rows else {}
     named = {}
     for field, column in used.items():
-        usual = next((name for name in DEFAULT_COLUMNS[field] if name in first), None)
+        usual = next((name for name in DEFAULT_COLUMNS[field] if rows and name in rows[0]), None)
         if column != usual:
             named[field] = column
     dataset = load_data(data, FieldsConfig.model_validate(named))
     items = [item for split in Split for item in dataset.items(split)]
     n_train, n_val, n_test = (len(dataset.items(split)) for split in Split)
     rest = list(items[0].metadata)
-    grader, why = guess_grader([item.reference for item in items]) or (
-        "critic",
-        "No column is plainly the right answer, so a critic grades."
-        + f" If one is, remove {out.name} and name it with --reference ({', '.join(rest)})."
-        * bool(rest),
-    )
+    guess = guess_grader([item.reference for item in items])
+    if guess is None:
+        reason = "No column is plainly the right answer, so a critic grades."
+        if rest:
+            reason += (
+                f" If one is, remove {out.name} and name it with --reference ({', '.join(rest)})."
+            )
+        guess = "critic", reason
+    grader, why = guess
     if grader in PLAIN_GRADERS:
-        DatasetEnvironment(
-            dataset, grade=PLAIN_GRADERS[grader]()
-        )  # says which rows it cannot grade
-    fields = [f"    {field}: {quote_yaml(column)}\n" for field, column in named.items()]
+        # says which rows it cannot grade
+        DatasetEnvironment(dataset, grade=PLAIN_GRADERS[grader]())
+    fields = "".join(f"    {field}: {quote_yaml(column)}\n" for field, column in named.items())
     sizes = f"{len(items)} items: {n_train} train, {n_val} validation, {n_test} test"
     values = {
         "data": escape_line(str(data)),
         "name": escape_line(shlex.quote(out.name)),
         "out_dir": quote_yaml("runs/" + re.sub(r"[^\w.-]+", "-", data.resolve().stem)),
         "path": write_path(data, out),
-        "fields": "  fields:\n" + "".join(fields) if fields else "",
+        "fields": f"  fields:\n{fields}" if fields else "",
         "ratio": "" if data.is_dir() else RATIO_LINES,
         "test": "" if n_test else TEST_LINES,
         "sizes": sizes,
@@ -340,10 +301,8 @@ def describe_data(
         "columns": escape_line(", ".join(f"{{{name}}}" for name in rest) or "there are none"),
         "batch": str(choose_batch_size(n_train)),
     }
-    notes = [
-        sizes,
-        f"columns: {', '.join(f'{field} from {column!r}' for field, column in used.items())}",
-    ]
+    listed = ", ".join(f"{field} from {column!r}" for field, column in used.items())
+    notes = [sizes, f"columns: {listed}"]
     if rest:
         names = ", ".join(map(repr, rest))
         notes.append(f"the target does not see {names}; environment.template can name it")
@@ -354,16 +313,12 @@ def describe_data(
 
 
 def read_sample(data: Path, *, is_named: bool) -> list[Mapping[str, Any]]:
-    """Return the rows of a data file, or of the train split of a folder, as they are read for
-    items.
-    """
+    """Return the rows of a data file, or of the train split of a folder, as items are read."""
     from reflact.config.fields import unfold_row
     from reflact.data import read_rows
 
     if data.is_dir():
-        files = [
-            path for path in sorted(data.rglob("*")) if path.suffix in {".json", ".jsonl", ".csv"}
-        ]
+        files = (path for path in sorted(data.rglob("*")) if path.suffix in DATA_SUFFIXES)
         data = next((path for path in files if "train" in path.relative_to(data).parts[0]), data)
     if not data.is_file():
         return []
@@ -377,15 +332,13 @@ def load_data(data: Path, fields: FieldsConfig) -> DataSet:
 
     names = [f"test{end}" for end in ("", ".json", ".jsonl", ".csv")]
     needs_test = not data.is_dir() or any((data / name).exists() for name in names)
-    dataset = load_dataset(data, None, 42, fields=fields, needs_test=needs_test)
+    dataset = load_dataset(data, None, fields=fields, needs_test=needs_test)
     check_dataset(dataset)
     return dataset
 
 
 def choose_batch_size(n_train: int) -> int:
-    """Return the items of a batch, so that the last batch of an epoch is not much smaller than the
-    others.
-    """
+    """Return the items of a batch, so that the last one of an epoch is not much smaller."""
     n_steps = max(min(STEPS_PER_EPOCH, n_train // MIN_BATCH), math.ceil(n_train / MAX_BATCH), 1)
     return math.ceil(n_train / n_steps)
 
@@ -393,24 +346,22 @@ def choose_batch_size(n_train: int) -> int:
 def find_columns(
     rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], where: str
 ) -> dict[str, str]:
-    """Return the columns of the task and the right answer by their names; a person at a terminal is
-    asked.
+    """Return the columns of the task and the right answer by their names.
 
-    Empty columns count as absent.
+    Columns that are empty in most rows count as absent.
 
     Raises:
         DataError: No column or several could be the task, several could be the right answer, or
             there are tests instead.
     """
     from reflact.config.fields import DEFAULT_COLUMNS
-    from reflact.errors import DataError
     from reflact.jsonutil import flatten_fields
 
     if not list_telling_columns("input", list(list_filled_columns(rows))):
         rows = [dict(flatten_fields(dict(row))) for row in rows]
     filled = list_filled_columns(rows)
     columns = dict(chosen)
-    for field in ("input", "reference"):
+    for field, what in (("input", "the task"), ("reference", "the right answer")):
         if field in columns:
             continue
         free = [name for name in filled if name not in columns.values()]
@@ -421,7 +372,12 @@ def find_columns(
         if len(telling) == 1 or is_default:
             columns[field] = telling[0]
         elif telling or (field == "input" and rows):
-            columns[field] = choose_column(field, telling, free, where)
+            listed = ", ".join(map(repr, telling or free)) or "none"
+            named = f"name it with --{field} (the columns are {listed})"
+            if telling:
+                raise DataError(f"{where}: several columns may be {what}; {named}")
+            hint = f"; {HEADER}" if where.endswith(".csv") else ""
+            raise DataError(f"{where}: no column looks like {what}; {named}{hint}")
     answer = columns.get("reference")
     if answer in filled.get(str(answer), ()):
         raise DataError(f"{where}: {answer!r} is an answer and no name of a column; {HEADER}")
@@ -433,10 +389,8 @@ def list_telling_columns(field: str, columns: Sequence[str]) -> list[str]:
     from reflact.config.fields import DEFAULT_COLUMNS
 
     default = [name for name in DEFAULT_COLUMNS[field] if name in columns]
-    return [
-        *default,
-        *(name for name in columns if name not in default and _is_telling(field, name)),
-    ]
+    others = [name for name in columns if name not in default and _is_telling(field, name)]
+    return default + others
 
 
 def _is_telling(field: str, column: str) -> bool:
@@ -462,33 +416,12 @@ def list_filled_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any
     return {name: filled for name, filled in values.items() if 2 * len(filled) >= len(rows)}
 
 
-def choose_column(field: str, telling: Sequence[str], columns: Sequence[str], where: str) -> str:
-    """Return the column that a person at a terminal names; else raise DataError with the columns to
-    choose from.
-    """
-    from reflact.errors import DataError
-
-    what = {"input": "the task", "reference": "the right answer"}[field]
-    listed = ", ".join(map(repr, telling or columns)) or "none"
-    if sys.stdin.isatty():
-        return str(typer.prompt(f"Column of {what} ({listed})"))
-    problem = f"several columns may be {what}" if telling else f"no column looks like {what}"
-    raise DataError(
-        f"{where}: {problem}; name it with --{field}, which data.fields.{field} keeps (the columns "
-        f"are {listed})" + f"; {HEADER}" * (where.endswith(".csv") and not telling)
-    )
-
-
 def refuse_tests(columns: Mapping[str, Sequence[Any]], where: str) -> None:
-    """Raise DataError if a column has sentences or assertions about an answer in place of right
-    answers.
-    """
-    from reflact.errors import DataError
-
+    """Raise DataError if a column has sentences or assertions about an answer, not answers."""
     for name, values in columns.items():
-        if (name in SENTENCES and isinstance(values[0], list)) or (
-            name.startswith("__expected") and any(ASSERTION.match(str(value)) for value in values)
-        ):
+        is_rubric = SENTENCES.fullmatch(name) is not None and isinstance(values[0], list)
+        is_test = name.startswith("__expected") and any(map(ASSERTION.match, map(str, values)))
+        if is_rubric or is_test:
             raise DataError(
                 f"{where}: the column {name!r} has sentences or assertions about an answer, which "
                 "no grader of reflact reads yet; write right answers into a column and name it "
@@ -500,8 +433,5 @@ def quote_yaml(text: str) -> str:
     """Return a text as a scalar of YAML on one line; a plain word stays as it is."""
     import yaml
 
-    is_plain = (
-        re.fullmatch(r"[A-Za-z][\w.-]*", text, re.ASCII) is not None
-        and yaml.safe_load(text) == text
-    )
-    return text if is_plain else json.dumps(text)
+    is_plain = re.fullmatch(r"[A-Za-z][\w.-]*", text, re.ASCII) is not None
+    return text if is_plain and yaml.safe_load(text) == text else json.dumps(text)

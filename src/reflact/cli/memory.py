@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
+import anyio
 import typer
 
-from reflact.cli.memory_output import (
-    print_anchors,
-    print_incomplete_files,
-    print_pairs,
-    print_traces,
-    print_values,
-    render_pair,
-    render_trace,
-)
+from reflact.errors import DataError, UsageError
+from reflact.text import escape_controls, escape_line, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
     from reflact.calibration.trace import Trace
     from reflact.memory.export import ImportResult
-    from reflact.memory.models import ForgetResult, TraceSummary
+    from reflact.memory.models import (
+        ForgetResult,
+        ScoreEvent,
+        StoredPair,
+        StoredTrace,
+        TraceSummary,
+        Transition,
+    )
     from reflact.memory.store import MemoryStore
+    from reflact.types import FrozenModel
 
 T = TypeVar("T")
 
 # The least number of characters of an id's prefix; shorter ones soon mean several ids.
 MIN_PREFIX_LENGTH = 4
 
+# The most ids that an ambiguous prefix lists.
+MAX_LISTED_IDS = 10
+
 # Traces that are imported at a time; concurrent writes share a transaction.
 MAX_CONCURRENT_TRACES = 8
+
+# The largest number of characters of a text in a table.
+MAX_CELL_CHARS = 60
+
+# The largest number of tokens of a purpose, an action or a change; cuts are marked.
+MAX_CHANGE_TOKENS = 200
 
 StoreArgument = Annotated[
     Path,
@@ -39,24 +50,7 @@ StoreArgument = Annotated[
         metavar="STORE", help="The memory's file, such as a run's run.db.", show_default=False
     ),
 ]
-NewStoreArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="STORE", help="The memory's file; created if missing.", show_default=False
-    ),
-]
-TraceArgument = Annotated[
-    str,
-    typer.Argument(metavar="TRACE", help="The id of a trace, or its prefix.", show_default=False),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")]
-StatusOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="STATUS",
-        help="Only this status: quarantined, promoted, rejected, archived. Repeatable.",
-    ),
-]
 
 memory_app = typer.Typer(
     name="memory",
@@ -75,42 +69,47 @@ def list_stored(  # noqa: PLR0917 - what the command line offers
             metavar="WORDS", help="Only pairs with all these words.", show_default=False
         ),
     ] = "",
-    status: StatusOption = None,
+    status: Annotated[
+        Literal["quarantined", "promoted", "rejected", "archived"] | None,
+        typer.Option(
+            metavar="STATUS",
+            help="Only this status: quarantined, promoted, rejected or archived.",
+        ),
+    ] = None,
     kind: Annotated[
-        str, typer.Option(metavar="KIND", help="`pair`, `trace` or `anchor`.")
+        Literal["pair", "trace"], typer.Option(metavar="KIND", help="`pair` or `trace`.")
     ] = "pair",
     limit: Annotated[
         int, typer.Option(min=1, max=1000, metavar="N", help="Maximum number of pairs.")
     ] = 50,
     json: JsonOption = False,
 ) -> None:
-    """List pairs, traces or anchors.
+    """List pairs or traces.
 
-    The most useful pairs come first. Words of one or two characters do not count.
+    The most useful pairs come first.
     """
-    from typing import get_args
-
-    from reflact.errors import UsageError
-    from reflact.memory.models import CardStatus
     from reflact.memory.store import MemoryStore
 
-    statuses: Any = status or []
-    for name in statuses:
-        if name not in get_args(CardStatus):
-            raise UsageError(
-                f"unknown status {name!r}; choose from {', '.join(get_args(CardStatus))}"
-            )
-    if kind not in {"pair", "trace", "anchor"}:
-        raise UsageError(f"--kind {kind} is unknown; choose pair, trace or anchor")
-    if kind != "pair" and (words or statuses):
-        raise UsageError(f"--kind {kind} cannot be combined with words or --status; list it alone")
+    if kind == "trace" and (words or status):
+        raise UsageError("--kind trace cannot be combined with words or --status; list it alone")
+    values: Sequence[FrozenModel]
+    columns: tuple[str, ...]
     if kind == "trace":
-        print_traces(_use_store(store, MemoryStore.summaries), store, json=json)
-    elif kind == "anchor":
-        print_anchors(_use_store(store, MemoryStore.anchors), store, json=json)
+        values = summaries = _use_store(store, MemoryStore.summaries)
+        rows = list(map(_build_trace_row, summaries))
+        columns = ("trace", "steps", "scored", "labelled", "pairs", "purpose")
     else:
-        pairs = _use_store(store, lambda memory: memory.find(words, statuses=statuses, limit=limit))
-        print_pairs(pairs, store, limit, json=json)
+        statuses = () if status is None else (status,)
+        values = pairs = _use_store(
+            store, lambda memory: memory.find(words, statuses=statuses, limit=limit)
+        )
+        rows = list(map(_build_pair_row, pairs))
+        columns = ("pair", "mistake", "status", "utility", "reason")
+    print_values(values, format_table((columns, *rows)), json=json)
+    if not values:
+        typer.echo(f"{store} has no matching {kind}s", err=True)
+    elif kind == "pair" and len(values) == limit and not json:
+        typer.echo(f"only the first {limit} pairs; --limit shows more", err=True)
 
 
 @memory_app.command()
@@ -125,32 +124,29 @@ def show(
 
     A trace is shown step by step: the action, the change, the critic's evaluation and the label.
     """
-    from reflact.errors import UsageError
 
-    async def render(memory: MemoryStore) -> None:
-        pair_ids = await memory.find_pair_ids(name)
-        found = _resolve_id(
-            name, (*pair_ids, *await memory.find_trace_ids(name)), "pair or trace", store
-        )
-        if found in pair_ids:
-            (stored,) = await memory.pairs([found])
-            print_values([stored], render_pair(stored), json=json)
-            return
-        trace = await memory.trace(found)
-        if trace is None:
-            raise UsageError(
-                f"{store} has pairs of trace {found}, but not the trace itself; name a pair"
-            )
-        summary = await _find_summary(memory, found)
-        print_values([trace], render_trace(trace, summary), json=json)
+    async def read(memory: MemoryStore) -> StoredPair | StoredTrace | None:
+        pairs = {stored.pair.id: stored for stored in await memory.pairs()}
+        found = _resolve_id(name, (*pairs, *await memory.trace_ids()), "pair or trace", store)
+        return pairs.get(found) or await memory.trace(found)
 
-    _use_store(store, render)
+    from reflact.memory.models import StoredPair
+
+    value = _use_store(store, read)
+    assert value is not None
+    lines = render_pair(value) if isinstance(value, StoredPair) else render_trace(value)
+    print_values([value], lines, json=json)
 
 
 @memory_app.command()
 def label(
     store: StoreArgument,
-    trace: TraceArgument,
+    trace: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRACE", help="The id of a trace, or its prefix.", show_default=False
+        ),
+    ],
     step: Annotated[
         int,
         typer.Argument(
@@ -178,7 +174,6 @@ def label(
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace a label of a person or a program.")
     ] = False,
-    json: JsonOption = False,
 ) -> None:
     """Label the progress of a step.
 
@@ -186,21 +181,16 @@ def label(
     person or a program stay unless you pass --replace.
     """
     from reflact.memory.models import Label
-    from reflact.text import escape_line
 
     human = Label(progress_before=before, progress_after=after, source="human", reasoning=reason)
 
-    async def label_step(memory: MemoryStore) -> TraceSummary:
-        trace_id = _resolve_id(trace, await memory.find_trace_ids(trace), "trace", store)
+    async def label_step(memory: MemoryStore) -> str:
+        trace_id = _resolve_id(trace, await memory.trace_ids(), "trace", store)
         await memory.label(trace_id, step, human, replace=replace)
-        return await _find_summary(memory, trace_id)
+        return trace_id
 
-    summary = _use_store(store, label_step, read_only=False)
-    text = (
-        f"labelled step {step} of trace {escape_line(summary.id)}; {summary.n_labelled} of its "
-        f"{summary.n_events} steps are labelled"
-    )
-    print_values([summary], [text], json=json)
+    trace_id = _use_store(store, label_step, read_only=False)
+    typer.echo(f"labelled step {step} of trace {escape_line(trace_id)}")
 
 
 @memory_app.command()
@@ -221,47 +211,33 @@ def forget(
 
     The command prints the number of removed entries. It cannot be undone.
     """
-    from reflact.errors import UsageError
-
-    async def forget_trace(memory: MemoryStore) -> ForgetResult:
-        names = await memory.find_trace_ids(trace)
-        if names and trace not in names and not calls:
-            raise UsageError(
-                f"{store} has no trace {trace!r}, and forget needs a complete id; "
-                f"these ids begin with it: {', '.join(names)}"
-            )
-        return await memory.forget(trace, calls=calls)
-
-    result = _use_store(store, forget_trace, read_only=False)
+    result = _use_store(store, lambda memory: memory.forget(trace, calls=calls), read_only=False)
     removed = result.trace_removed or result.pair_ids or result.n_anchors
     if not (calls or removed or result.remains_in_wal):
         raise UsageError(
-            f"nothing in {store} came from a trace {trace!r}; list traces with "
-            f"`reflact memory list {store} --kind trace`"
+            f"nothing in {store} came from a trace {trace!r}, and forget needs a complete id; list "
+            f"traces with `reflact memory list {store} --kind trace`"
         )
     print_values([result], _describe_removal(result, store, calls), json=json)
 
 
-def _describe_removal(result: ForgetResult, store: Path, calls: bool) -> list[str]:
-    from reflact.text import escape_line
-
-    lines = [
+def _describe_removal(result: ForgetResult, store: Path, calls: bool) -> Iterator[str]:
+    yield (
         f"forgot trace {escape_line(result.trace_id)}: {result.n_events} events, "
         f"{len(result.pair_ids)} pairs, {result.n_anchors} anchors"
-    ]
+    )
     if calls:
-        lines.append(f"removed {result.n_responses} cached replies to questions of calibrations")
+        yield f"removed {result.n_responses} cached replies to questions of calibrations"
     elif result.n_responses_left:
-        lines.append(
+        yield (
             f"{result.n_responses_left} cached replies to questions of calibrations may quote it; "
             "--calls removes them all, and later calibrations ask these questions again"
         )
     if result.remains_in_wal:
-        lines.append(
+        yield (
             f"{store.name}-wal still contains removed data, because another process reads the "
             "memory; end that process and run this command again"
         )
-    return lines
 
 
 @memory_app.command("export")
@@ -280,31 +256,30 @@ def export_store(
 
     Tests and rejected or archived pairs are left out. To copy everything, copy the file itself.
     """
-    from reflact.errors import UsageError
 
-    async def export(memory: MemoryStore) -> int:
+    async def export(memory: MemoryStore) -> None:
         if target is None:
             async for text in memory.export_lines():
                 typer.echo(text)
-            return 0
-        lines = 0
-        try:
-            with target.open("w", encoding="ascii") as file:
-                async for text in memory.export_lines():
-                    file.write(f"{text}\n")
-                    lines += 1
-        except OSError as error:
-            raise UsageError(f"cannot write {target}: {error.strerror or error}") from None
-        return lines
+            return
+        n_lines = 0
+        with target.open("w", encoding="ascii") as file:
+            async for text in memory.export_lines():
+                file.write(f"{text}\n")
+                n_lines += 1
+        typer.echo(f"wrote {n_lines:,} lines to {target}")
 
-    lines = _use_store(store, export)
-    if target is not None:
-        typer.echo(f"wrote {lines:,} lines to {target}")
+    _use_store(store, export)
 
 
 @memory_app.command("import")
 def import_store(
-    store: NewStoreArgument,
+    store: Annotated[
+        Path,
+        typer.Argument(
+            metavar="STORE", help="The memory's file; created if missing.", show_default=False
+        ),
+    ],
     source: Annotated[
         Path,
         typer.Argument(
@@ -320,10 +295,6 @@ def import_store(
     Stored entries stay as they are. Each new pair is scanned and quarantined, whatever its status
     was.
     """
-    import anyio
-
-    from reflact.errors import DataError
-
     traces, lines = _read_source(source)
     print_incomplete_files(traces, folders=[source if source.is_dir() else None], err=json)
     try:
@@ -341,8 +312,7 @@ def _read_source(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
     """Return the traces of a source, or the lines of an export."""
     import json
 
-    from reflact.calibration.trace import Trace, refuse_foreign_format
-    from reflact.errors import UsageError
+    from reflact.calibration.trace import Trace
 
     if source.is_dir():
         return Trace.load_all(source), []
@@ -354,11 +324,9 @@ def _read_source(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
         first = json.loads(lines[0])
     except (ValueError, RecursionError):
         first = None
-    if isinstance(first, dict) and "trace" in first and "type" not in first:
-        return (Trace.load(source),), []
-    if not isinstance(first, dict) or "type" not in first:
-        refuse_foreign_format(source, "\n".join(lines).encode())
-    return (), lines
+    if isinstance(first, dict) and "type" in first:
+        return (), lines
+    return (Trace.load(source),), []
 
 
 async def _import_source(path: Path, traces: Sequence[Trace], lines: list[str]) -> ImportResult:
@@ -383,43 +351,161 @@ async def _import_source(path: Path, traces: Sequence[Trace], lines: list[str]) 
 def _use_store(
     path: Path, work: Callable[[MemoryStore], Awaitable[T]], *, read_only: bool = True
 ) -> T:
-    """Open the memory of an existing file, by default unchanged, and return the result of some
-    work.
-    """
-    import anyio
-
-    from reflact.errors import UsageError
+    """Open the memory of an existing file, by default unchanged, and return the result of work."""
     from reflact.memory.store import MemoryStore
 
     async def run() -> T:
         async with MemoryStore(path, read_only=read_only) as memory:
             return await work(memory)
 
-    try:
-        is_file = path.is_file()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    if not is_file:
+    if not path.is_file():
         raise UsageError(f"there is no memory at {path}; pass the path of its file")
     return anyio.run(run)
 
 
 def _resolve_id(name: str, ids: Sequence[str], noun: str, store: Path) -> str:
     """Return the id that a name means: the name itself, or the only id that starts with it."""
-    from reflact.errors import UsageError
-
     if name in ids:
         return name
-    if len(ids) > 1 and len(name) >= MIN_PREFIX_LENGTH:
-        raise UsageError(f"several ids begin with {name!r}, so type more of one: {', '.join(ids)}")
-    if not ids or len(name) < MIN_PREFIX_LENGTH:
+    matching = sorted(one for one in ids if one.startswith(name))
+    if not matching or len(name) < MIN_PREFIX_LENGTH:
         raise UsageError(
             f"{store} has no {noun} {name!r}, and a prefix of an id needs at least "
             f"{MIN_PREFIX_LENGTH} characters; list them with `reflact memory list {store}`, traces "
             "with `--kind trace`"
         )
-    return ids[0]
+    if len(matching) > 1:
+        listed = ", ".join(matching[:MAX_LISTED_IDS])
+        raise UsageError(f"several ids begin with {name!r}, so type more of one: {listed}")
+    return matching[0]
 
 
-async def _find_summary(memory: MemoryStore, trace_id: str) -> TraceSummary:
-    return next(one for one in await memory.summaries() if one.id == trace_id)
+# --------------------------------------------------------------------------------------- the output
+
+
+def print_values(values: Sequence[FrozenModel], lines: Iterable[str], *, json: bool) -> None:
+    """Print values as lines of JSON, or else their lines of text."""
+    from reflact.memory.rows import encode_value
+
+    for text in map(encode_value, values) if json else lines:
+        typer.echo(text)
+
+
+def format_table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table whose first row names its columns; controls are escaped."""
+    from rich.cells import cell_len
+
+    table = [[escape_line(text) for text in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = [
+            text + " " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True)
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _shorten(text: str) -> str:
+    return shorten(" ".join(text.split()), MAX_CELL_CHARS)
+
+
+def _build_trace_row(one: TraceSummary) -> tuple[str, ...]:
+    counts = map(str, (one.n_events, one.n_scored, one.n_labelled, one.n_pairs))
+    return (one.id, *counts, _shorten(one.purpose))
+
+
+def _build_pair_row(one: StoredPair) -> tuple[str, ...]:
+    pair = one.pair
+    return (
+        pair.id[:12],
+        pair.mistake,
+        _describe_status(one),
+        f"{one.utility:.2f}",
+        _shorten(pair.reason),
+    )
+
+
+def _describe_status(stored: StoredPair) -> str:
+    return stored.status if stored.reason is None else f"{stored.status} ({stored.reason})"
+
+
+def render_pair(stored: StoredPair) -> Iterator[str]:
+    """Yield the lines of a pair: its facts, its transition, and both evaluations in words."""
+    from reflact.memory.cards import build_cards
+
+    pair = stored.pair
+    origin = pair.provenance
+    scope = [*pair.scope.roles, *pair.scope.tools, *pair.scope.task_categories, pair.scope.user]
+    facts = {
+        "purpose": pair.purpose,
+        "status": f"{_describe_status(stored)}, since {stored.changed_at:%Y-%m-%d %H:%M:%S}",
+        "utility": f"{stored.utility:.2f}",
+        "scope": ", ".join(filter(None, scope)),
+        "trace": "" if origin.trace_id is None else f"{origin.trace_id}, step {origin.step}",
+        "prompt": ", ".join(filter(None, (origin.prompt, origin.model))),
+        "action": _show_action(pair.transition),
+    }
+    yield f"pair {pair.id}"
+    for field, value in facts.items():
+        if value:
+            yield f"  {field}: {escape_line(value)}"
+    yield from map(escape_line, _render_change(pair.transition))
+    for card in build_cards(pair):
+        yield f"{card.kind} ({escape_line(card.mistake)})"
+        for text in (card.content, card.strategy):
+            yield from (f"    {line}" for line in escape_controls(text).split("\n"))
+
+
+def render_trace(trace: StoredTrace) -> Iterator[str]:
+    """Yield the lines of a trace, step by step."""
+    from reflact.calibration.transition_view import truncate_to_tokens
+
+    yield f"trace {escape_line(trace.id)}"
+    yield f"  purpose: {escape_line(truncate_to_tokens(trace.purpose, MAX_CHANGE_TOKENS))}"
+    yield f"  steps: {len(trace.events)}"
+    for event in trace.events:
+        yield ""
+        yield from map(escape_line, _render_event(event))
+
+
+def _render_event(event: ScoreEvent) -> Iterator[str]:
+    yield f"step {event.step}: {_show_action(event.transition)}"
+    evaluation = event.evaluation
+    if evaluation is not None:
+        change = f"{evaluation.progress_before:g} to {evaluation.progress_after:g}"
+        yield f"  critic: {change}, confidence {evaluation.confidence:g}"
+        yield f"    {' '.join(evaluation.reasoning.split())}"
+    label = event.label
+    if label is not None:
+        before = "" if label.progress_before is None else f"{label.progress_before:g} to "
+        yield f"  label: {before}{label.progress_after:g}, from {label.source}"
+    yield from _render_change(event.transition)
+
+
+def _show_action(step: Transition) -> str:
+    from reflact.calibration.transition_view import show_action, truncate_to_tokens
+
+    return " ".join(truncate_to_tokens(show_action(step.action), MAX_CHANGE_TOKENS).split())
+
+
+def _render_change(step: Transition) -> Iterator[str]:
+    from reflact.calibration.transition_view import show_change, truncate_to_tokens
+
+    change = show_change(step.before, step.after, shorten=True)
+    for line in truncate_to_tokens(change, MAX_CHANGE_TOKENS).splitlines():
+        yield f"  | {line}"
+
+
+def print_incomplete_files(
+    traces: Iterable[Trace], *, folders: Iterable[Path | None] = (), err: bool = False
+) -> None:
+    """Print which files of traces are incomplete, and which files of the folders are no traces."""
+    for folder in folders:
+        others = [] if folder is None else sorted(map(str, folder.rglob("*.json")))
+        if others:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            reason = "a trace is a .jsonl file that reflact wrote"
+            typer.echo(f"left out {escape_line(others[0])}{more}: {reason}", err=err)
+    for trace in traces:
+        if trace.n_lost_bytes:
+            lost = f"left out {trace.n_lost_bytes} incomplete bytes of its file"
+            typer.echo(f"trace {escape_line(trace.id)}: {lost}", err=err)

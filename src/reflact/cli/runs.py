@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import anyio
 import typer
 
 from reflact.cli.common import print_error
+from reflact.errors import StoreError, UsageError
+from reflact.text import escape_controls, escape_line, name_count
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -58,10 +62,8 @@ def runs(folder: FolderArgument = Path("runs"), as_json: JsonLinesOption = False
     skill on the test split, or on the validation split if there is no test score. If a database
     cannot be read, an error names it, the other runs are listed, and the exit code is 1.
     """
-    import anyio
     from rich.console import Console
 
-    from reflact.errors import StoreError, UsageError
     from reflact.reporting.history import list_databases, list_runs
     from reflact.reporting.terminal import build_run_table
 
@@ -92,10 +94,7 @@ def _find_run(folder: Path) -> str:
 
     If the folder has several runs and the caller named none, standard error says which one this is.
     """
-    import anyio
-
     from reflact.reporting.history import find_run
-    from reflact.text import escape_line, name_count
 
     choice = anyio.run(find_run, folder)
     if choice.others:
@@ -152,12 +151,10 @@ def show(  # noqa: PLR0917 - one for each option of the command
     cost of its stages. Items are shown with the answers, scores and costs under the initial and the
     best skill.
     """
-    import anyio
     from rich.console import Console
 
-    from reflact.errors import UsageError
+    from reflact.reporting import terminal
     from reflact.reporting.history import read_run, read_step
-    from reflact.reporting.terminal import print_step
     from reflact.types import Split
 
     of_items = items or wrong or changed or (split is not None and item is None)
@@ -169,6 +166,7 @@ def show(  # noqa: PLR0917 - one for each option of the command
             f"{' and '.join(chosen)} exclude each other; leave out all but one of them"
         )
     run_id = _find_run(folder)
+    console = Console()
     asked = None if split is None else Split(split)
     if skill is not None:
         _print_skill(folder, run_id, skill, as_json=as_json)
@@ -177,12 +175,20 @@ def show(  # noqa: PLR0917 - one for each option of the command
         if as_json:
             _print_json([details])
         else:
-            print_step(Console(), details)
+            terminal.print_step(console, details)
     elif item is not None:
         _show_item(anyio.run(_read_item, folder, run_id, asked, item), as_json=as_json)
     elif of_items:
         history = anyio.run(partial(read_run, items=True, split=asked), folder, run_id)
-        _show_items(history, wrong=wrong, changed=changed, as_json=as_json)
+        shown = history.items
+        if wrong:
+            shown = tuple(result for result in shown if result.wrong)
+        if changed:
+            shown = tuple(one for one in shown if one.category in {"improved", "regressed"})
+        if as_json:
+            _print_json(shown)
+        else:
+            terminal.print_items(console, history.items, shown)
     else:
         history = anyio.run(partial(read_run, events=False), folder, run_id)
         _show_run(folder, history, costs=costs, as_json=as_json)
@@ -191,32 +197,15 @@ def show(  # noqa: PLR0917 - one for each option of the command
 def _show_item(history: RunHistory, *, as_json: bool) -> None:
     from rich.console import Console
 
-    from reflact.reporting.terminal import print_failure, print_item
+    from reflact.reporting import terminal
 
     if as_json:
         _print_json((*history.items, *history.failures))
         return
-    console = Console()
-    for item in history.items:
-        print_item(console, item)
+    for result in history.items:
+        terminal.print_item(Console(), result)
     for failure in history.failures:
-        print_failure(console, failure)
-
-
-def _show_items(history: RunHistory, *, wrong: bool, changed: bool, as_json: bool) -> None:
-    from rich.console import Console
-
-    from reflact.reporting.terminal import print_items
-
-    chosen = history.items
-    if wrong:
-        chosen = tuple(item for item in chosen if item.wrong)
-    if changed:
-        chosen = tuple(item for item in chosen if item.category in {"improved", "regressed"})
-    if as_json:
-        _print_json(chosen)
-    else:
-        print_items(Console(), history.items, chosen)
+        terminal.print_failure(Console(), failure)
 
 
 def _show_run(folder: Path, history: RunHistory, *, costs: bool, as_json: bool) -> None:
@@ -224,6 +213,7 @@ def _show_run(folder: Path, history: RunHistory, *, costs: bool, as_json: bool) 
 
     from reflact.records import sum_step_costs
     from reflact.reporting.terminal import build_cost_table, print_run
+    from reflact.store.artifacts import find_exports
 
     console = Console()
     if costs and as_json:
@@ -231,11 +221,13 @@ def _show_run(folder: Path, history: RunHistory, *, costs: bool, as_json: bool) 
     elif costs:
         console.print(build_cost_table(history.costs, console.width))
     elif as_json:
-        typer.echo(
-            history.model_dump_json(ensure_ascii=True, exclude={"events", "items", "items_note"})
-        )
+        hidden = {"events", "items", "items_note"}
+        typer.echo(history.model_dump_json(ensure_ascii=True, exclude=hidden))
     else:
-        print_run(console, history, _find_exports(folder, history))
+        # the path may end in the name of a database or of one of its runs
+        while not folder.is_dir():
+            folder = folder.parent
+        print_run(console, history, find_exports(folder, history.run_id))
 
 
 async def _read_item(folder: Path, run_id: str, split: Split | None, item_id: str) -> RunHistory:
@@ -244,7 +236,6 @@ async def _read_item(folder: Path, run_id: str, split: Split | None, item_id: st
     Without a split, the item may be in any measured one. An item that raised an exception need not
     be measured.
     """
-    from reflact.errors import UsageError
     from reflact.reporting.history import read_run
     from reflact.types import Split
 
@@ -252,49 +243,26 @@ async def _read_item(folder: Path, run_id: str, split: Split | None, item_id: st
     failed = [failure.item_id for failure in history.failures if failure.item_id is not None]
     measured: dict[str, ItemResult] = {}
     for each in [Split.test, Split.val] if split is None else [split]:
-        try:
+        with suppress(UsageError):  # nothing is measured on this split
             read = await read_run(folder, run_id, items=True, split=each)
-        except UsageError:  # nothing is measured on this split
-            continue
-        measured |= {result.item_id: result for result in read.items}
+            measured |= {result.item_id: result for result in read.items}
     known = [*dict.fromkeys((*measured, *failed))]
     ids = [item_id] if item_id in known else [each for each in known if each.startswith(item_id)]
     if not ids:
-        where = "validation or test" if split is None else split.value
-        problem = f"no {where} item of run {run_id} has an id that begins with {item_id}"
-        raise UsageError(f"{problem}; --items lists the ids")
+        raise UsageError(
+            f"no item of run {run_id} has an id that begins with {item_id}; --items lists the ids"
+        )
     if len(ids) > 1:
-        listed = ", ".join([*ids[:MAX_LISTED_IDS], *(["..."] if len(ids) > MAX_LISTED_IDS else [])])
+        listed = ", ".join(ids[:MAX_LISTED_IDS])
         raise UsageError(f"no item is {item_id}, and the ids of {len(ids)} begin with it: {listed}")
     items = (measured[ids[0]],) if ids[0] in measured else ()
     failures = tuple(failure for failure in history.failures if failure.item_id == ids[0])
     return history.model_copy(update={"items": items, "failures": failures})
 
 
-def _find_exports(path: Path, history: RunHistory) -> Path:
-    """Return the folder of a run's files; ``path`` is what the caller named, see ``read_run``."""
-    from reflact.store.artifacts import find_exports
-
-    config = None if history.summary is None else history.summary.config
-    if not path.is_dir():
-        database = path.parent if path.parent.is_file() else path
-        is_shared = database.is_file() and database.name != "run.db"
-        path = (
-            Path(str(config["out_dir"]))
-            if is_shared and isinstance(config, dict)
-            else database.parent
-        )
-    return find_exports(path, history.run_id)
-
-
 def _print_skill(folder: Path, run_id: str, version: str, *, as_json: bool) -> None:
-    """Print a version of the skill: exactly in a file or a pipe, with escaped controls at a
-    terminal.
-    """
-    import anyio
-
+    """Print a version of the skill: exactly in a file or a pipe, escaped at a terminal."""
     from reflact.reporting.history import read_versions
-    from reflact.text import escape_controls
 
     (found,) = anyio.run(read_versions, folder, [version], run_id)
     if not found.skill.text:
@@ -322,7 +290,6 @@ def print_diff(
     The difference is a unified diff, by default from the initial skill to the best one. A pipe or a
     file gets the positions of its lines too.
     """
-    import anyio
     from rich.console import Console
 
     from reflact.reporting import terminal
@@ -381,12 +348,9 @@ def export(
     they are copied unchanged. Hidden files, caches and links stay behind, and the markers of
     protected regions are removed.
     """
-    import anyio
-
     from reflact.reporting.facts import ResultFact
     from reflact.reporting.history import read_package, read_run
     from reflact.store.artifacts import write_package
-    from reflact.text import escape_line, name_count
 
     run_id = _find_run(folder)
     package = anyio.run(
@@ -425,7 +389,6 @@ def compare(
     The output shows scores, cost, time, and the settings that differ. It also shows what each best
     skill gains on the items that the runs share, and the difference of the skills.
     """
-    import anyio
     from rich.console import Console
 
     from reflact.reporting.history import compare_runs
@@ -450,12 +413,9 @@ def serve(
 ) -> None:
     """Show runs in a browser, also active ones.
 
-    The command serves a list of runs, the page of each run, and the comparison of runs that you
-    choose. The pages change nothing, and only this machine can reach them. It needs `pip install
-    'reflact[serve]'`. Ctrl-C ends it.
+    The command serves a list of runs and the page of each run. The pages change nothing, and only
+    this machine can reach them. It needs `pip install 'reflact[serve]'`. Ctrl-C ends it.
     """
-    from reflact.errors import UsageError
-
     try:
         from reflact.reporting.html.serve import serve_runs
     except ModuleNotFoundError as error:

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 
+import anyio
 import typer
 
 from reflact.cli.common import (
@@ -23,10 +24,18 @@ from reflact.cli.common import (
     print_error,
     train_and_show,
 )
+from reflact.errors import (
+    BudgetSpent,
+    ConfigError,
+    EnvironmentFailure,
+    ModelError,
+    RunConflict,
+    UsageError,
+)
+from reflact.text import escape_controls, escape_line, format_count, format_duration, shorten
 
 if TYPE_CHECKING:
     from reflact.config.training import TrainerConfig
-    from reflact.errors import RunConflict
     from reflact.events import Event
     from reflact.protocols import Approver
     from reflact.records import CandidateReview, Spend
@@ -34,9 +43,6 @@ if TYPE_CHECKING:
     from reflact.training.plan import RunPlan
 
 MAX_SHOWN_CHARS = 300
-
-# The score from which on another grader may fit a right answer; a few common words give less.
-FITTING_SCORE = 0.5
 
 # The most characters of a document's name in a table.
 MAX_NAME_CHARS = 40
@@ -54,10 +60,6 @@ def check(
     writes nothing to the run's folder. If a key, a model, an address or the data is wrong, it ends
     with exit code 2.
     """
-    import anyio
-
-    from reflact.errors import BudgetSpent, EnvironmentFailure, ModelError
-    from reflact.text import escape_line
     from reflact.training.check import check_setup
 
     settings = load_trainer_config(config, overrides)
@@ -83,7 +85,6 @@ def join_command(config: Path, overrides: Sequence[str] | None, *options: str) -
 def list_check_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
     """Yield what a check found: data, models, the graded item, the likely time, and warnings."""
     from reflact.reporting.facts import SpendFact
-    from reflact.text import format_count, format_duration
 
     yield f"data: {found.n_train} train, {found.n_val} validation, {found.n_test} test items"
     if found.skill is not None:
@@ -111,12 +112,8 @@ def list_check_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
 
 
 def _list_item_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
-    """Yield the graded item; below a full score also what the grader said, and other graders that
-    may fit.
-    """
-    from reflact.environments.dataset import score_with_others
+    """Yield the graded item; below a full score also what the grader said."""
     from reflact.reporting.facts import format_value
-    from reflact.text import shorten
 
     item = found.item
     grade = found.grade
@@ -132,13 +129,10 @@ def _list_item_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
     for name, text in texts.items():
         if text is not None:
             yield f"  {name}: {shorten(format_value(text), MAX_SHOWN_CHARS)}"
-    if is_dataset and grader != "critic" and grade.score.hard <= 0:
-        scores = score_with_others(item, grade.answer).items()
-        fitting = [f"{name} gives {score:.2f}" for name, score in scores if score >= FITTING_SCORE]
-        others = ", ".join(fitting) or "critic asks a model"
+    if is_dataset and grade.score.hard <= 0:
         yield (
-            f"hint: if the answer is right, another environment.grader may fit: {others}. "
-            "If only its form is wrong, training can teach it."
+            "hint: if the answer is right, another environment.grader may fit; if only its form is "
+            "wrong, training can teach it"
         )
 
 
@@ -180,14 +174,12 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     test split. With --show json, the last line is the score. With --against, it has all scores and
     the differences.
     """
-    import anyio
     from rich.console import Console
 
     from reflact.errors import UsageError
     from reflact.reporting.facts import describe_gain
     from reflact.reporting.terminal import build_score_table
     from reflact.skills.package import load_skill
-    from reflact.text import escape_line, shorten
     from reflact.trainer import Trainer
     from reflact.types import Control, Split
 
@@ -234,9 +226,7 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
 
 
 def use_all_items(config: TrainerConfig, data: Path) -> TrainerConfig:
-    """Return a configuration whose validation split is a whole data file, with a folder
-    of its own.
-    """
+    """Return a configuration whose validation split is a data file, in a folder of its own."""
     from reflact.errors import UsageError
 
     if not data.is_file():
@@ -248,17 +238,10 @@ def use_all_items(config: TrainerConfig, data: Path) -> TrainerConfig:
 
 
 def create_approver() -> Approver:
-    """Return an approver that shows a candidate's evidence and diff on standard error and asks
-    there.
+    """Return an approver that shows a candidate's evidence and diff on standard error.
 
     An empty answer or ``y`` approves; ``n`` vetoes; any other text is a veto with that reason.
-
-    Raises:
-        UsageError: Standard input is no terminal.
     """
-    from reflact.errors import UsageError
-    from reflact.text import escape_controls
-
     if not sys.stdin.isatty():
         raise UsageError(
             "--review asks you at a terminal, but standard input is not a terminal; leave --review "
@@ -281,33 +264,24 @@ def create_approver() -> Approver:
 
 
 def print_cost_estimate(config: TrainerConfig, command: str, *, as_json: bool) -> None:
-    """Print the estimated cost of the rest of a run, and the command that trains; call nothing and
-    write nothing.
-
-    Raises:
-        UsageError: The configuration, the data, a prompt or the initial skill is wrong.
-    """
-    import anyio
+    """Print the estimated cost of the rest of a run, and the command that trains."""
     from rich.console import Console
 
     from reflact.reporting.terminal import build_estimate_table
-    from reflact.text import escape_line
     from reflact.training.cost_estimate import estimate_run
     from reflact.training.gating import estimate_gate_power
     from reflact.training.plan import Overrides, prepare_run
 
     plan = prepare_run(config, Overrides())
     path = config.store or config.out_dir / "run.db"
-    n_done, text, spent = (
-        anyio.run(_read_progress, path, plan.run_id) if path.is_file() else (0, None, ())
-    )
-    estimate = estimate_run(plan, done=n_done, skill=text, spent=spent)
+    progress = anyio.run(_read_progress, path, plan) if path.is_file() else _Progress()
+    estimate = estimate_run(plan, done=progress.n_done, skill=progress.skill, spent=progress.spent)
     if as_json:
         typer.echo(estimate.model_dump_json(ensure_ascii=True))
         return
     console = Console()
     data = plan.data
-    typer.echo(f"run {plan.run_id}: {estimate.steps} steps to take, {n_done} taken")
+    typer.echo(f"run {plan.run_id}: {estimate.steps} steps to take, {progress.n_done} taken")
     typer.echo(f"items: {len(data.train)} train, {len(data.val)} validation, {len(data.test)} test")
     console.print(build_estimate_table(estimate, console.width))
     for line in estimate.assumptions:
@@ -318,29 +292,30 @@ def print_cost_estimate(config: TrainerConfig, command: str, *, as_json: bool) -
         f"the run stops before it exceeds {named}" if named else "no limit: set budget.max_usd"
     )
     typer.echo(estimate_gate_power(plan).description)
-    is_own = config.store is None and not config.fork and path.is_file()
-    conflict = anyio.run(_find_conflict, path, plan) if is_own else None
-    if conflict is None:
+    if progress.conflict is None or config.store is not None or config.fork:
         typer.echo(f"next: {escape_line(command)}")
     else:
-        reason = escape_line(str(conflict))
+        reason = escape_line(str(progress.conflict))
         typer.echo(f"warning: without a change, reflact train will refuse to start: {reason}")
 
 
-async def _find_conflict(path: Path, plan: RunPlan) -> RunConflict | None:
+class _Progress(NamedTuple):
+    """What a run has done: its steps, its skill, its spend, and why it cannot go on."""
+
+    n_done: int = 0
+    skill: str | None = None
+    spent: tuple[Spend, ...] = ()
+    conflict: RunConflict | None = None
+
+
+async def _read_progress(path: Path, plan: RunPlan) -> _Progress:
     from reflact.store.runs import open_store
 
     async with open_store(path) as store:
-        return await store.find_conflict(plan.run_id, plan.identity)
-
-
-async def _read_progress(path: Path, run_id: str) -> tuple[int, str | None, tuple[Spend, ...]]:
-    from reflact.store.runs import open_store
-
-    async with open_store(path) as store:
-        records = await store.records(run_id)
+        records = await store.records(plan.run_id)
         text = (await store.skill(records[-1].current.skill_hash)).text if records else None
-        return len(records), text, await store.spend(run_id)
+        conflict = await store.find_conflict(plan.run_id, plan.identity)
+        return _Progress(len(records), text, await store.spend(plan.run_id), conflict)
 
 
 def train(  # noqa: PLR0917 - one for each option of the command
@@ -386,8 +361,6 @@ def train(  # noqa: PLR0917 - one for each option of the command
     network is used; if the recording lacks a request, the run ends and reflact prints the
     difference.
     """
-    from reflact.errors import UsageError
-
     changes = [*(overrides or ())]
     if fork:
         changes.append("fork=true")
@@ -425,7 +398,6 @@ def demo(
     The command prints the best skill of each. It needs no key and no network. It writes the second
     run into the subfolder arithmetic.
     """
-    from reflact.errors import ConfigError
     from reflact.prompts import find_data_folder
 
     if calibrate:
@@ -450,8 +422,6 @@ def demo(
 
 
 def _replay_demo(folder: Path, out: Path, *, show: ShowMode) -> None:
-    from reflact.text import escape_controls
-
     cassette = _name_cassette(folder / "cassette.jsonl", "replay")
     settings = load_trainer_config(
         folder / "demo.yaml", [f"out_dir={json.dumps(str(out))}", *cassette]

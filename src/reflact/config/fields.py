@@ -1,6 +1,4 @@
-"""The fields of items: which columns of a data file fill them. Rows of some well-known sets need no
-names.
-"""
+"""The fields of items, and the columns of data files that fill them."""
 
 from __future__ import annotations
 
@@ -16,8 +14,7 @@ from reflact.jsonutil import flatten_fields
 # The fields of an item that a column can fill.
 FIELD_NAMES = ("id", "input", "reference", "task_type")
 
-# The columns that fill each field without a line in the configuration; the first one in a row
-# counts.
+# The columns that fill each field without a line in the configuration; the first one counts.
 DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "id": ("id",),
     "input": ("input", "question"),
@@ -30,70 +27,42 @@ ALPACA_COLUMNS = ("instruction", "input", "output")
 
 
 class FieldsConfig(ConfigSection):
-    """The columns of a data file that fill the fields of its items; all others are kept as
-    metadata.
+    """Which columns fill the fields of an item; all others are kept as metadata."""
+
+    id: str | None = changeable_field(None, min_length=1)
+    """Column of the id; null: `id`, or a digest of the content if there is no such column."""
+
+    input: str | None = changeable_field(None, min_length=1)
+    """Column of the task; null: `input`, or `question` after its `context`, if there is one."""
+
+    reference: str | None = changeable_field(None, min_length=1)
+    """Column of the right answer, or of a list of them; null: `reference`, `answers` or `answer`.
     """
 
-    id: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="Column of the id; null: `id`, or a digest of the content if there is no such "
-        "column.",
-    )
-    input: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="Column of the task; null: `input`, or `question` after its `context`, if "
-        "there is one.",
-    )
-    reference: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="Column of the right answer, or of a list of them; null: `reference`, "
-        "`answers` or `answer`.",
-    )
-    task_type: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="Column of the kind of task; a single file is split by `ratio` within each "
-        "kind. null: `task_type`.",
-    )
+    task_type: str | None = changeable_field(None, min_length=1)
+    """Column of the kind of task; a single file is split by `ratio` within each kind. null:
+    `task_type`."""
 
 
 def unfold_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row of Alpaca or SQuAD as a row of a task and its right answer; any other
-    as it is.
-    """
+    """Return a row of Alpaca or SQuAD as a row of a task and its right answer."""
     if all(isinstance(row.get(name), str) for name in ALPACA_COLUMNS):
         task = "\n\n".join(filter(None, (row["instruction"], row["input"])))
         rest = {name: value for name, value in row.items() if name not in ALPACA_COLUMNS}
         return {"input": task, "reference": row["output"], **rest}
-    answers = _list_answer_texts(row.get("answers"))
-    return row if answers is None else {**row, "answers": answers}
-
-
-def _list_answer_texts(value: Any) -> list[str] | None:
-    """Return the texts of answers with positions, each once; None if the value is
-    something else.
-    """
-    texts = None
-    if isinstance(value, dict) and {"text", "answer_start"} <= value.keys():
-        texts = value["text"]
-    elif (
-        isinstance(value, list)
-        and value
-        and all(isinstance(one, dict) and "text" in one for one in value)
-    ):
-        texts = [one["text"] for one in value]
+    texts: Any = None
+    match row.get("answers"):
+        case {"text": texts, "answer_start": _}:
+            pass
+        case [{"text": _}, *_] as answers if all(isinstance(one, dict) for one in answers):
+            texts = [one.get("text") for one in answers]
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        return None
-    return [*dict.fromkeys(texts)]
+        return row
+    return {**row, "answers": [*dict.fromkeys(texts)]}
 
 
 def unfold_articles(rows: Sequence[Any]) -> Sequence[Any]:
-    """Return the questions of articles in SQuAD's own form, each with its context; other rows as
-    they are.
-    """
+    """Return the questions of articles in SQuAD's own form, each with its context."""
     if not rows or not all(
         isinstance(row, dict) and isinstance(row.get("paragraphs"), list) for row in rows
     ):
@@ -108,24 +77,19 @@ def unfold_articles(rows: Sequence[Any]) -> Sequence[Any]:
 
 
 def unfold_columns(row: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
-    """Return a row whose objects are columns of their own, ``outer.inner``, if one of the names is
-    in them.
-    """
+    """Return a row whose objects are columns, ``outer.inner``, if a name is in one of them."""
     outer = {name.partition(".")[0] for name in names if name not in row}
-    inside: dict[str, JsonValue] = {
-        name: value for name, value in row.items() if name in outer and isinstance(value, dict)
-    }
-    if not inside:
-        return row
-    return {name: value for name, value in row.items() if name not in inside} | dict(
-        flatten_fields(inside)
-    )
+    result: dict[str, JsonValue] = {}
+    for name, value in row.items():
+        if name in outer and isinstance(value, dict):
+            result |= flatten_fields({name: value})
+        else:
+            result[name] = value
+    return result
 
 
 def read_result(reference: JsonValue) -> JsonValue:
-    """Return the result of an answer that ends in a line such as ``#### 42``, as GSM8K's; others as
-    they are.
-    """
+    """Return the result of an answer that ends in a line such as ``#### 42``, as GSM8K's."""
     if not isinstance(reference, str):
         return reference
     result = re.match(r"####(?!#)\s*(\S.*)", reference.rstrip().rpartition("\n")[2])

@@ -6,31 +6,21 @@ import difflib
 import reprlib
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 from operator import getitem
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import JsonValue, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from reflact.config.models import CHANGEABLE, ConfigSection, expand_home, resolve_path
+from reflact.config.models import CHANGEABLE, ConfigSection, expand_home, list_kinds
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError
 
 S = TypeVar("S", bound=ConfigSection)
-
-TYPE_NAMES: Mapping[Any, str] = {
-    str: "text",
-    int: "integer",
-    float: "number",
-    bool: "true or false",
-    Path: "path",
-    NoneType: "null",
-}
 
 # The most characters of a wrong value in a message.
 SHOWN_CHARS = 300
@@ -63,15 +53,10 @@ def load_config(
     """Return the configuration in a file, a mapping or a ``TrainerConfig``.
 
     Paths to inputs inside a file are relative to that file; ``out_dir`` is relative to the current
-    folder.
-
-    Args:
-        source: A configuration, a mapping, or the path of a ``.yaml``, ``.yml`` or ``.toml`` file.
-        overrides: Assignments such as ``train.num_epochs=2``; values are read as YAML.
+    folder. ``overrides`` are assignments such as ``train.num_epochs=2``; values are read as YAML.
 
     Raises:
-        ConfigError: The file cannot be read, or a key or value is wrong; names the nearest valid
-            one.
+        ConfigError: The file cannot be read, or a key or value is wrong; names the nearest one.
     """
     if isinstance(source, TrainerConfig) and not overrides:
         return source
@@ -91,13 +76,13 @@ def load_config(
 
 
 def load_section(kind: type[S], path: Path, *, overrides: Sequence[str] = ()) -> S:
-    """Return a configuration of another kind from a file; its paths are not resolved.
+    """Return a configuration of another kind from a file; paths of inputs are relative to it.
 
     Raises:
-        ConfigError: The file cannot be read, or a key or value is wrong; names the nearest valid
-            one.
+        ConfigError: The file cannot be read, or a key or value is wrong; names the nearest one.
     """
-    return _validate(kind, reduce(_assign, overrides, _read(path)))
+    config = _validate(kind, reduce(_assign, overrides, _read(path)))
+    return _resolve_paths(config, path.resolve().parent)
 
 
 def load_keys(values: Mapping[str, Any]) -> TrainerConfig:
@@ -120,26 +105,27 @@ def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:
     values["data"]["ratio"] = values["data"]["ratio"] or LARGE_RATIO
     return {
         key: reduce(getitem, key.split("."), values)
-        for key, field in _list_fields(TrainerConfig)
-        if not (_is_changeable(field) or key.startswith(unused))
+        for key, field in list_fields(TrainerConfig)
+        if not (is_changeable(field) or key.startswith(unused))
     }
 
 
 def list_idle_keys(config: TrainerConfig) -> frozenset[str]:
-    """Return the dotted keys that have no effect, because their section is switched off or not
-    used.
-    """
-    keys = [key for key, _ in _list_fields(TrainerConfig)]
+    """Return the dotted keys that have no effect, because their section is not used."""
     values = config.model_dump(mode="json")
     idle = [
         f"{name}."
         for name, section in values.items()
         if isinstance(section, dict) and section.get("enabled") is False
     ]
-    idle += [] if config.uses_critic else CRITIC_PREFIXES
-    idle += ["replay."] if config.replay.cassette is None else []
+    if not config.uses_critic:
+        idle += CRITIC_PREFIXES
+    if config.replay.cassette is None:
+        idle.append("replay.")
     return frozenset(
-        key for key in keys if key.startswith(tuple(idle)) and not key.endswith(".enabled")
+        key
+        for key, _ in list_fields(TrainerConfig)
+        if key.startswith(tuple(idle)) and not key.endswith(".enabled")
     )
 
 
@@ -156,67 +142,23 @@ def list_set_keys(
             yield f"{prefix}{name}"
 
 
-def list_config_keys(
-    kind: type[ConfigSection] = TrainerConfig,
-) -> Iterator[tuple[str, str, str, bool, str]]:
-    """Yield (key, type, default, changeable, description) of every key, in order, for the reference
-    page.
-    """
-    for key, field in _list_fields(kind):
-        default = field.get_default(call_default_factory=True)
-        text = "required" if field.is_required() else _format_value(default)
-        yield (
-            key,
-            _type_name(field.annotation),
-            text,
-            _is_changeable(field),
-            field.description or "",
-        )
-
-
-def _list_fields(section: type[ConfigSection], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def list_fields(section: type[ConfigSection], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield the dotted keys of a section and of those below it, with their fields."""
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, ConfigSection):
-            yield from _list_fields(kind, f"{prefix}{name}.")
+            yield from list_fields(kind, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field
 
 
-def _is_changeable(field: FieldInfo) -> bool:
+def is_changeable(field: FieldInfo) -> bool:
+    """Whether a key may differ between two starts of a run."""
     return field.json_schema_extra == CHANGEABLE
 
 
-def _format_value(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_format_value, value))}]"
-    return str(value)
-
-
-def _type_name(kind: Any) -> str:
-    origin = get_origin(kind)
-    arguments = get_args(kind)
-    if origin is tuple:
-        return f"list of {_type_name(arguments[0])}"
-    if origin is Literal:
-        return " or ".join(f"`{value}`" for value in arguments)
-    if origin is Callable:
-        return "function"
-    if origin in {Union, UnionType}:
-        return " or ".join(map(_type_name, arguments))
-    if origin in {dict, Mapping} or issubclass(kind, BaseModel):
-        return "mapping"
-    return TYPE_NAMES[kind]
-
-
 class _StrictLoader(yaml.SafeLoader):
-    """Reads YAML as ``yaml.safe_load`` does, but refuses a key that a mapping has twice, whose
-    first value would be lost.
-    """
+    """Reads YAML as ``yaml.safe_load`` does, but refuses a key that a mapping has twice."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Compose a mapping, and check its keys."""
@@ -243,33 +185,27 @@ def _validate(kind: type[S], raw: Mapping[str, Any]) -> S:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    parsers: Mapping[str, Callable[[str], Any]] = {
+        ".toml": tomllib.loads,
+        ".yaml": _parse_yaml,
+        ".yml": _parse_yaml,
+    }
+    if path.suffix not in parsers:
+        raise ConfigError(
+            f"{path}: the name of a configuration must end in .yaml, .yml or .toml; rename the "
+            "file, or let `reflact init DATA` write a configuration for your data"
+        )
     try:
-        text = path.read_text(encoding="utf-8")
+        value = parsers[path.suffix](path.read_text(encoding="utf-8"))
     except OSError as error:
         advice = "" if path.exists() else "; `reflact init DATA` writes a configuration"
         raise ConfigError(
             f"cannot read the configuration {path}: {error.strerror or error}{advice}"
         ) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"the configuration {path} is not UTF-8 text: {error.reason}; save it as UTF-8"
-        ) from None
-    try:
-        if path.suffix == ".toml":
-            value: Any = tomllib.loads(text)
-        elif path.suffix in {".yaml", ".yml"}:
-            value = yaml.load(text, _StrictLoader)  # noqa: S506 - a safe loader
-        else:
-            raise ConfigError(
-                f"{path}: the name of a configuration must end in .yaml, .yml or .toml; rename the "
-                "file, or let `reflact init DATA` write a configuration for your data"
-            )
     except RecursionError:
         raise ConfigError(f"{path} is malformed: it is nested too deeply") from None
-    except (
-        ValueError,
-        yaml.YAMLError,
-    ) as error:  # ValueError: no TOML, a date or a number that cannot be
+    # ValueError: no UTF-8, no TOML, or a date or number that cannot be.
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is malformed: {_describe_parse_error(error)}") from None
     if value is None:
         raise ConfigError(f"{path} is empty; `reflact init DATA` writes a configuration")
@@ -279,6 +215,10 @@ def _read(path: Path) -> dict[str, Any]:
             f"{type(value).__name__}; begin with a section, such as `data:`"
         )
     return value
+
+
+def _parse_yaml(text: str) -> Any:
+    return yaml.load(text, _StrictLoader)  # noqa: S506 - a safe loader
 
 
 def nest_keys(values: Mapping[str, Any]) -> dict[str, object]:
@@ -322,32 +262,33 @@ def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _resolve_paths(config: TrainerConfig, base: Path) -> TrainerConfig:
-    at = partial(resolve_path, base)
-    return config.model_copy(
-        update={
-            "out_dir": expand_home(config.out_dir),
-            "store": None if config.store is None else expand_home(config.store),
-            "skill": at(config.skill),
-            "data": config.data.model_copy(update={"path": at(config.data.path)}),
-            "environment": config.environment.model_copy(
-                update={"tables": at(config.environment.tables)}
-            ),
-            "critic": config.critic.model_copy(update={"memory": at(config.critic.memory)}),
-            "prompts": config.prompts.model_copy(update={"folder": at(config.prompts.folder)}),
-            "replay": config.replay.model_copy(update={"cassette": at(config.replay.cassette)}),
-        }
-    )
+def _resolve_paths(section: S, base: Path) -> S:
+    """Return a section whose paths of inputs count from a folder; outputs stay where they are."""
+    changes: dict[str, Any] = {}
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        resolved = value
+        if isinstance(value, ConfigSection):
+            resolved = _resolve_paths(value, base)
+        elif isinstance(value, Path):
+            resolved = expand_home(value)
+            if name not in section.outputs:
+                resolved = base / resolved
+        if resolved != value:
+            changes[name] = resolved
+    return section.model_copy(update=changes) if changes else section
 
 
 # What keys of a special form expect, by the last part of the key.
 EXPECTED_FORMS = {
-    "base_url": "expected an address that begins with http:// or https://, such as http://localhost:8000/v1",
-    "api_key_env": "expected the name of an environment variable, or null; a key itself never stands here",
+    "base_url": "expected an address that begins with http:// or https://, such as "
+    "http://localhost:8000/v1",
+    "api_key_env": "expected the name of an environment variable, or null; a key itself never "
+    "stands here",
     "template": "expected a text with {input} in it, where the item's input goes",
-    "description": 'expected a text; an empty one is "", as in --set \'environment.description=""\'',
+    "description": 'expected a text; an empty one is "", as in --set '
+    "'environment.description=\"\"'",
     "ratio": "expected train:val:test, such as 2:1:7",
-    "out_dir": "expected a folder",
 }
 
 
@@ -363,49 +304,51 @@ def _is_inherited(
 ) -> bool:
     """Whether a wrong value of a role is that of the target, which the role took over."""
     source = ("models", "target", *loc[2:])
-    return (
-        loc[:1] == ("models",) and loc != source and source in wrong and wrong[source] == wrong[loc]
-    )
+    is_other = loc[:1] == ("models",) and loc != source
+    return is_other and source in wrong and wrong[source] == wrong[loc]
 
 
 def _describe_problem(problem: ErrorDetails, kind: type[ConfigSection]) -> str:
     path = [str(part) for part in problem["loc"]]
     where = ".".join(path) or "configuration"
-    if problem["type"] == "extra_forbidden":
-        known = _list_known_keys(path[:-1], kind)
-        keys = [key for key, choices, *_ in list_config_keys(kind) if f"`{path[-1]}`" in choices]
-        hints = [
-            *(f"{name}: {path[-1]}" for name in known if ".".join([*path[:-1], name]) in keys),
-            *(
-                key for key in known if sorted(key) == sorted(path[-1])
-            ),  # letters that changed places
-            *difflib.get_close_matches(path[-1], known, n=1, cutoff=0.75),
-            *(key for key, *_ in list_config_keys(kind) if key.rpartition(".")[2] == path[-1]),
-            *difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5),
-        ]
-        hint = hints[0] if hints else None
-        tail = f"did you mean {hint}?" if hint else f"known here: {', '.join(known)}"
-        return f"unknown key {where}; {tail}"
-    if problem["type"] == "missing":
-        return f"{where} is required"
     value = problem.get("input")
     message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {where}; {_suggest_key(path, kind)}"
+    if problem["type"] == "missing":
+        return f"{where} is required"
     if problem["type"] in {"literal_error", "enum"} and isinstance(value, str):
-        allowed = str(problem.get("ctx", {}).get("expected", ""))
-        near = difflib.get_close_matches(
-            value, [w for w in allowed.split("'") if w.strip(" ,or")], n=1, cutoff=0.4
-        )
-        message = f"expected {allowed}" + (f"; did you mean {near[0]}?" if near else "")
-    if problem["type"] in {"string_pattern_mismatch", "path_type", "string_type"}:
+        message = f"expected {problem['ctx']['expected']}"
+        choices = message.split("'")[1::2]
+        for choice in difflib.get_close_matches(value, choices, n=1, cutoff=0.4):
+            message += f"; did you mean {choice}?"
+    elif problem["type"] in {"string_pattern_mismatch", "string_type"}:
         message = EXPECTED_FORMS.get(path[-1], message)
-    is_hidden = isinstance(value, Mapping | ConfigSection) or _may_be_secret(path)
-    return f"{where}: {message}" + ("" if is_hidden else f" (got {_show_value(value)})")
+    if isinstance(value, Mapping | ConfigSection) or _may_be_secret(path):
+        return f"{where}: {message}"
+    return f"{where}: {message} (got {_show_value(value)})"
+
+
+def _suggest_key(path: Sequence[str], kind: type[ConfigSection]) -> str:
+    """Return the key that an unknown one was meant to be, or the keys of its section."""
+    *above, name = path
+    known = _list_known_keys(above, kind)
+    fields = dict(list_fields(kind))
+    # A value in place of its key: `ranked: true` for `policy: ranked`.
+    hints = [
+        f"{key}: {name}"
+        for key in known
+        if (field := fields.get(".".join([*above, key]))) and name in list_kinds(field.annotation)
+    ]
+    hints += [key for key in known if sorted(key) == sorted(name)]  # letters changed places
+    hints += difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    hints += [key for key in fields if key.rpartition(".")[2] == name]
+    hints += difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {hints[0]}?" if hints else f"known here: {', '.join(known)}"
 
 
 def _show_value(value: object) -> str:
-    """Return a value for a message; a long or deep one is cut, since aliases of YAML can make it
-    endless.
-    """
+    """Return a value for a message, cut, since aliases of YAML can make it endless."""
     limited = reprlib.Repr()
     limited.maxlevel = 2
     limited.maxstring = SHOWN_CHARS
@@ -427,19 +370,14 @@ def _describe_parse_error(error: Exception) -> str:
 
 
 def _list_known_keys(path: Sequence[str], section: type[ConfigSection]) -> list[str]:
+    """Return the keys of the section at a path; none if there is no such section."""
     for part in path:
-        below = (
-            _section_type(section.model_fields[part].annotation)
-            if part in section.model_fields
-            else None
-        )
-        if below is None:
+        if part not in section.model_fields:
             return []
-        section = below
+        annotation: Any = section.model_fields[part].annotation
+        kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+        below = [kind for kind in kinds if issubclass(kind, ConfigSection)]
+        if not below:
+            return []
+        section = below[0]
     return list(section.model_fields)
-
-
-def _section_type(kind: Any) -> type[ConfigSection] | None:
-    """Return the section among a type and its alternatives; None if there is none."""
-    kinds = (kind, *get_args(kind))
-    return next((k for k in kinds if isinstance(k, type) and issubclass(k, ConfigSection)), None)

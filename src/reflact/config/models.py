@@ -1,6 +1,4 @@
-"""Configuration of models by role, executors and telemetry, the base of all sections, and the names
-of secrets.
-"""
+"""Models by role, executors and telemetry, the base of all sections, and names of secrets."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -31,7 +29,8 @@ OBJECT_NAME = r"^[A-Za-z_][\w.-]*(:[A-Za-z_][\w.]*)?$"
 
 # Pattern of the names of secrets, in lower case without dashes and underscores.
 SECRET_NAME = re.compile(
-    r"(api|access|auth|private|secret|subscription)key$|secret|passw|credential|authorization|cookie"
+    r"(api|access|auth|private|secret|subscription)key$|secret|passw|credential|authorization"
+    r"|cookie"
     r"|^(api|access|auth|bearer|hf|id|refresh|session)?token$"
 )
 
@@ -47,15 +46,8 @@ def is_local_address(url: str) -> bool:
     return False
 
 
-def resolve_path(folder: Path, path: Path | None) -> Path | None:
-    """Return the path of an input, which counts from a folder; None if there is none."""
-    return None if path is None else folder / expand_home(path)
-
-
 def expand_home(path: Path) -> Path:
-    """Return a path with a home folder in place of a leading ``~``; one of an unknown user stays as
-    it is.
-    """
+    """Return a path with a home folder in place of a leading ``~``, if it is known."""
     try:
         return path.expanduser()
     except RuntimeError:
@@ -68,16 +60,18 @@ def changeable_field(default: Any, **arguments: Any) -> Any:
 
 
 def option(default: Any, **arguments: Any) -> Any:
-    """Return a pydantic field with a default; type checkers would take one that ``Field`` has by
-    position for none.
-    """
+    """Return a pydantic field with a default, which type checkers see only in this form."""
     return Field(default, **arguments)
 
 
 class ConfigSection(BaseModel):
-    """Base of all sections: immutable, unknown keys refused, true and false refused in place of
-    numbers.
+    """Base of all sections: immutable, without unknown keys, true and false are no numbers.
+
+    The text below a key describes it in the reference, docs/configuration.md. ``outputs`` are paths
+    that a run writes, which count from the current folder.
     """
+
+    outputs: ClassVar[frozenset[str]] = frozenset()
 
     model_config = ConfigDict(
         frozen=True,
@@ -90,165 +84,126 @@ class ConfigSection(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_wrong_values(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse a truth value as number, which pydantic would take for 0 or 1, and a NUL, which no
-        path may have.
-
-        YAML reads ``off`` as a truth value too.
-        """
+        """Refuse a truth value as number, as which YAML reads ``off``, and a NUL."""
         if isinstance(value, str | Path) and "\0" in str(value):
             raise ValueError("it has a NUL character; remove it")
         values = value.values() if isinstance(value, Mapping) else (value,)
         if found := [each for each in values if isinstance(each, bool)]:
-            kinds = _list_kinds(cls.model_fields[str(info.field_name)].annotation)
+            kinds = list_kinds(cls.model_fields[str(info.field_name)].annotation)
             if (int in kinds or float in kinds) and bool not in kinds:
                 numbers = "a number or null" if NoneType in kinds else "a number"
                 raise ValueError(f"expected {numbers}, not {str(found[0]).lower()}")
         return value
 
 
-def _list_kinds(kind: Any) -> list[Any]:
+def list_kinds(kind: Any) -> list[Any]:
     """Return a type and all types in it."""
-    return [kind, *(each for part in get_args(kind) for each in _list_kinds(part))]
+    return [kind, *(each for part in get_args(kind) for each in list_kinds(part))]
 
 
 class Price(ConfigSection):
     """The price of a model's tokens, in dollars per million."""
 
-    input: float = Field(ge=0, description="Input tokens.")
-    cached_input: float | None = option(
-        None, ge=0, description="Cached input tokens; null: the same as `input`."
-    )
-    output: float = Field(ge=0, description="Output tokens.")
+    input: float = Field(ge=0)
+    """Input tokens."""
+
+    cached_input: float | None = option(None, ge=0)
+    """Cached input tokens; null: the same as `input`."""
+
+    output: float = Field(ge=0)
+    """Output tokens."""
 
 
 class ModelConfig(ConfigSection):
     """The model of a role, its endpoint and its request settings."""
 
-    model: str = option(
-        "",
-        description="Model name of the endpoint; required unless the role is passed in Python. "
-        "With `api: pydantic_ai` it has the form `provider:name`, such as "
-        "`anthropic:claude-sonnet-4-5`.",
-    )
-    base_url: str = option(
-        "https://api.openai.com/v1",
-        pattern=r"^https?://\S+$",
-        description="Root of an OpenAI-compatible API.",
-    )
-    api: Literal["openai", "azure", "pydantic_ai"] = option(
-        "openai",
-        description="The kind of API. `pydantic_ai` calls providers that are not "
-        "OpenAI-compatible, through pydantic-ai; roles with the same `base_url` then share limits, "
-        "and the key comes from the provider's own environment variable unless `api_key_env` names "
-        "one.",
-    )
-    api_version: str | None = option(
-        None, description="Azure's API version; used by `api: azure` only."
-    )
+    model: str = ""
+    """Model name of the endpoint; required unless the role is passed in Python. With `api:
+    pydantic_ai`: `provider:name`, such as `anthropic:claude-sonnet-4-5`."""
+
+    base_url: str = option("https://api.openai.com/v1", pattern=r"^https?://\S+$")
+    """Root of an OpenAI-compatible API."""
+
+    api: Literal["openai", "azure", "pydantic_ai"] = "openai"
+    """The kind of API. `pydantic_ai` calls other providers, through pydantic-ai; the key then comes
+    from the provider's own environment variable unless `api_key_env` names one."""
+
+    api_version: str | None = None
+    """Azure's API version; used by `api: azure` only."""
+
     api_key_env: str | None = changeable_field(
-        "OPENAI_API_KEY",
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="Name of the environment variable that holds the key; null for endpoints "
-        "without keys.",
+        "OPENAI_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"
     )
-    open_model: ModelOpener | None = changeable_field(
-        None,
-        exclude=True,
-        repr=False,
-        description="In Python only, with `api: pydantic_ai`: a function that returns the model "
-        "object, in place of one made from the name.",
-    )
-    key: KeyProvider | None = changeable_field(
-        None,
-        exclude=True,
-        repr=False,
-        description="In Python only: a function, async or not, that returns the key; wins over "
-        "`api_key_env`. It is called again if the endpoint refuses the key (401).",
-    )
-    auth: Literal["key", "token"] = changeable_field(
-        "key",
-        description="`token`: the function passed as `key` returns a bearer token, and is called "
-        "again before the token expires; Azure then gets it as `Authorization: Bearer`.",
-    )
-    mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = option(
-        "auto",
-        description="How typed replies are requested; `auto` uses the first mode that the endpoint "
-        "follows.",
-    )
-    temperature: float | None = option(
-        None, ge=0, le=2, description="Sampling temperature; null omits it."
-    )
-    seed: int | Literal["per_call"] | None = option(
-        None, description="Sampling seed to send; `per_call` derives one from each call's id."
-    )
-    max_tokens: int | None = option(
-        None, ge=1, description="Maximum of a reply's tokens; null omits it."
-    )
-    reasoning_effort: str | None = option(
-        None, description="Sent as `reasoning_effort`; null omits it."
-    )
-    extra_body: dict[str, JsonValue] = Field(
-        default_factory=dict, description="Further fields of the request body, sent as they are."
-    )
-    call_id_header: str | None = changeable_field(
-        None,
-        pattern=r"^[A-Za-z0-9-]+$",
-        description="Header for the call id, for tracing at a proxy.",
-    )
-    timeout: float = changeable_field(120.0, gt=0, description="Seconds for one request.")
-    concurrency: int = changeable_field(
-        8,
-        ge=1,
-        description="Maximum of requests at the same time. If roles have the same endpoint and "
-        "key, the strictest value applies to all of them together, here and in the next three "
-        "keys.",
-    )
-    requests_per_minute: int | None = changeable_field(
-        None, ge=1, description="Maximum of requests per minute, evenly spaced; null: no limit."
-    )
-    tokens_per_minute: int | None = changeable_field(
-        None,
-        ge=1,
-        description="Maximum of tokens per minute, estimated before a request and corrected "
-        "afterwards; null: no limit.",
-    )
-    limits_group: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="Roles and trainers of one process with the same endpoint and group share "
-        "these limits; null: those with the same key do.",
-    )
-    max_retries: int = changeable_field(
-        5,
-        ge=0,
-        description="Maximum of retries after connection errors, time-outs, 408, 409, 429, 5xx and "
-        "garbled responses.",
-    )
-    outage_seconds: float = changeable_field(
-        600.0,
-        gt=0,
-        description="The run ends as failed if all requests to the endpoint fail for so many "
-        "seconds. If roles share limits, the strictest value applies.",
-    )
-    price: Price | None = changeable_field(
-        None,
-        description="`input`, `output` and, if it differs, `cached_input`, in dollars per million "
-        "tokens; null: the known list price of this model at this `base_url`.",
-    )
-    reasks: int = option(
-        2,
-        ge=0,
-        description="Maximum number of times that an invalid reply is sent back with the reason.",
-    )
+    """Name of the environment variable that holds the key; null for endpoints without keys."""
+
+    open_model: ModelOpener | None = changeable_field(None, exclude=True, repr=False)
+    """In Python only, with `api: pydantic_ai`: a function that returns the model object, in place
+    of one made from the name."""
+
+    key: KeyProvider | None = changeable_field(None, exclude=True, repr=False)
+    """In Python only: a function, async or not, that returns the key; wins over `api_key_env`. It
+    is called again if the endpoint refuses the key (401)."""
+
+    auth: Literal["key", "token"] = changeable_field("key")
+    """`token`: the function passed as `key` returns a bearer token, which Azure gets as
+    `Authorization: Bearer`."""
+
+    mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = "auto"
+    """How typed replies are requested; `auto` uses the first mode that the endpoint follows."""
+
+    temperature: float | None = option(None, ge=0, le=2)
+    """Sampling temperature; null omits it."""
+
+    seed: int | Literal["per_call"] | None = None
+    """Sampling seed to send; `per_call` derives one from each call's id."""
+
+    max_tokens: int | None = option(None, ge=1)
+    """Maximum of a reply's tokens; null omits it."""
+
+    reasoning_effort: str | None = None
+    """Sent as `reasoning_effort`; null omits it."""
+
+    extra_body: dict[str, JsonValue] = Field(default_factory=dict)
+    """Further fields of the request body, sent as they are."""
+
+    call_id_header: str | None = changeable_field(None, pattern=r"^[A-Za-z0-9-]+$")
+    """Header for the call id, for tracing at a proxy."""
+
+    timeout: float = changeable_field(120.0, gt=0)
+    """Seconds for one request."""
+
+    concurrency: int = changeable_field(8, ge=1)
+    """Maximum of requests at the same time. If roles have the same endpoint and key, the strictest
+    value applies to all of them together, here and in the next three keys."""
+
+    requests_per_minute: int | None = changeable_field(None, ge=1)
+    """Maximum of requests per minute, evenly spaced; null: no limit."""
+
+    tokens_per_minute: int | None = changeable_field(None, ge=1)
+    """Maximum of tokens per minute, estimated before a request and corrected afterwards; null: no
+    limit."""
+
+    limits_group: str | None = changeable_field(None, min_length=1)
+    """Roles and trainers of one process with the same endpoint and group share these limits; null:
+    those with the same key do."""
+
+    max_retries: int = changeable_field(5, ge=0)
+    """Maximum of retries after connection errors, time-outs, 408, 409, 429, 5xx and garbled
+    responses."""
+
+    price: Price | None = changeable_field(None)
+    """`input`, `output` and, if it differs, `cached_input`, in dollars per million tokens; null:
+    the known list price of this model at this `base_url`."""
+
+    reasks: int = option(2, ge=0)
+    """Maximum number of times that an invalid reply is sent back with the reason."""
 
     @property
     def title(self) -> str:
         """The model and where it is asked, for messages."""
-        return (
-            f"{self.model} through pydantic-ai"
-            if self.api == "pydantic_ai"
-            else f"{self.model} at {self.base_url}"
-        )
+        if self.api == "pydantic_ai":
+            return f"{self.model} through pydantic-ai"
+        return f"{self.model} at {self.base_url}"
 
     @model_validator(mode="before")
     @classmethod
@@ -256,27 +211,19 @@ class ModelConfig(ConfigSection):
         """Give a model of pydantic-ai an endpoint of its own, and no key of OpenAI."""
         if not isinstance(value, Mapping) or value.get("api") != "pydantic_ai":
             return value
-        provider = re.sub(
-            "[^a-z0-9]+", "-", str(value.get("model", "")).partition(":")[0].lower()
-        ).strip("-")
-        return {
-            "base_url": f"https://{provider or 'provider'}.invalid",
-            "api_key_env": None,
-            **value,
-        }
+        name = str(value.get("model", "")).partition(":")[0].lower()
+        host = re.sub("[^a-z0-9]+", "-", name).strip("-") or "provider"
+        return {"base_url": f"https://{host}.invalid", "api_key_env": None, **value}
 
     @field_validator("base_url")
     @classmethod
     def _check_base_url(cls, value: str) -> str:
         try:
             address = urlsplit(value)
-            bare = address.hostname and not (
-                address.query or address.fragment or "@" in address.netloc
-            )
-            sound = address.scheme in {"http", "https"} and address.port != 0
+            sound = bool(address.hostname) and "@" not in address.netloc and address.port != 0
         except ValueError:
-            bare = sound = False
-        if not bare or not sound or set("?#") & set(value):
+            sound = False
+        if not sound or set("?#") & set(value):
             raise ValueError(
                 "an address may have only http or https, a host, a port (1 to 65535) and a path; "
                 "put a key into the variable that api_key_env names, and Azure's version into "
@@ -289,8 +236,8 @@ class ModelConfig(ConfigSection):
     def _check_call_id_header(cls, value: str | None) -> str | None:
         if value is not None and is_secret_name(value):
             raise ValueError(
-                "a header with this name would hold a key; name another header. Keys come from the "
-                "variable that api_key_env names"
+                "a header with this name would hold a key; keys come from the variable that "
+                "api_key_env names"
             )
         return value
 
@@ -340,28 +287,19 @@ LIMIT_KEYS = (
     "requests_per_minute",
     "tokens_per_minute",
     "limits_group",
-    "outage_seconds",
 )
 
 
 class ModelsConfig(ConfigSection):
-    """The models by role; optimizer and critic inherit the target's connection unless they set
-    their own.
+    """The models by role; optimizer and critic inherit the target's connection.
 
     With the target's endpoint they also inherit its limits, and with its model its prices. The
     critic does not inherit the model, because by default no model should judge itself.
     """
 
-    target: ModelConfig = Field(
-        default_factory=ModelConfig, description="The model of the agent under training."
-    )
-    optimizer: ModelConfig = Field(
-        default_factory=ModelConfig, description="The model that analyses and edits."
-    )
-
-    critic: ModelConfig = Field(
-        default_factory=ModelConfig, description="The model that scores, if a critic is used."
-    )
+    target: ModelConfig = ModelConfig()
+    optimizer: ModelConfig = ModelConfig()
+    critic: ModelConfig = ModelConfig()
 
     @property
     def is_optimizer_separate(self) -> bool:
@@ -374,77 +312,60 @@ class ModelsConfig(ConfigSection):
     def _inherit(cls, value: Any) -> Any:
         if not isinstance(value, Mapping) or not isinstance(value.get("target"), Mapping):
             return value
-        target = value["target"]
         heirs = {}
         for role, names in (("optimizer", CONNECTION_KEYS), ("critic", CONNECTION_KEYS[1:])):
             own = value.get(role)
             if own is None or isinstance(own, Mapping):
-                heirs[role] = {**_select_inherited(target, own or {}, names), **(own or {})}
+                heirs[role] = {
+                    **_select_inherited(value["target"], own or {}, names),
+                    **(own or {}),
+                }
         return {**value, **heirs}
 
 
 class TelemetryConfig(ConfigSection):
     """The content of spans."""
 
-    content: bool = changeable_field(
-        False,
-        description="Include prompts and replies in spans of model calls, and error messages in "
-        "failed spans; keys are removed.",
-    )
+    content: bool = changeable_field(False)
+    """Include prompts and replies in spans of model calls, and error messages in failed spans; keys
+    are removed."""
 
 
 class ExecutorConfig(ConfigSection):
     """Where the environment of a rollout runs; no result depends on it."""
 
-    name: str = changeable_field(
-        "local",
-        pattern=OBJECT_NAME,
-        description="`local`: in the event loop; `ray`: in workers of Ray, on this machine or a "
-        "cluster. `module:name` imports a function that opens an executor. Any other name is an "
-        "entry point of the group `reflact.executors`.",
-    )
-    options: dict[str, JsonValue] = changeable_field({}, description="Arguments of that function.")
-    workers: int | None = changeable_field(
-        None,
-        ge=1,
-        description="Maximum of workers (`ray`); null: one for each processor of this machine.",
-    )
-    address: str | None = changeable_field(
-        None,
-        min_length=1,
-        description="Address of a running cluster, or `auto` (`ray`); null: a new one on this "
-        "machine, which ends with the run.",
-    )
-    host: str = changeable_field(
-        "127.0.0.1",
-        min_length=1,
-        description="Address of this machine at which workers reach the trainer; other machines "
-        "need another one.",
-    )
-    variables: tuple[str, ...] = changeable_field(
-        (),
-        description="Environment variables that workers get although their names look like those "
-        "of secrets; never a model's key.",
-    )
+    name: Literal["local", "ray"] = changeable_field("local")
+    """`local`: in the event loop; `ray`: in workers of Ray, on this machine or a cluster."""
 
-    @field_validator("options")
-    @classmethod
-    def _check_options(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        return refuse_secrets(value)
+    workers: int | None = changeable_field(None, ge=1)
+    """Maximum of workers (`ray`); null: one for each processor of this machine."""
+
+    address: str | None = changeable_field(None, min_length=1)
+    """Address of a running cluster, or `auto` (`ray`); null: a new one on this machine, which ends
+    with the run."""
+
+    host: str = changeable_field("127.0.0.1", min_length=1)
+    """Address of this machine at which workers reach the trainer; other machines need another one.
+    """
+
+    variables: tuple[str, ...] = changeable_field(())
+    """Environment variables that workers get although their names look like those of secrets; never
+    a model's key."""
 
 
 def _select_inherited(
     target: Mapping[str, Any], own: Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, Any]:
     """Return the settings that a role inherits from the target."""
-    if own.get("api", target.get("api")) != target.get("api"):
+
+    def is_same(key: str) -> bool:
+        return bool(own.get(key, target.get(key)) == target.get(key))
+
+    if not is_same("api"):
         return {}
-    same_endpoint, same_model = (
-        own.get(key, target.get(key)) == target.get(key) for key in ("base_url", "model")
-    )
-    names = (
-        *names,
-        *(LIMIT_KEYS if same_endpoint else ()),
-        *(PRICING_KEYS if same_endpoint and same_model else ()),
-    )
-    return {key: value for key, value in target.items() if key in names}
+    inherited = [*names]
+    if is_same("base_url"):
+        inherited += LIMIT_KEYS
+    if is_same("base_url") and is_same("model"):
+        inherited += PRICING_KEYS
+    return {key: value for key, value in target.items() if key in inherited}

@@ -43,16 +43,14 @@ Options = Annotated[dict[str, JsonValue], AfterValidator(refuse_secrets)]
 class EnvironmentConfig(ConfigSection):
     """The environment that runs and grades items."""
 
-    name: str = option(
-        "dataset",
-        pattern=OBJECT_NAME,
-        description="`dataset` asks one question for each item. `module:name` imports an "
-        "environment, or a class or function that makes one. Any other name is an entry point of "
-        "the group `reflact.environments`.",
-    )
-    options: Options = Field(
-        default_factory=dict, description="Arguments of that class or function."
-    )
+    name: str = option("dataset", pattern=OBJECT_NAME)
+    """`dataset` asks one question for each item. `module:name` imports an environment, or a class
+    or function that makes one. Any other name is an entry point of the group
+    `reflact.environments`."""
+
+    options: Options = Field(default_factory=dict)
+    """Arguments of that class or function."""
+
     grader: Literal[
         "exact",
         "normalized",
@@ -63,45 +61,36 @@ class EnvironmentConfig(ConfigSection):
         "sql",
         "python",
         "critic",
-    ] = option(
-        "normalized",
-        description="How an answer is compared with the item's reference; `critic` asks a model "
-        "instead, which the section `critic` describes.",
-    )
-    tolerance: float = option(0.0, ge=0, description="Absolute tolerance of the `numeric` grader.")
-    relative_tolerance: float | None = option(
-        None,
-        ge=0,
-        description="Relative tolerance of the `numeric` grader; null: whole numbers must be "
-        "equal, others within 1e-06.",
-    )
-    threshold: float = option(
-        1.0, gt=0, le=1, description="Minimum F1 of a solved item with `token_f1`."
-    )
-    tables: Path | None = changeable_field(
-        None, description="Folder of .csv tables for the `sql` grader."
-    )
-    description: str = option(
-        "",
-        description="A description of the tasks and of a good answer, in plain text; the optimizer "
-        "reads it.",
-    )
-    time_limit: int = option(
-        5,
-        ge=1,
-        description="Seconds of processor time for an answer with the `python` grader; on the "
-        "clock, an answer may take ten times as long.",
-    )
-    allow_unconfined: bool = changeable_field(
-        False,
-        description="Let the `python` grader run answers even if this system cannot confine them.",
-    )
-    template: str = option(
-        "{input}",
-        description="The message to the target; `{input}` is the item's input, and `{NAME}` "
-        "another column of the data.",
-        pattern=r"\{input\}",
-    )
+    ] = "normalized"
+    """How an answer is compared with the item's reference; `critic` asks a model instead, which the
+    section `critic` describes."""
+
+    tolerance: float = option(0.0, ge=0)
+    """Absolute tolerance of the `numeric` grader."""
+
+    relative_tolerance: float | None = option(None, ge=0)
+    """Relative tolerance of the `numeric` grader; null: whole numbers must be equal, others within
+    1e-06."""
+
+    threshold: float = option(1.0, gt=0, le=1)
+    """Minimum F1 of a solved item with `token_f1`."""
+
+    tables: Path | None = changeable_field(None)
+    """Folder of .csv tables for the `sql` grader."""
+
+    description: str = ""
+    """A description of the tasks and of a good answer, in plain text; the optimizer reads it."""
+
+    time_limit: int = option(5, ge=1)
+    """Seconds of processor time for an answer with the `python` grader; on the clock, an answer may
+    take ten times as long."""
+
+    allow_unconfined: bool = changeable_field(False)
+    """Let the `python` grader run answers even if this system cannot confine them."""
+
+    template: str = option("{input}", pattern=r"\{input\}")
+    """The message to the target; `{input}` is the item's input, and `{NAME}` another column of the
+    data."""
 
 
 def normalize_ratio(value: object) -> object:
@@ -118,90 +107,70 @@ def normalize_ratio(value: object) -> object:
 class DataConfig(ConfigSection):
     """The items and their splits."""
 
-    path: Path | None = changeable_field(
-        None,
-        description="A folder with train/, val/ and test/, or one .csv, .json or .jsonl file to "
-        "split.",
-    )
+    path: Path | None = changeable_field(None)
+    """A folder with train/, val/ and test/, or one .csv, .json or .jsonl file to split."""
+
     ratio: Annotated[str | None, BeforeValidator(normalize_ratio)] = option(
-        None,
-        pattern=r"^[0-9]+:[0-9]+:[0-9]+$",
-        description="train:val:test for a single file: `2:1:7` or `[2, 1, 7]`; the last number may "
-        "be 0. null: `2:1:7` from 400 items on, and a larger share of validation items for a "
-        "smaller file.",
+        None, pattern=r"^[0-9]+:[0-9]+:[0-9]+$"
     )
-    fields: FieldsConfig = Field(
-        default_factory=FieldsConfig, description="Which columns fill the fields of an item."
-    )
+    """train:val:test for a single file: `2:1:7` or `[2, 1, 7]`; the last number may be 0. null:
+    `2:1:7` from 400 items on, and a larger share of validation items for a smaller file."""
+
+    fields: FieldsConfig = FieldsConfig()
 
 
 class TargetConfig(ConfigSection):
     """The target and its calls."""
 
-    kind: str = option(
-        "chat",
-        pattern=OBJECT_NAME,
-        description="`chat`: the skill is the system message, with one chat call for each turn. "
-        "`module:name` imports a target, an agent of pydantic-ai, or a class or function that "
-        "makes one. Any other name is an entry point of the group `reflact.targets`.",
-    )
-    options: Options = Field(
-        default_factory=dict,
-        description="Arguments of that class or function, or of `PydanticAITarget`.",
-    )
-    preamble: str = option("", description="Text before the skill in the system message.")
-    deterministic: bool | None = option(
-        None,
-        description="true: the gate assumes that repeats of a rollout get the same score; false: "
-        "it assumes that they may not; null: it tests this.",
-    )
+    kind: str = option("chat", pattern=OBJECT_NAME)
+    """`chat`: the skill is the system message, with one chat call for each turn. `module:name`
+    imports a target, an agent of pydantic-ai, or a class or function that makes one. Any other name
+    is an entry point of the group `reflact.targets`."""
+
+    options: Options = Field(default_factory=dict)
+    """Arguments of that class or function, or of `PydanticAITarget`."""
+
+    preamble: str = ""
+    """Text before the skill in the system message."""
+
+    deterministic: bool | None = None
+    """true: the gate assumes that repeats of a rollout get the same score; false: it assumes that
+    they may not; null: it tests this."""
 
 
 class TrainConfig(ConfigSection):
     """The length of a run and its batches."""
 
-    num_epochs: int = changeable_field(
-        4,
-        ge=1,
-        description="Passes over the train split; with `max_rollouts`, as many as these pay for.",
-    )
-    max_rollouts: int | None = changeable_field(
-        None,
-        ge=1,
-        description="Rollouts of train and validation items after which the training ends. The "
-        "search plans with them. null: the training ends after `num_epochs`.",
-    )
-    batch_size: int = option(40, ge=1, description="Items in a batch.")
-    accumulation: int = option(
-        1, ge=1, description="Batches in a step; the edits of all are merged."
-    )
-    success_threshold: float | None = option(
-        None,
-        gt=0,
-        le=1,
-        description="Rollouts with a lower hard score count as failures; null: only those with 0.",
-    )
-    rollout_concurrency: int = changeable_field(
-        32, ge=1, description="Maximum of rollouts in flight."
-    )
-    patience: int | None = changeable_field(
-        None,
-        ge=1,
-        description="Steps in a row without an accepted edit after which the training ends; null: "
-        "all steps are taken.",
-    )
-    raise_on_exception: bool = changeable_field(
-        False,
-        description="Raise an exception of your own environment, target, grader, annotator or "
-        "proposer, which ends the run; false: the item stays unmeasured and the traceback is "
-        "stored.",
-    )
-    grace_seconds: float = changeable_field(
-        5.0,
-        ge=0,
-        description="Seconds that calls in flight get to finish after a stop (Ctrl-C, SIGTERM, "
-        "SIGHUP, `Trainer.stop`).",
-    )
+    num_epochs: int = changeable_field(4, ge=1)
+    """Passes over the train split; with `max_rollouts`, as many as these pay for."""
+
+    max_rollouts: int | None = changeable_field(None, ge=1)
+    """Rollouts of train and validation items after which the training ends. The search plans with
+    them. null: the training ends after `num_epochs`."""
+
+    batch_size: int = option(40, ge=1)
+    """Items in a batch."""
+
+    accumulation: int = option(1, ge=1)
+    """Batches in a step; the edits of all are merged."""
+
+    success_threshold: float | None = option(None, gt=0, le=1)
+    """Rollouts with a lower hard score count as failures; null: only those with 0."""
+
+    rollout_concurrency: int = changeable_field(32, ge=1)
+    """Maximum of rollouts in flight."""
+
+    patience: int | None = changeable_field(None, ge=1)
+    """Steps in a row without an accepted edit after which the training ends; null: all steps are
+    taken."""
+
+    raise_on_exception: bool = changeable_field(False)
+    """Raise an exception of your own environment, target, grader, annotator or proposer, which ends
+    the run; false: the item stays unmeasured and the traceback is stored."""
+
+    grace_seconds: float = changeable_field(5.0, ge=0)
+    """Seconds that calls in flight get to finish after a stop (Ctrl-C, SIGTERM, SIGHUP,
+    `Trainer.stop`)."""
 
     @property
     def planned_epochs(self) -> int | None:
@@ -212,50 +181,48 @@ class TrainConfig(ConfigSection):
 class ReflectConfig(ConfigSection):
     """Analysis of trajectories."""
 
-    minibatch_size: int = option(8, ge=1, description="Trajectories in an analyst call.")
-    failure_only: bool = option(False, description="Analyse only failures, not successes.")
-    concurrency: int = changeable_field(16, ge=1, description="Maximum of analyst calls in flight.")
-    memory: Literal["off", "run", "environment"] = option(
-        "run",
-        description="Show analysts rejected edits of earlier epochs (`run`), and of earlier runs "
-        "of the same environment in the same store (`environment`), if they are relevant to their "
-        "cases.",
-    )
-    trajectory_tokens: int = option(
-        12000,
-        ge=500,
-        description="Maximum of estimated tokens for all trajectories of an analyst call; cuts are "
-        "marked.",
-    )
-    overlap: bool = changeable_field(
-        True, description="Start an analyst as soon as its cases are ready; the result is the same."
-    )
+    minibatch_size: int = option(8, ge=1)
+    """Trajectories in an analyst call."""
+
+    failure_only: bool = False
+    """Analyse only failures, not successes."""
+
+    concurrency: int = changeable_field(16, ge=1)
+    """Maximum of analyst calls in flight."""
+
+    memory: Literal["off", "run", "environment"] = "run"
+    """Show analysts rejected edits of earlier epochs (`run`), and of earlier runs of the same
+    environment in the same store (`environment`), if they are relevant to their cases."""
+
+    trajectory_tokens: int = option(12000, ge=500)
+    """Maximum of estimated tokens for all trajectories of an analyst call; cuts are marked."""
+
+    overlap: bool = changeable_field(True)
+    """Start an analyst as soon as its cases are ready; the result is the same."""
 
 
 class AggregateConfig(ConfigSection):
     """Merging of patches."""
 
-    merge_batch_size: int = option(
-        8, ge=2, description="Proposals (lists of edits) in a merge call."
-    )
+    merge_batch_size: int = option(8, ge=2)
+    """Proposals (lists of edits) in a merge call."""
 
 
 class SelectConfig(ConfigSection):
     """The edit budget of a step, the counterpart of a learning rate."""
 
-    lr_control: Literal["fixed", "autonomous", "none"] = option(
-        "fixed",
-        description="Who sets the number of edits of a step: `fixed`: the scheduler; `autonomous`: "
-        "the optimizer; `none`: all edits are applied.",
-    )
-    scheduler: Literal["constant", "linear", "cosine"] = option(
-        "cosine",
-        description="How the maximum number of edits falls from the first step to the last.",
-    )
-    max_edits: int = option(4, ge=1, description="Maximum number of edits of the first step.")
-    min_edits: int | None = option(
-        None, ge=0, description="The same of the last step; null: min(2, max_edits)."
-    )
+    lr_control: Literal["fixed", "autonomous", "none"] = "fixed"
+    """Who sets the number of edits of a step: `fixed`: the scheduler; `autonomous`: the optimizer;
+    `none`: all edits are applied."""
+
+    scheduler: Literal["constant", "linear", "cosine"] = "cosine"
+    """How the maximum number of edits falls from the first step to the last."""
+
+    max_edits: int = option(4, ge=1)
+    """Maximum number of edits of the first step."""
+
+    min_edits: int | None = option(None, ge=0)
+    """The same of the last step; null: min(2, max_edits)."""
 
     @model_validator(mode="after")
     def _check_order(self) -> SelectConfig:
@@ -274,37 +241,28 @@ class SelectConfig(ConfigSection):
 class UpdateConfig(ConfigSection):
     """Updating of the document by the selected edits."""
 
-    mode: Literal["patch", "rewrite", "full_rewrite"] = option(
-        "patch",
-        description="`patch`: the chosen edits are applied in order; `rewrite`: one call rewrites "
-        "the document according to the chosen suggestions; `full_rewrite`: one call writes the "
-        "whole document from the cases of a step.",
-    )
+    mode: Literal["patch", "rewrite", "full_rewrite"] = "patch"
+    """`patch`: the chosen edits are applied in order; `rewrite`: one call rewrites the document
+    according to the chosen suggestions; `full_rewrite`: one call writes the whole document from the
+    cases of a step."""
+
     operations: tuple[Operation, ...] = option(
-        ("append", "insert_after", "replace", "delete"),
-        min_length=1,
-        description="Allowed kinds of edit; small optimizers do better with `append` alone.",
+        ("append", "insert_after", "replace", "delete"), min_length=1
     )
+    """Allowed kinds of edit; small optimizers do better with `append` alone."""
 
 
 class SearchConfig(ConfigSection):
     """Where the candidates of a step come from."""
 
-    sources: tuple[str, ...] = option(
-        ALL_SOURCES,
-        min_length=1,
-        description="The allowed sources of candidates: `examples` puts worked examples from train "
-        "items into the document; `rewrite` writes the whole document anew; `edits` are the stages "
-        "reflect, aggregate, select and update, and alone the published algorithm. `module:name` "
-        "imports a proposer of your own; any other name is an entry point of the group "
-        "`reflact.proposers`.",
-    )
-    max_document_tokens: int = option(
-        3000,
-        ge=100,
-        description="Worked examples are added as long as the document has at most this many "
-        "estimated tokens.",
-    )
+    sources: tuple[str, ...] = option(ALL_SOURCES, min_length=1)
+    """The allowed sources of candidates: `examples` puts worked examples from train items into the
+    document; `rewrite` writes the whole document anew; `edits` are the stages reflect, aggregate,
+    select and update, and alone the published algorithm. `module:name` imports a proposer of your
+    own; any other name is an entry point of the group `reflact.proposers`."""
+
+    max_document_tokens: int = option(3000, ge=100)
+    """Worked examples are added as long as the document has at most this many estimated tokens."""
 
     @field_validator("sources")
     @classmethod
@@ -335,100 +293,83 @@ class SearchConfig(ConfigSection):
 class GateConfig(ConfigSection):
     """The decision about a candidate on the validation split."""
 
-    enabled: bool = option(
-        True, description="false: scores are recorded, and every candidate is accepted."
-    )
-    policy: GatePolicy = option(
-        "ranked",
-        description="`ranked`: the next step begins with the version that has the best estimated "
-        "score; `strict`: a candidate is accepted if its mean of one pass is greater, which may be "
-        "chance.",
-    )
-    worth: float = option(
-        0.00005,
-        ge=0,
-        description="A candidate gets a further pass if the expected gain for each rollout exceeds "
-        "this number (`ranked`); 1: a single pass.",
-    )
-    metric: Literal["hard", "soft", "mixed"] = option(
-        "hard", description="The score that is compared; `mixed` is the mean of hard and soft."
-    )
-    coverage: float = option(
-        0.9, gt=0, le=1, description="Share of items that must be measured under both skills."
-    )
-    no_regression: int | None = option(
-        None,
-        ge=0,
-        description="Maximum of items that may go from solved to failed; null: any number.",
-    )
+    enabled: bool = True
+    """false: scores are recorded, and every candidate is accepted."""
+
+    policy: GatePolicy = "ranked"
+    """`ranked`: the next step begins with the version that has the best estimated score; `strict`:
+    a candidate is accepted if its mean of one pass is greater, which may be chance."""
+
+    worth: float = option(0.00005, ge=0)
+    """A candidate gets a further pass if the expected gain for each rollout exceeds this number
+    (`ranked`); 1: a single pass."""
+
+    metric: Literal["hard", "soft", "mixed"] = "hard"
+    """The score that is compared; `mixed` is the mean of hard and soft."""
+
+    coverage: float = option(0.9, gt=0, le=1)
+    """Share of items that must be measured under both skills."""
+
+    no_regression: int | None = option(None, ge=0)
+    """Maximum of items that may go from solved to failed; null: any number."""
 
 
 class SlowUpdateConfig(ConfigSection):
     """The guidance that is written at the end of each epoch, from the second one on."""
 
-    enabled: bool = option(True, description="Write slow guidance into its region of the document.")
-    samples: int = option(
-        20, ge=1, description="Number of train items for the comparison of two epochs' skills."
-    )
-    pair_policy: Literal["mixed", "changed", "unchanged"] = option(
-        "mixed",
-        description="Items that the optimizer sees: all, those with a changed outcome, or those "
-        "with the same outcome (the last two use further train items if needed).",
-    )
-    gated: bool = option(
-        True,
-        description="true: the gate decides about guidance; false: it is written into the current "
-        "skill without a measurement, and into the best skill only after one.",
-    )
+    enabled: bool = True
+    """Write slow guidance into its region of the document."""
+
+    samples: int = option(20, ge=1)
+    """Number of train items for the comparison of two epochs' skills."""
+
+    pair_policy: Literal["mixed", "changed", "unchanged"] = "mixed"
+    """Items that the optimizer sees: all, those with a changed outcome, or those with the same
+    outcome (the last two use further train items if needed)."""
+
+    gated: bool = True
+    """true: the gate decides about guidance; false: it is written into the current skill without a
+    measurement, and into the best skill only after one."""
 
 
 class MetaSkillConfig(ConfigSection):
     """The optimizer's memory of which edits help."""
 
-    enabled: bool = option(True, description="Keep a memory from the end of the second epoch on.")
+    enabled: bool = True
+    """Keep a memory from the end of the second epoch on."""
 
 
 class AppendixConfig(ConfigSection):
     """Skill-aware reflection: reminders of the document's rules that were not followed."""
 
-    enabled: bool = option(
-        False, description="Keep reminders of rules that the target did not follow in an appendix."
-    )
-    source: Literal["both", "failure_only"] = option(
-        "both", description="Whether successes may give reminders too."
-    )
-    consolidate_threshold: int | None = option(
-        None,
-        ge=1,
-        description="Number of reminders above which one call shortens their list; null: never.",
-    )
+    enabled: bool = False
+    """Keep reminders of rules that the target did not follow in an appendix."""
+
+    source: Literal["both", "failure_only"] = "both"
+    """Whether successes may give reminders too."""
+
+    consolidate_threshold: int | None = option(None, ge=1)
+    """Number of reminders above which one call shortens their list; null: never."""
 
 
 class BudgetConfig(ConfigSection):
-    """The limits of a run, over all its starts.
+    """Limits of a run, over all its starts; null: no limit.
 
-    Calls that were interrupted in flight count at their worst case.
+    Calls that were interrupted in flight count at their worst case. A run that reaches a limit ends
+    with the status `budget`; to resume it, raise the limit.
     """
 
-    max_usd: float | None = changeable_field(
-        None,
-        ge=0,
-        description="Dollars. Needs `max_tokens` and a known price for each role; see `price` of "
-        "its model.",
-    )
-    max_tokens: int | None = changeable_field(
-        None,
-        ge=0,
-        description="Input and output tokens together. Needs `max_tokens` for each role.",
-    )
-    max_calls: int | None = changeable_field(
-        None, ge=0, description="Requests that were answered or may have been charged."
-    )
-    max_seconds: float | None = changeable_field(
-        None,
-        ge=0,
-        description="Seconds of active time; after them, calls in flight are interrupted.",
-    )
+    max_usd: float | None = changeable_field(None, ge=0)
+    """Dollars. Needs `max_tokens` and a known price for each role; see `price` of its model."""
+
+    max_tokens: int | None = changeable_field(None, ge=0)
+    """Input and output tokens together. Needs `max_tokens` for each role."""
+
+    max_calls: int | None = changeable_field(None, ge=0)
+    """Requests that were answered or may have been charged."""
+
+    max_seconds: float | None = changeable_field(None, ge=0)
+    """Seconds of active time; after them, calls in flight are interrupted."""
 
     @property
     def is_limited(self) -> bool:
@@ -442,130 +383,89 @@ class TestConfig(ConfigSection):
 
     __test__ = False
 
-    enabled: bool = changeable_field(
-        True, description="Open the test split when the run has completed."
-    )
-    placebo: bool = changeable_field(
-        True,
-        description="Also measure a document about something else, of the best skill's length.",
-    )
-    null_answers: bool = changeable_field(
-        True,
-        description="Also grade constant answers, before the training and at its end: an empty "
-        "one, a refusal, and the most frequent right answer. This takes no model calls.",
-    )
+    enabled: bool = changeable_field(True)
+    """Open the test split when the run has completed."""
+
+    placebo: bool = changeable_field(True)
+    """Also measure a document about something else, of the best skill's length."""
+
+    null_answers: bool = changeable_field(True)
+    """Also grade constant answers, before the training and at its end: an empty one, a refusal, and
+    the most frequent right answer. This takes no model calls."""
 
 
 class PromptsConfig(ConfigSection):
     """The prompt files."""
 
-    folder: Path | None = changeable_field(
-        None, description="Folder of your own prompts; missing ones come from the package."
-    )
-    versions: dict[str, int] = Field(
-        default_factory=dict,
-        description="Pinned version by prompt name; default: the newest one.",
-    )
+    folder: Path | None = changeable_field(None)
+    """Folder of your own prompts; missing ones come from the package."""
+
+    versions: dict[str, int] = Field(default_factory=dict)
+    """Pinned version by prompt name; default: the newest one."""
 
 
 class ReplayConfig(ConfigSection):
     """Recording and replay of responses."""
 
-    cassette: Path | None = changeable_field(None, description="A cassette file.")
-    mode: Literal["replay", "record"] = changeable_field(
-        "replay", description="`replay` sends no requests; `record` sends them and writes the file."
-    )
+    cassette: Path | None = changeable_field(None)
+    """A cassette file."""
+
+    mode: Literal["replay", "record"] = changeable_field("replay")
+    """`replay` sends no requests; `record` sends them and writes the file."""
 
 
 class TrainerConfig(ConfigSection):
     """A complete configuration."""
 
-    preset: Literal["default", "skillopt"] = changeable_field(
-        "default", description="Defaults to start from; `skillopt` follows SkillOpt."
-    )
-    seed: int = option(42, description="Root of all randomness.")
-    out_dir: Path = changeable_field(Path("runs/default"), description="The run's folder.")
-    store: Path | None = changeable_field(
-        None,
-        description="The database, which several runs may share; null: run.db in `out_dir`, for "
-        "this run.",
-    )
-    fork: bool = changeable_field(
-        False, description="Start a changed run in the same `out_dir`, and reuse matching results."
-    )
-    report: bool = changeable_field(
-        True, description="Write a page on the run, report.html, into `out_dir` at its end."
-    )
-    skill: Path | None = changeable_field(
-        None,
-        description="The initial skill document, or the folder of a skill; null: the agent's own "
-        "instructions if reflact can read them, otherwise an empty document.",
-    )
-    skill_files: tuple[str, ...] = changeable_field(
-        (),
-        description="Further Markdown files of the skill's folder that are trained together with "
-        "its `SKILL.md`, such as `[references/tables.md]`; the target reads all of them.",
-    )
-    data: DataConfig = Field(default_factory=DataConfig, description="The items and their splits.")
-    environment: EnvironmentConfig = Field(
-        default_factory=EnvironmentConfig, description="How tasks are asked and graded."
-    )
-    target: TargetConfig = Field(
-        default_factory=TargetConfig, description="How the skill reaches the target."
-    )
-    models: ModelsConfig = Field(default_factory=ModelsConfig, description="Models by role.")
-    executor: ExecutorConfig = Field(
-        default_factory=ExecutorConfig, description="Where rollouts run."
-    )
-    train: TrainConfig = Field(default_factory=TrainConfig, description="Epochs and batches.")
-    search: SearchConfig = Field(
-        default_factory=SearchConfig, description="Where the candidates of a step come from."
-    )
-    reflect: ReflectConfig = Field(
-        default_factory=ReflectConfig, description="How analysts read rollouts."
-    )
-    aggregate: AggregateConfig = Field(
-        default_factory=AggregateConfig, description="How proposals are merged."
-    )
-    select: SelectConfig = Field(
-        default_factory=SelectConfig, description="How many edits a step applies."
-    )
-    update: UpdateConfig = Field(
-        default_factory=UpdateConfig, description="How edits become a candidate."
-    )
-    gate: GateConfig = Field(default_factory=GateConfig, description="How the gate decides.")
-    slow_update: SlowUpdateConfig = Field(
-        default_factory=SlowUpdateConfig, description="Guidance from a comparison of two epochs."
-    )
-    meta_skill: MetaSkillConfig = Field(
-        default_factory=MetaSkillConfig, description="The memory of the optimizer."
-    )
-    appendix: AppendixConfig = Field(
-        default_factory=AppendixConfig,
-        description="Reminders of rules that the target did not follow.",
-    )
-    critic: CriticConfig = Field(
-        default_factory=CriticConfig,
-        description="The critic, whose model is `models.critic`: it grades if `environment.grader` "
-        "is `critic`, and advises failure analysts if `annotate` is true.",
-    )
-    test: TestConfig = Field(
-        default_factory=TestConfig, description="The test split at the end of the run."
-    )
-    budget: BudgetConfig = Field(
-        default_factory=BudgetConfig,
-        description="Limits of a run, over all its starts; null: no limit. If a run reaches one, "
-        "it ends with the status `budget`. To resume it, raise the limit.",
-    )
-    prompts: PromptsConfig = Field(
-        default_factory=PromptsConfig, description="Which prompt files are used."
-    )
-    replay: ReplayConfig = Field(
-        default_factory=ReplayConfig, description="Recorded responses instead of a live endpoint."
-    )
-    telemetry: TelemetryConfig = Field(
-        default_factory=TelemetryConfig, description="Spans and metrics."
-    )
+    outputs = frozenset({"out_dir", "store"})
+
+    preset: Literal["default", "skillopt"] = changeable_field("default")
+    """Defaults to start from; `skillopt` follows SkillOpt."""
+
+    seed: int = 42
+    """Root of all randomness."""
+
+    out_dir: Path = changeable_field(Path("runs/default"))
+    """The run's folder."""
+
+    store: Path | None = changeable_field(None)
+    """The database, which several runs may share; null: run.db in `out_dir`, for this run."""
+
+    fork: bool = changeable_field(False)
+    """Start a changed run in the same `out_dir`, and reuse matching results."""
+
+    report: bool = changeable_field(True)
+    """Write a page on the run, report.html, into `out_dir` at its end."""
+
+    skill: Path | None = changeable_field(None)
+    """The initial skill document, or the folder of a skill; null: the agent's own instructions if
+    reflact can read them, otherwise an empty document."""
+
+    skill_files: tuple[str, ...] = changeable_field(())
+    """Further Markdown files of the skill's folder that are trained together with its `SKILL.md`,
+    such as `[references/tables.md]`; the target reads all of them."""
+
+    data: DataConfig = DataConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    target: TargetConfig = TargetConfig()
+    models: ModelsConfig = ModelsConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    train: TrainConfig = TrainConfig()
+    search: SearchConfig = SearchConfig()
+    reflect: ReflectConfig = ReflectConfig()
+    aggregate: AggregateConfig = AggregateConfig()
+    select: SelectConfig = SelectConfig()
+    update: UpdateConfig = UpdateConfig()
+    gate: GateConfig = GateConfig()
+    slow_update: SlowUpdateConfig = SlowUpdateConfig()
+    meta_skill: MetaSkillConfig = MetaSkillConfig()
+    appendix: AppendixConfig = AppendixConfig()
+    critic: CriticConfig = CriticConfig()
+    test: TestConfig = TestConfig()
+    budget: BudgetConfig = BudgetConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    replay: ReplayConfig = ReplayConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
 
     @model_validator(mode="after")
     def _check_combinations(self) -> TrainerConfig:
@@ -577,13 +477,11 @@ class TrainerConfig(ConfigSection):
             raise ValueError(
                 "`appendix.enabled` needs another `update.mode`: `full_rewrite` has no analysts"
             )
-        if self.skill_files and self.update.mode != "patch":
+        joins_files = self.update.mode != "patch" or self.search.sources == ("rewrite",)
+        if self.skill_files and joins_files:
             raise ValueError(
-                "`skill_files` needs `update.mode: patch`: a rewrite would join the files"
-            )
-        if self.skill_files and self.search.sources == ("rewrite",):
-            raise ValueError(
-                "`skill_files` needs another source than `rewrite`, which would join the files"
+                "`skill_files` needs `update.mode: patch` and another source than `rewrite`: a "
+                "rewrite would join the files"
             )
         if self.skill_files and self.skill is None:
             raise ValueError("`skill_files` needs `skill`, the folder of the skill")
@@ -596,12 +494,12 @@ class TrainerConfig(ConfigSection):
 
     @property
     def baseline_passes(self) -> int:
-        """How often the initial skill is measured: twice if beliefs decide from the start, else
-        once.
-        """
+        """How often the initial skill is measured: twice if beliefs decide from the start."""
         gate = self.gate
         is_noisy = self.target.deterministic is False
-        return 2 if gate.enabled and gate.policy == "ranked" and is_noisy else 1
+        if gate.enabled and gate.policy == "ranked" and is_noisy:
+            return 2
+        return 1
 
     @property
     def reports_fresh_trials(self) -> bool:

@@ -1,13 +1,10 @@
-"""The environment of a data set: one question to the target for each item, and one graded
-answer.
-"""
+"""The environment of a data set: one question for each item, and one graded answer."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Awaitable, Mapping, Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +34,10 @@ from reflact.environments.graders import (
     apply_grader,
     identify_grader,
     list_right_answers,
-    parse_number,
 )
+from reflact.environments.guess import find_joined_labels
+from reflact.environments.python_grader import PythonGrader
+from reflact.environments.sql_grader import SQLGrader
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.protocols import Session
 from reflact.records import CriticDescription
@@ -46,31 +45,18 @@ from reflact.types import Grade, Item, Split, canonical_json
 
 INPUT_VARIABLE = "{input}"
 
-# The mean length above which references are graded by the overlap of words.
-LONG_ANSWER_WORDS = 6
-
-FORGIVEN = "Case, spaces, quotes around it and punctuation at its end do not count."
-
-# A text that is read as a number and looks like a code, such as 00501 or 1E2.
-CODE = re.compile(r"[+-]?0\d.*|\d+E\d+", re.IGNORECASE)
-
-# The graders that need nothing but a reference.
-PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
+GRADERS: Mapping[str, type[CheckedGrader[Any]]] = {
     grader.name: grader
     for grader in (
-        ExactGrader,
-        NormalizedGrader,
-        TokenF1Grader,
-        NumericGrader,
-        RegexGrader,
-        JsonFieldsGrader,
+        *(ExactGrader, NormalizedGrader, TokenF1Grader, NumericGrader, RegexGrader),
+        *(JsonFieldsGrader, SQLGrader, PythonGrader),
     )
 }
 
-MAX_LABELS = 20
-
-# Answers are labels if there are at most so many, each used so often on average.
-LABEL_USES = 5
+# The graders that need nothing but a reference.
+PLAIN_GRADERS: Mapping[str, type[ReferenceGrader[Any]]] = {
+    name: grader for name, grader in GRADERS.items() if issubclass(grader, ReferenceGrader)
+}
 
 
 class DatasetEnvironment:
@@ -147,19 +133,11 @@ class DatasetEnvironment:
         return self._data.items(split)
 
     def list_right_answers(self, item: Item) -> Sequence[str]:
-        """Return the item's right answers; empty if its references are no answers, or a critic
-        grades.
-        """
+        """Return the item's right answers, if its references are answers."""
         return () if self.scored_by is not None else list_right_answers(self._grade, item)
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Ask the item's question and grade the answer; the seed is not used.
-
-        Raises:
-            EnvironmentFailure: The grader returned no score, or the target no text.
-            InterfaceError: ``reply`` of the session is not async.
-            ModelError: The target gave no answer.
-        """
+        """Ask the item's question and grade the answer; the seed is not used."""
         replying = session.reply(self.render_message(item))
         if not isinstance(replying, Awaitable):
             raise describe_not_async(session, Session.reply, replying)
@@ -181,19 +159,18 @@ class DatasetEnvironment:
 
 
 def _check_references(grade: CheckedGrader[Any], data: DataSet) -> None:
-    """Raise DataError if the grader cannot use an item's reference; it names the items, with their
-    rows if known.
-    """
-    wrong: dict[str, tuple[Item, str]] = {}
-    for split in Split:
-        for item in data.items(split):
-            try:
-                grade.check(item)
-            except DataError as error:
-                wrong[item.id] = item, str(error)
+    """Raise DataError, with the items and their rows, if the grader cannot use references."""
+    items = {item.id: item for split in Split for item in data.items(split)}
+    wrong = {}
+    for item in items.values():
+        try:
+            grade.check(item)
+        except DataError as error:
+            wrong[item.id] = str(error)
     if wrong:
         ids = [item_id for item_id in data.rows if item_id in wrong] or [*wrong]
-        item, reason = wrong[ids[0]]
+        item = items[ids[0]]
+        reason = wrong[item.id]
         if item.id in data.rows:
             if has_made_id(item):
                 reason = reason.replace(f"item {item.id!r}", "the item", 1)
@@ -205,38 +182,12 @@ def _check_references(grade: CheckedGrader[Any], data: DataSet) -> None:
             more = f"; {len(others)} more cannot be graded: {list_first(others, MAX_SHOWN_ROWS)}"
         raise DataError(f"{reason}; the item's input begins with {begin!r}{more}")
 
-    references = [item.reference for split in Split for item in data.items(split)]
-    joined = _find_joined_labels(grade, references)
+    joined = find_joined_labels(grade, [item.reference for item in items.values()])
     if joined is not None:
         raise DataError(
             f"{grade.name} takes the references {joined[0]!r} and {joined[1]!r} for one: set "
             "environment.grader: exact, or write them alike if they mean the same"
         )
-
-
-def _is_labels(texts: Sequence[str]) -> bool:
-    """Whether the texts are a few ones that repeat, such as the names of classes."""
-    return 2 <= len(set(texts)) <= min(MAX_LABELS, len(texts) / LABEL_USES)
-
-
-def _find_joined_labels(
-    grade: CheckedGrader[Any], references: Sequence[JsonValue]
-) -> tuple[str, str] | None:
-    """Return two labels that a grader of texts takes for one, although only one of them is an
-    item's right answer.
-    """
-    texts = [text.strip() for text in _list_answers(references) if isinstance(text, str)]
-    if not isinstance(grade, NormalizedGrader | TokenF1Grader) or not _is_labels(texts):
-        return None
-    for one, other in combinations(sorted(set(texts)), 2):
-        if grade(Item(id="-", input="-", reference=one), other).score.soft == 1:
-            return one, other
-    return None
-
-
-def _list_answers(references: Sequence[JsonValue]) -> list[JsonValue]:
-    answers = [one for ref in references for one in (ref if isinstance(ref, list) else [ref])]
-    return [one for one in answers if one is not None and one != ""]
 
 
 def _show(value: JsonValue) -> str:
@@ -261,12 +212,7 @@ def _require_references(dataset: DataSet, path: Path) -> None:
 def build_environment(
     config: TrainerConfig, needed: Sequence[Split] = TRAINING_SPLITS
 ) -> DatasetEnvironment:
-    """Load and check the data set that a configuration describes, and return its environment.
-
-    Raises:
-        ConfigError: ``data.path`` is not set.
-        DataError: The data is not fit for a run, or the grader cannot use a reference.
-    """
+    """Load and check the data that a configuration describes; return its environment."""
     if config.data.path is None:
         raise ConfigError("data.path is required: a folder with train, val and test, or one file")
     dataset = load_dataset(
@@ -302,131 +248,7 @@ class _PendingCriticGrader:
 
 
 def build_grader(config: TrainerConfig) -> Grader:
-    """Return a configuration's grader with its settings.
-
-    Raises:
-        ConfigError: The tables of ``sql`` are missing, or this system cannot confine programs for
-            ``python``.
-    """
+    """Return a configuration's grader with its settings."""
     if config.environment.grader == "critic":
         return _PendingCriticGrader(config)
-    return find_grader(config.environment.grader).from_config(config.environment)
-
-
-def find_grader(name: str) -> type[CheckedGrader[Any]]:
-    """Return the class of a grader that a configuration names; those with processes are imported at
-    their use.
-    """
-    if name == "sql":
-        from reflact.environments.sql_grader import SQLGrader
-
-        return SQLGrader
-    if name == "python":
-        from reflact.environments.python_grader import PythonGrader
-
-        return PythonGrader
-    return PLAIN_GRADERS[name]
-
-
-def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
-    """Return the name of a grader that fits the references, and the reason; None if there
-    are none.
-    """
-    answers = _list_answers(references)
-    texts = [str(one) for one in answers]
-    numbers = [None if isinstance(one, bool) else parse_number(str(one)) for one in answers]
-    if not answers:
-        return None
-    if all(isinstance(one, dict) for one in answers):
-        if all(isinstance(one, dict) and {"tests", "stdout"} & one.keys() for one in answers):
-            guess = "python", "The references are tests or expected outputs of programs."
-        else:
-            guess = (
-                "json_fields",
-                "The references are objects: an answer needs their fields and values.",
-            )
-    elif None not in numbers:
-        guess = _choose_for_numbers(answers, numbers)
-    elif all(text.lstrip().lower().startswith(("select ", "with ")) for text in texts):
-        guess = "sql", "The references are queries: an answer must return the same rows."
-    elif _is_labels(texts):
-        guess = _choose_for_labels(texts)
-    elif sum(len(text.split()) for text in texts) > LONG_ANSWER_WORDS * len(texts):
-        guess = "token_f1", "The references are long: the score is the overlap of words."
-    elif all(_is_capitals(text) for text in texts):
-        guess = (
-            "exact",
-            "The letters of the references are capitals, as in codes, so an answer must be equal "
-            "to the letter.",
-        )
-    else:
-        guess = (
-            "normalized",
-            f"The references are short texts. {FORGIVEN} If that counts, choose exact.",
-        )
-    lists = " A list holds several right answers: one of them is enough."
-    has_choice = guess[0] != "python" and any(isinstance(ref, list) for ref in references)
-    return guess[0], guess[1] + (lists if has_choice else "")
-
-
-def _choose_for_labels(texts: Sequence[str]) -> tuple[str, str]:
-    words = (
-        f"The references are {len(set(texts))} labels: an answer must be the right one and "
-        "nothing else"
-    )
-    if all(map(_is_capitals, texts)):
-        return "exact", f"{words}, to the letter, because they are in capitals."
-    if (joined := _find_joined_labels(NormalizedGrader(), texts)) is not None:
-        return (
-            "exact",
-            f"{words}, to the letter, because {joined[0]} and {joined[1]} are nearly equal.",
-        )
-    return "normalized", f"{words}. {FORGIVEN}"
-
-
-def _choose_for_numbers(
-    answers: Sequence[JsonValue], numbers: Sequence[float | None]
-) -> tuple[str, str]:
-    """Return `exact` if a text is a code, or if two are the same number (3.1 and 3.10); else
-    `numeric`.
-    """
-    first: dict[float | None, str] = {}
-    for answer, number in zip(answers, numbers, strict=True):
-        plain = str(answer).strip().lstrip("+").replace(",", "")
-        is_other = first.setdefault(number, plain) != plain
-        if isinstance(answer, str) and (is_other or CODE.fullmatch(plain)):
-            words = (
-                f"References such as {plain} may be codes, so an answer must be equal to the "
-                "letter."
-            )
-            return "exact", f"{words} If they are numbers, choose numeric."
-    rounding = "" if all(isinstance(number, int) for number in numbers) else ", up to rounding,"
-    return (
-        "numeric",
-        f"The references are numbers: an answer must be that number{rounding} and nothing else.",
-    )
-
-
-def _is_capitals(text: str) -> bool:
-    """Whether most letters of a text are capitals, such as those of a code; a single letter is a
-    label.
-    """
-    letters = [letter for letter in text if letter.isalpha()]
-    return len(letters) > 1 and 2 * sum(letter.isupper() for letter in letters) > len(letters)
-
-
-def score_with_others(item: Item, answer: str) -> Mapping[str, float]:
-    """Return the graders of ``PLAIN_GRADERS`` that give an answer a soft score above 0, the highest
-    first.
-    """
-    scores = dict[str, float]()
-    for name, grader in PLAIN_GRADERS.items():
-        try:
-            scores[name] = grader()(item, answer).score.soft
-        except (DataError, EnvironmentFailure):
-            continue
-    return {
-        name: score
-        for name, score in sorted(scores.items(), key=lambda pair: -pair[1])
-        if score > 0
-    }
+    return GRADERS[config.environment.grader].from_config(config.environment)

@@ -6,33 +6,28 @@ Models write these programs, so each runs in a separate process that the kernel 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import IO, ClassVar, NamedTuple, Self
+from subprocess import TimeoutExpired
+from typing import ClassVar, NamedTuple, Self
 
 import anyio
-from anyio.abc import Process
 from pydantic import Field, JsonValue, PrivateAttr, ValidationError
 
 from reflact.concurrency import run_in_thread
 from reflact.config.training import EnvironmentConfig
-from reflact.environments.graders import CheckedGrader, quote_json
+from reflact.environments.comparison import quote_json
+from reflact.environments.graders import CheckedGrader
 from reflact.errors import ConfigError, EnvironmentFailure
 from reflact.jsonutil import describe_problems
-from reflact.processes.sandbox import (
-    CONFINED_MARK,
-    TESTS_PASSED_MARK,
-    VARIABLES,
-    SandboxRequest,
-    build_command,
-    can_confine,
-)
+from reflact.processes.confined import ConfinedProcess, find_last_line, read_all
+from reflact.processes.sandbox import CONFINED_MARK, TESTS_PASSED_MARK, can_confine
 from reflact.types import FrozenModel, Grade, Item, Score
 
 # Maximum length of an answer, in characters.
@@ -46,13 +41,9 @@ MAX_OUTPUT_BYTES = 1_000_000
 MAX_THREADS = 256
 THREADS_SECONDS = 0.02
 
-MIB = 1 << 20
-
 
 class AssertionCase(FrozenModel):
-    """A case that passes if Python code, run after the answer in its module, raises no
-    exception.
-    """
+    """A case that passes if code, run after the answer in its module, raises no exception."""
 
     tests: str
 
@@ -114,12 +105,7 @@ class PythonGrader(CheckedGrader[ProgramCase]):
     def from_config(
         cls, config: EnvironmentConfig, *, is_available: Callable[[], bool] = can_confine
     ) -> Self:
-        """Return the grader for this system; ``is_available`` returns whether the system can
-        confine programs.
-
-        Raises:
-            ConfigError: This system cannot confine programs, and ``allow_unconfined`` is false.
-        """
+        """Return the grader; ConfigError if this system cannot confine programs, but must."""
         confined = is_available()
         if not confined and not config.allow_unconfined:
             raise ConfigError(
@@ -136,20 +122,16 @@ class PythonGrader(CheckedGrader[ProgramCase]):
         return {**super().identity, "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
 
     async def __call__(self, item: Item, answer: str) -> Grade:
-        """Run an answer on all cases of an item.
-
-        Raises:
-            DataError: The item's reference has no valid cases.
-            EnvironmentFailure: The process could not be started or confined.
-        """
+        """Run an answer on all cases of an item."""
         cases = self._list_accepted(item)
         if len(answer) > MAX_PROGRAM_CHARS:
             feedback = f"the program has more than {MAX_PROGRAM_CHARS} characters"
             return Grade(score=Score.of(0), answer=answer, feedback=feedback)
         faults = []
         for case in cases:
-            async with self._slots:
-                result = await self._run_program(case, answer)
+            result = await anyio.to_thread.run_sync(
+                partial(self._run_program, case, answer), limiter=self._slots
+            )
             fault = await run_in_thread(
                 partial(find_fault, case, result, self.seconds), result.output, result.errors
             )
@@ -168,52 +150,59 @@ class PythonGrader(CheckedGrader[ProgramCase]):
                 f"with or without `stdin`: {describe_problems(error)}"
             ) from None
 
-    async def _run_program(self, case: ProgramCase, answer: str) -> ProgramResult:
-        tests, given = (case.tests, "") if isinstance(case, AssertionCase) else (None, case.stdin)
-        program = json.dumps({"answer": answer, "tests": tests})
-        with ExitStack() as stack:  # files and not pipes, because those fill up
-            files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(5)]
-            source, stdin, output, errors, report = files
-            for file, text in ((source, program), (stdin, given)):
-                file.write(text.encode())
-                file.seek(0)
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="reflact-"))
-            request = SandboxRequest(
-                parent=os.getpid(),
-                program=source.fileno(),
-                report=report.fileno(),
+    def _run_program(self, case: ProgramCase, answer: str) -> ProgramResult:
+        """Run an answer on a case, on a worker thread; a cancelled caller ends the process."""
+        tests = case.tests if isinstance(case, AssertionCase) else None
+        with ExitStack() as stack:
+            stdin = stack.enter_context(tempfile.TemporaryFile())
+            if isinstance(case, OutputCase):
+                stdin.write(case.stdin.encode())
+                stdin.seek(0)
+            output = stack.enter_context(tempfile.TemporaryFile())
+            process = ConfinedProcess(
+                answer,
+                tests,
+                stdin=stdin,
+                stdout=output,
+                folder=stack.enter_context(tempfile.TemporaryDirectory(prefix="reflact-")),
                 seconds=self.seconds,
-                memory=self.mebibytes * MIB,
+                memory=self.mebibytes * 2**20,
                 output=MAX_OUTPUT_BYTES,
                 confine=self.confined,
+                parent=os.getpid(),
+                variables={},
             )
-            async with _start_process(request, stdin, output, errors, folder) as process:
-                is_crowded = False
-                with anyio.move_on_after(self.seconds * self.patience):
-                    is_crowded = await _wait(process)
-                code = process.returncode
-            printed, complaint = (
-                _read_all(file).decode(errors="replace") for file in (output, errors)
+            stack.callback(process.close)
+            end = time.monotonic() + self.seconds * self.patience
+            is_crowded = False
+            while process.popen.poll() is None and time.monotonic() < end and not is_crowded:
+                with suppress(TimeoutExpired):
+                    process.popen.wait(THREADS_SECONDS)
+                anyio.from_thread.check_cancelled()
+                with suppress(OSError):  # it has ended, or this is not Linux
+                    links = os.stat(f"/proc/{process.popen.pid}/task").st_nlink  # noqa: PTH116 - a count, no file
+                    is_crowded = links - 2 > MAX_THREADS
+            code = None if is_crowded else process.popen.poll()
+            return ProgramResult(
+                code,
+                process.read_report(),
+                read_all(output).decode(errors="replace"),
+                process.read_errors(),
+                is_crowded,
             )
-            return ProgramResult(code, _read_all(report), printed, complaint, is_crowded)
 
 
-def find_fault(case: ProgramCase, result: ProgramResult, seconds: int) -> str | None:
-    """Return the fault of a program; None if it passes the case.
-
-    Raises:
-        EnvironmentFailure: The program was not run; the fault is not its own.
-    """
+def find_fault(  # noqa: PLR0911 - one for each fault
+    case: ProgramCase, result: ProgramResult, seconds: int
+) -> str | None:
+    """Return the fault of a program, if any; EnvironmentFailure if it was not run."""
     reason = find_last_line(result.errors) or f"exit code {result.code}"
     if CONFINED_MARK not in result.report:
         raise EnvironmentFailure(f"the process for answers did not start as it should: {reason}")
+    if result.is_crowded:
+        return f"it had more than {MAX_THREADS} threads"
     if result.code is None:
-        crowded = f"it had more than {MAX_THREADS} threads"
-        return (
-            crowded
-            if result.is_crowded
-            else f"it waited too long: it has {seconds} seconds of processor time"
-        )
+        return f"it waited too long: it has {seconds} seconds of processor time"
     if -result.code in {signal.SIGXCPU, signal.SIGKILL}:
         return f"it took more than {seconds} seconds of processor time"
     if result.code != 0:
@@ -232,49 +221,3 @@ def find_fault(case: ProgramCase, result: ProgramResult, seconds: int) -> str | 
 def split_output(output: str) -> Sequence[str]:
     """Return the lines of an output in the form used for comparison."""
     return [line.rstrip() for line in output.rstrip().splitlines()]
-
-
-def find_last_line(text: str) -> str:
-    """Return the last line that is not blank; empty if there is none."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
-async def _wait(process: Process) -> bool:
-    """Wait for the end of a program; return whether it has too many threads instead."""
-    while process.returncode is None:
-        with anyio.move_on_after(THREADS_SECONDS):
-            await process.wait()
-        with suppress(OSError):  # it has ended, or this is not Linux
-            if os.stat(f"/proc/{process.pid}/task").st_nlink - 2 > MAX_THREADS:  # noqa: PTH116 - a count, no file
-                return True
-    return False
-
-
-def _read_all(file: IO[bytes]) -> bytes:
-    file.seek(0)
-    return file.read(MAX_OUTPUT_BYTES)
-
-
-@asynccontextmanager
-async def _start_process(
-    request: SandboxRequest, stdin: IO[bytes], output: IO[bytes], errors: IO[bytes], folder: str
-) -> AsyncIterator[Process]:
-    """Start the process in a new session; the session is killed at the end."""
-    with anyio.CancelScope(shield=True):
-        process = await anyio.open_process(
-            build_command(request),
-            stdin=stdin,
-            stdout=output,
-            stderr=errors,
-            cwd=folder,
-            env=VARIABLES,
-            start_new_session=True,
-            pass_fds=(request.program, request.report),
-        )
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with anyio.CancelScope(shield=True):
-            await process.aclose()

@@ -83,8 +83,7 @@ U = TypeVar("U")
 
 
 class CallBatcher(Generic[T, U]):
-    """Joins calls that happen at the same time: each caller passes one value, and ``compute`` gets
-    many.
+    """Joins calls that happen at the same time: ``compute`` gets the values of many callers.
 
     For a simulator, a grader or a model whose step costs about as much for many worlds as for one.
     The callers stay rollouts of their own: each is stored, cancelled and resumed by itself, also
@@ -100,7 +99,6 @@ class CallBatcher(Generic[T, U]):
 
     Raises:
         ConfigError: ``size`` is below 1.
-        EnvironmentFailure: To the callers of a batch: something inside ``compute`` was cancelled.
     """
 
     def __init__(
@@ -148,7 +146,8 @@ class CallBatcher(Generic[T, U]):
                 await batch.full.wait()
             if batch.after is not None:
                 await batch.after.wait()
-            self._close(batch)
+            if self._open is batch:
+                self._open = None
             try:
                 with CatchExits():
                     results = await self._compute(tuple(batch.values))
@@ -158,12 +157,9 @@ class CallBatcher(Generic[T, U]):
             except Exception as error:  # noqa: BLE001 - raised to each caller
                 batch.results = [error] * len(batch.values)
         finally:
-            self._close(batch)
+            if self._open is batch:  # it was cancelled
+                self._open = None
             batch.ended.set()
-
-    def _close(self, batch: _Batch[T, U]) -> None:
-        if self._open is batch:
-            self._open = None
 
 
 class _Batch(Generic[T, U]):

@@ -16,11 +16,10 @@ import select
 import signal
 import sqlite3
 import subprocess
-import tempfile
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Self
 
@@ -30,10 +29,10 @@ from pydantic import JsonValue, PrivateAttr
 
 from reflact.config.training import EnvironmentConfig
 from reflact.environments.graders import CheckedGrader
-from reflact.environments.python_grader import find_last_line
 from reflact.environments.sql_worker import MAX_SECONDS, OUT_OF_MEMORY
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
-from reflact.processes.sandbox import VARIABLES, SandboxRequest, build_command, can_confine
+from reflact.processes.confined import ConfinedProcess, find_last_line
+from reflact.processes.sandbox import can_confine
 from reflact.types import Grade, Item, Score
 
 WORKER = Path(__file__).with_name("sql_worker.py")
@@ -52,9 +51,7 @@ PATIENCE = 10
 
 
 class QueryVerdict(NamedTuple):
-    """Whether an answer is right, and the reason if it did not run; ``problem`` is that of the
-    references.
-    """
+    """Whether an answer is right, or the reason why not; a ``problem`` is the references'."""
 
     right: bool = False
     reason: str = ""
@@ -83,11 +80,7 @@ class SQLGrader(CheckedGrader[str]):
 
     @classmethod
     def from_config(cls, config: EnvironmentConfig) -> Self:
-        """Return the grader on the configured tables.
-
-        Raises:
-            ConfigError: The tables are missing.
-        """
+        """Return the grader on the configured tables; ConfigError if there are none."""
         if config.tables is None:
             raise ConfigError(
                 "environment.tables is required for grader: sql; name a folder of .csv files"
@@ -101,12 +94,7 @@ class SQLGrader(CheckedGrader[str]):
         return {"grader": self.name, "version": self.version, "tables": tables}
 
     async def __call__(self, item: Item, answer: str) -> Grade:
-        """Run an answer and the item's reference, and compare their rows.
-
-        Raises:
-            DataError: The item's reference is no query that runs.
-            EnvironmentFailure: The process for queries could not be started.
-        """
+        """Run an answer and the item's reference, and compare their rows."""
         references = self._list_accepted(item)
         async with self._slots:
             process = self._idle.pop() if self._idle else QueryProcess(self.tables)
@@ -129,10 +117,6 @@ class SQLGrader(CheckedGrader[str]):
         self._idle.append(process)
         self._refuse_problem(item, verdict)
 
-    def list_right_answers(self, item: Item) -> tuple[str, ...]:
-        """Return the item's queries."""
-        return tuple(self._list_accepted(item))
-
     def _refuse_problem(self, item: Item, verdict: QueryVerdict) -> None:
         if verdict.problem:
             raise DataError(f"item {item.id!r} cannot be graded by {self.name}: {verdict.problem}")
@@ -146,138 +130,100 @@ class SQLGrader(CheckedGrader[str]):
 class QueryProcess:
     """A process that runs queries; it starts with the first one, and again after it was ended.
 
-    One thread at a time may use it. The process ends with this object and with the process that
-    started it.
-
-    Args:
-        tables: The database's image.
+    One thread at a time may use it. It ends with this object and with the process that started it.
     """
 
     def __init__(self, tables: bytes) -> None:
         self._tables = tables
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ConfinedProcess | None = None
         self._owner = 0
-        self._received = b""
 
     def judge(self, references: Sequence[str], answer: str | None) -> QueryVerdict:
-        """Run references and an answer (None: only the references), and compare their rows.
-
-        Raises:
-            EnvironmentFailure: The process could not be started, or another process ended it.
-        """
+        """Run references and an answer (None: only the references), and compare their rows."""
         if answer is not None and len(answer) > MAX_QUERY_CHARS:
             return QueryVerdict(reason=f"the query has more than {MAX_QUERY_CHARS} characters")
         process = self._open_process()
-        _write(process, json.dumps({"references": references, "answer": answer}).encode() + b"\n")
-        problem = self._read_reply(process, MAX_SECONDS * len(references))
-        if problem is not None:
-            return QueryVerdict(problem=str(problem))
-        verdict = False if answer is None else self._read_reply(process, MAX_SECONDS)
-        return (
-            QueryVerdict(reason=verdict)
-            if isinstance(verdict, str)
-            else QueryVerdict(right=bool(verdict))
-        )
+        request = json.dumps({"references": references, "answer": answer})
+        _write(process, request.encode() + b"\n")
+        problem = _read_reply(process, len(references))
+        if problem is not None or answer is None:
+            return QueryVerdict(problem=str(problem or ""))
+        verdict = _read_reply(process, 1)
+        if isinstance(verdict, str):
+            return QueryVerdict(reason=verdict)
+        return QueryVerdict(right=bool(verdict))
 
     def kill(self) -> None:
         """End the process, also while another thread waits for it."""
         if self._process is not None:
             self._process.kill()
 
-    def _open_process(self) -> subprocess.Popen[bytes]:
+    def _open_process(self) -> ConfinedProcess:
         process = self._process
-        if process is not None and self._owner == os.getpid() and process.poll() is None:
+        if process is not None and self._owner == os.getpid() and process.popen.poll() is None:
             return process
-        with ExitStack() as stack:
-            program, report, errors = (
-                stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)
+        process = ConfinedProcess(
+            WORKER.read_text(encoding="utf-8"),
+            None,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            folder=None,
+            seconds=None,
+            memory=MAX_MEMORY_BYTES + 4 * len(self._tables),
+            output=MAX_ERROR_BYTES,
+            confine=can_confine(),
+            parent=None,  # a thread starts it, which may end before
+            variables={"TZ": "UTC"},
+        )
+        weakref.finalize(self, process.close)
+        _write(process, f"{len(self._tables)}\n".encode() + self._tables)
+        if _read_line(process, MAX_SECONDS * PATIENCE) is None:
+            raise EnvironmentFailure(
+                "the process for queries did not start as it should: "
+                f"{find_last_line(process.read_errors())}"
             )
-            program.write(
-                json.dumps({"answer": WORKER.read_text(encoding="utf-8"), "tests": None}).encode()
-            )
-            program.seek(0)
-            request = SandboxRequest(
-                parent=None,
-                program=program.fileno(),
-                report=report.fileno(),
-                seconds=None,
-                memory=MAX_MEMORY_BYTES + 4 * len(self._tables),
-                output=MAX_ERROR_BYTES,
-                confine=can_confine(),
-            )
-            process = subprocess.Popen(  # noqa: S603 - our own script
-                build_command(request),
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env={**VARIABLES, "TZ": "UTC"},
-                start_new_session=True,
-                pass_fds=(request.program, request.report),
-            )
-            weakref.finalize(self, _end_process, process)
-            self._received = b""
-            _write(process, f"{len(self._tables)}\n".encode() + self._tables)
-            if not self._read_line(process, MAX_SECONDS * PATIENCE):
-                errors.seek(0)
-                reason = find_last_line(errors.read().decode(errors="replace"))
-                raise EnvironmentFailure(
-                    f"the process for queries did not start as it should: {reason}"
-                )
         self._process = process
         self._owner = os.getpid()
         return process
 
-    def _read_reply(self, process: subprocess.Popen[bytes], seconds: float) -> bool | str | None:
-        """Return the next reply, or the reason why the process has ended."""
-        line = self._read_line(process, seconds * PATIENCE)
-        if line:
-            reply: bool | str | None = json.loads(line)
-            return reply
-        if process.poll() is None:
-            process.kill()
-            return f"it waited too long: it has {MAX_SECONDS} seconds of processor time"
-        if process.returncode == -signal.SIGPROF:
-            return f"it took more than {MAX_SECONDS} seconds of processor time"
-        if process.returncode == OUT_OF_MEMORY:
-            return "it needs too much memory"
-        if process.returncode == -signal.SIGKILL:
-            raise EnvironmentFailure("the process for queries was killed")
-        return f"it ended the process for queries, with exit code {process.returncode}"
 
-    def _read_line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
-        """Return the next line; empty if the process has ended, or if it takes longer than this."""
-        assert process.stdout is not None
-        poll = select.poll()
-        end = time.monotonic() + seconds
-        poll.register(process.stdout, select.POLLIN)
-        while b"\n" not in self._received:
-            if not poll.poll(max(0, end - time.monotonic()) * 1000):
-                return b""
-            received = os.read(process.stdout.fileno(), 65536)
-            if not received:
-                process.wait()
-                return b""
-            self._received += received
-        line, _, self._received = self._received.partition(b"\n")
-        return line
-
-
-def _write(process: subprocess.Popen[bytes], text: bytes) -> None:
+def _write(process: ConfinedProcess, text: bytes) -> None:
     """Write to a process; one that has ended is noticed when its reply is read."""
-    assert process.stdin is not None
+    assert process.popen.stdin is not None
     view = memoryview(text)
     with suppress(BrokenPipeError):
         while view:
-            view = view[process.stdin.write(view) or 0 :]
+            view = view[process.popen.stdin.write(view) :]
 
 
-def _end_process(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-    process.wait()
+def _read_line(process: ConfinedProcess, seconds: float) -> bytes | None:
+    """Return the next line of a process; None if it has ended, or was ended after some seconds."""
+    assert process.popen.stdout is not None
+    poll = select.poll()
+    poll.register(process.popen.stdout, select.POLLIN)
+    if not poll.poll(seconds * 1000):
+        process.kill()
+    line = process.popen.stdout.readline()
+    return line if line.endswith(b"\n") else None
+
+
+def _read_reply(process: ConfinedProcess, n_queries: int) -> bool | str | None:
+    """Return the reply to queries, or the reason why the process has ended."""
+    begin = time.monotonic()
+    patience = MAX_SECONDS * PATIENCE * n_queries
+    line = _read_line(process, patience)
+    if line is not None:
+        reply: bool | str | None = json.loads(line)
+        return reply
+    code = process.popen.wait()
+    if code == -signal.SIGKILL and time.monotonic() - begin < patience:
+        raise EnvironmentFailure("the process for queries was killed")
+    reasons = {
+        -signal.SIGKILL: f"it waited too long: it has {MAX_SECONDS} seconds of processor time",
+        -signal.SIGPROF: f"it took more than {MAX_SECONDS} seconds of processor time",
+        OUT_OF_MEMORY: "it needs too much memory",
+    }
+    return reasons.get(code, f"it ended the process for queries, with exit code {code}")
 
 
 def read_tables(folder: Path) -> bytes:

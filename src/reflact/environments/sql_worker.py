@@ -93,11 +93,7 @@ class QueryResult(NamedTuple):
 
 
 class QueryDatabase:
-    """Tables in memory, for reading.
-
-    Args:
-        image: The database's image.
-    """
+    """Tables in memory, for reading."""
 
     def __init__(self, image: bytes) -> None:
         self._connection = sqlite3.connect(":memory:")
@@ -114,12 +110,7 @@ class QueryDatabase:
         self._connection.set_authorizer(_authorize)
 
     def list_rows(self, query: str) -> tuple[SQLRow, ...]:
-        """Return the rows of a query.
-
-        Raises:
-            ValueError: It is no query that reads, or exceeds a limit.
-            MemoryError: It needs too much memory.
-        """
+        """Return the rows of a query; ValueError if it does not read, or exceeds a limit."""
         if not query.strip():
             raise ValueError("there is no query")
         calls = itertools.count(1)
@@ -167,15 +158,12 @@ def is_same_result(expected: QueryResult, rows: Sequence[SQLRow]) -> bool:
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Answer requests until the input ends.
-
-    Raises:
-        MemoryError: A query needed too much memory.
-    """
+    """Answer requests until the input ends."""
 
     def reply(value: bool | str | None) -> None:
-        text = json.dumps(value[:MAX_REASON_CHARS] if isinstance(value, str) else value)
-        sink.write(text.encode() + b"\n")
+        if isinstance(value, str):
+            value = value[:MAX_REASON_CHARS]
+        sink.write(json.dumps(value).encode() + b"\n")
         sink.flush()
 
     database = QueryDatabase(source.read(int(source.readline())))

@@ -1,4 +1,4 @@
-"""The side of a worker: runs jobs in one event loop.
+"""The side of a worker: rollouts in one event loop, with the values that it gets and returns.
 
 Its sessions ask the trainer's gateway, and so it needs no key of a provider.
 """
@@ -6,13 +6,15 @@ Its sessions ask the trainer's gateway, and so it needs no key of a provider.
 from __future__ import annotations
 
 import pickle
-from base64 import b64decode
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from typing import cast
 
 import anyio
 import httpx
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
+from reflact import errors
 from reflact.adapters import (
     CatchExits,
     EnvironmentAdapter,
@@ -21,60 +23,128 @@ from reflact.adapters import (
     load_named_target,
 )
 from reflact.config.models import ModelConfig
-from reflact.config.training import TrainerConfig
-from reflact.data import DataSet
-from reflact.environments.dataset import DatasetEnvironment, build_grader
-from reflact.errors import ConfigError, ProviderDown, RunFailed
-from reflact.executors.jobs import (
-    EnvironmentReference,
-    ExecutorJob,
-    ExecutorResult,
-    TargetReference,
-    WorkerError,
-    describe_error,
-    rebuild_error,
-)
+from reflact.config.training import EnvironmentConfig, TargetConfig, TrainerConfig
+from reflact.errors import ConfigError, ProviderDown, ReflactError, RunFailed
 from reflact.messages import AgentAnswer, CallId
 from reflact.protocols import Environment, Session
-from reflact.types import Skill, Turn
+from reflact.types import FrozenModel, Grade, Item, Skill, Turn
 
-# How long the environment of a worker may take to close.
-CLOSE_SECONDS = 10.0
+OTHER_VERSIONS = (
+    "of a worker differs from the trainer's: install the same versions of its packages on all "
+    "machines"
+)
 
 
-class JobRunner:
-    """Runs the jobs of one environment, which it makes and sets up before the first one."""
+class WorkerSetup(FrozenModel):
+    """What a worker makes before its first rollout; identities must equal the trainer's.
 
-    def __init__(self, environment: EnvironmentReference) -> None:
-        self._reference = environment
+    ``environment`` is pickled, unless its section names an object to import. ``target`` is the
+    section of an agent that runs in the worker; without it, sessions send each message to the
+    trainer's target.
+    """
+
+    environment: bytes | EnvironmentConfig = Field(repr=False)
+    environment_identity: str
+    target: TargetConfig | None = None
+    target_identity: str = ""
+    model: str = ""
+    llm: str = ""
+
+
+class WorkerJob(FrozenModel):
+    """A rollout for a worker.
+
+    ``rollout`` is its key; it is empty if the target stays with the trainer. ``seed`` is that of
+    the item's trial.
+    """
+
+    item: Item
+    seed: int
+    base_url: str
+    token: str = Field(repr=False)
+    skill: str = ""
+    rollout: str = ""
+
+
+class WorkerError(FrozenModel):
+    """An exception; ``traceback`` is empty for those of reflact."""
+
+    kind: str
+    message: str
+    traceback: str = ""
+    cause: WorkerError | None = None
+
+
+class WorkerResult(FrozenModel):
+    """The grade of a rollout, or what it raised; ``turns`` are those of the worker's session."""
+
+    turns: tuple[Turn, ...] = ()
+    grade: Grade | None = None
+    error: WorkerError | None = None
+
+
+class CodeError(Exception):
+    """An exception of the caller's own code in a worker; subclasses have the name of its class."""
+
+
+def describe_error(error: BaseException) -> WorkerError:
+    """Return an exception as a value."""
+    described = WorkerError(kind=type(error).__name__, message=str(error))
+    if not isinstance(error, ReflactError):
+        text = "".join(traceback.format_exception(error))
+        described = described.model_copy(update={"traceback": text})
+    if error.__cause__ is not None:
+        described = described.model_copy(update={"cause": describe_error(error.__cause__)})
+    return described
+
+
+def rebuild_error(error: WorkerError) -> Exception:
+    """Return an exception of reflact's own class, or a ``CodeError`` with the original's name."""
+    kind = getattr(errors, error.kind, None)
+    if not (isinstance(kind, type) and issubclass(kind, ReflactError)):
+        kind = type(error.kind, (CodeError,), {"__module__": CodeError.__module__})
+    rebuilt: Exception = kind(error.message)
+    if error.cause is not None:
+        rebuilt.__cause__ = rebuild_error(error.cause)
+    if error.traceback:
+        rebuilt.add_note(f"In the worker:\n{error.traceback}")
+    return rebuilt
+
+
+class Worker:
+    """Runs rollouts of one environment, which it sets up before the first one."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._setup = setup
         self._lock = anyio.Lock()
         self._environment: EnvironmentAdapter | None = None
+        self._target: TargetAdapter | None = None
         self._broken: WorkerError | None = None
-        self._targets: dict[str, WorkerTarget] = {}
+        self._requests = _ForwardedRequests(setup.llm)
         # each rollout has an address of its own, to which no connection is worth keeping
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(timeout=None, trust_env=False, limits=limits, verify=False)  # noqa: S113, S501 - a model may be slow; no TLS
 
-    def read_job(self, values: Mapping[str, JsonValue]) -> ExecutorJob:
-        """Return a job that was sent without its environment."""
-        return ExecutorJob.model_validate({**values, "environment": self._reference})
-
-    async def run(self, job: ExecutorJob) -> ExecutorResult:
+    async def run(self, job: WorkerJob) -> WorkerResult:
         """Run a job, and return its grade or the exception of the environment."""
-        environment = await self._open()
-        if environment is None:
-            return ExecutorResult(key=job.key, error=self._broken)
+        async with self._lock:
+            if self._environment is None and self._broken is None:
+                await self._start()
+        if self._environment is None:
+            return WorkerResult(error=self._broken)
         trainer = TrainerSession(self._http, job)
         session: Session = trainer
         try:
-            if job.target is not None:
-                if job.target.identity not in self._targets:
-                    self._targets[job.target.identity] = WorkerTarget(job.target)
-                session = self._targets[job.target.identity].start(job, trainer)
-            grade = await environment.run(job.item, session, seed=job.seed)
-            return ExecutorResult(key=job.key, grade=grade, turns=session.turns)
+            if job.rollout and self._target is not None:
+                self._requests.trainers[job.rollout] = trainer
+                skill = Skill(text=job.skill)
+                session = self._target.session_for(job.item, skill, rollout=job.rollout)
+            grade = await self._environment.run(job.item, session, seed=job.seed)
+            return WorkerResult(grade=grade, turns=session.turns)
         except Exception as error:  # noqa: BLE001 - raised again by the trainer
-            return ExecutorResult(key=job.key, error=describe_error(error), turns=session.turns)
+            return WorkerResult(error=describe_error(error), turns=session.turns)
+        finally:
+            self._requests.trainers.pop(job.rollout, None)
 
     async def close(self) -> None:
         """Close the environment and the connections."""
@@ -82,60 +152,54 @@ class JobRunner:
         if self._environment is not None:
             await self._environment.close()
 
-    async def _open(self) -> EnvironmentAdapter | None:
-        """Return the environment; None if it could not be made or set up."""
-        async with self._lock:
-            if self._environment is None and self._broken is None:
-                try:
-                    with CatchExits():
-                        environment = EnvironmentAdapter(rebuild_environment(self._reference))
-                        await environment.set_up()
-                        self._environment = environment
-                except Exception as error:  # noqa: BLE001 - raised again by the trainer
-                    reason = f"{type(error).__name__}: {error}"
-                    self._broken = describe_error(
-                        RunFailed(f"the environment could not be set up in a worker: {reason}")
-                    )
-        return self._environment
+    async def _start(self) -> None:
+        """Make and set up the environment and the agent, or note why that failed."""
+        try:
+            with CatchExits():
+                environment = EnvironmentAdapter(_load_environment(self._setup.environment))
+                if environment.identity != self._setup.environment_identity:
+                    raise ConfigError(f"the environment {OTHER_VERSIONS}")
+                self._target = self._connect_target()
+                await environment.set_up()
+                self._environment = environment
+        except Exception as error:  # noqa: BLE001 - raised again by the trainer
+            reason = f"{type(error).__name__}: {error}"
+            self._broken = describe_error(
+                RunFailed(f"the environment could not be set up in a worker: {reason}")
+            )
+
+    def _connect_target(self) -> TargetAdapter | None:
+        """Return the worker's own agent, whose requests go to the trainer."""
+        setup = self._setup
+        if setup.target is None:
+            return None
+        own = load_named_target(TrainerConfig(target=setup.target))
+        assert own is not None, "a chat model stays in the trainer's process"
+        target = TargetAdapter(own).connect(self._requests, ModelConfig(model=setup.model))
+        if target.identity != setup.target_identity:
+            raise ConfigError(f"the target {OTHER_VERSIONS}")
+        return target
 
 
-def rebuild_environment(reference: EnvironmentReference) -> Environment:
-    """Return the environment of a reference.
-
-    Raises:
-        ConfigError: It cannot be imported, or differs from the trainer's.
-    """
-    environment: Environment | None
-    if reference.section is None:
-        environment = pickle.loads(b64decode(reference.pickled or ""))  # noqa: S301 - it comes from the trainer
+def _load_environment(source: bytes | EnvironmentConfig) -> Environment:
+    if isinstance(source, bytes):
+        environment = pickle.loads(source)  # noqa: S301 - it comes from the trainer
     else:
-        config = TrainerConfig(environment=reference.section)
-        environment = load_named_environment(config)
-        if environment is None:  # a data set, without items: each comes with its job
-            data = DataSet(train=(), val=(), test=())
-            template = config.environment.template
-            environment = DatasetEnvironment(data, grade=build_grader(config), template=template)
-    if environment is None or environment.identity != reference.identity:
-        raise ConfigError(
-            "the environment of a worker differs from the trainer's: install the same versions of "
-            "its packages on all machines"
-        )
-    return environment
+        environment = load_named_environment(TrainerConfig(environment=source))
+    return cast("Environment", environment)
 
 
 class TrainerSession:
     """A target's conversation, which takes place in the trainer's process."""
 
-    def __init__(self, http: httpx.AsyncClient, job: ExecutorJob) -> None:
+    def __init__(self, http: httpx.AsyncClient, job: WorkerJob) -> None:
         self._http = http
         self._address = f"{job.base_url}/chat/completions"
         self._headers = {"authorization": f"Bearer {job.token}"}
         self.turns: tuple[Turn, ...] = ()
 
     async def reply(self, message: str) -> str:
-        """Send the target a message and return its answer; raises what the target's own session
-        raises.
-        """
+        """Send the target a message and return its answer; raises what its own session raises."""
         answer = await self.ask({"messages": [{"role": "user", "content": message}]})
         self.turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))
         return answer
@@ -152,34 +216,19 @@ class TrainerSession:
         return str(answered["answer"])
 
 
-class WorkerTarget:
-    """A target in a worker; it implements ``protocols.RequestSender``, which passes requests on to
-    the trainer.
-    """
+class _ForwardedRequests:
+    """Passes requests of a worker's agents on to the trainer; see ``protocols.RequestSender``."""
 
-    def __init__(self, reference: TargetReference) -> None:
-        self.identity = reference.llm
-        self._sessions: dict[str, TrainerSession] = {}
-        own = load_named_target(TrainerConfig(target=reference.section))
-        assert own is not None, "a chat model stays in the trainer's process"
-        self._target = TargetAdapter(own).connect(self, ModelConfig(model=reference.model))
-        if self._target.identity != reference.identity:
-            raise ConfigError(
-                "the target of a worker differs from the trainer's: install the same versions on "
-                "all machines"
-            )
-
-    def start(self, job: ExecutorJob, trainer: TrainerSession) -> Session:
-        """Start the session of a job, whose requests go through the job's address."""
-        self._sessions[job.rollout] = trainer
-        return self._target.session_for(job.item, Skill(text=job.skill), rollout=job.rollout)
+    def __init__(self, llm: str) -> None:
+        self.identity = llm
+        self.trainers: dict[str, TrainerSession] = {}
 
     async def forward(self, body: Mapping[str, JsonValue], *, call_id: CallId) -> str:
-        """Send a request of an agent to the trainer; see ``protocols.RequestSender``."""
+        """Send a request to the trainer."""
         call: dict[str, JsonValue] = call_id.model_dump(
             mode="json", include={"purpose", "number", "part"}
         )
-        trainer = self._sessions[call_id.rollout or ""]
+        trainer = self.trainers[call_id.rollout or ""]
         return await trainer.ask({"messages": [], "forwarded": {**body}, "call": call})
 
     async def send(

@@ -24,116 +24,89 @@ MAX_REPEATED_ITEMS = 6
 # Trials on each side before an item of a noisy target counts as lost.
 VETO_TRIALS = 4
 
-# Maximum difference of the two sides' shares of unmeasured rollouts, in percentage points.
-MAX_UNMEASURED_GAP = 5
+# The most items that the endpoint may refuse with the candidate alone, in percent.
+MAX_REFUSED_PERCENT = 5
 
 
 class ScorePair(FrozenModel):
-    """The scores of one item in one trial on both sides, in the gate's metric; None is unmeasured.
+    """The scores of one item on both sides, in the gate's metric; None is unmeasured.
 
-    ``current`` is the other side: the current skill, or the best one. Only ``no_regression`` uses
-    ``candidate_solved`` and ``current_solved``. A refused side can never be measured.
+    ``current`` is the other side: the current skill, or the best one. ``is_lost``: it solved the
+    item, and the candidate did not. A refused side can never be measured.
     """
 
     item_id: str
     candidate: float | None = Field(ge=0, le=1)
     current: float | None = Field(ge=0, le=1)
-    candidate_solved: bool | None = None
-    current_solved: bool | None = None
+    is_lost: bool = False
     candidate_refused: bool = False
     current_refused: bool = False
 
     @property
     def difference(self) -> float | None:
         """The candidate's score minus the other; None if a side is unmeasured."""
-        return (
-            None
-            if self.candidate is None or self.current is None
-            else self.candidate - self.current
-        )
+        if self.candidate is None or self.current is None:
+            return None
+        return self.candidate - self.current
 
 
 class GateSettings(FrozenModel):
     """The inputs of a decision beside the scores; see ``GateConfig`` for the settings.
 
     ``item_ids`` are in the order in which they are run. ``confirms``: items that differ are
-    repeated before an acceptance, because nobody declared the target as deterministic.
+    repeated before an acceptance, because nobody declared the target as deterministic. The ranked
+    gate alone uses ``worth`` and ``kept``, the versions that were ever current, the initial one
+    first.
     """
 
     item_ids: tuple[str, ...] = Field(min_length=1)
     coverage: float = Field(default=0.9, gt=0, le=1)
     no_regression: int | None = Field(default=None, ge=0)
     confirms: bool = False
+    kept: tuple[str, ...] = ()
+    worth: float = Field(default=0.00005, ge=0)
 
 
 class Ruling(FrozenModel):
-    """The decision and its reason, as one sentence."""
+    """The decision and its reason, in sentences."""
 
     action: Literal["accept", "reject", "unmeasured"]
     reason: str
 
 
 def decide(settings: GateSettings, pairs: Sequence[ScorePair], *, other: str = "current") -> Ruling:
-    """Return the decision on one pass: a strictly greater mean is accepted, unless too many items
-    are lost.
+    """Accept a strictly greater mean of the pairs that are measured on both sides.
 
-    The means are those of the pairs that are measured on both sides. ``other`` names the other
-    skill.
+    ``other`` names the other skill.
     """
-    if (ruling := check_coverage(settings.coverage, pairs, other=other)) is not None:
+    if (ruling := check_pairs(settings.coverage, pairs, other=other)) is not None:
         return ruling
-    n = sum(pair.difference is not None for pair in pairs)
-    if _sum_differences(pairs) / n <= SCORE_TOLERANCE:
-        return Ruling(action="reject", reason=_explain_means(pairs, "is not", other))
-    lost = find_lost_items(pairs)
-    allowed = settings.no_regression
-    if allowed is not None and len(lost) > allowed:
-        return Ruling(action="reject", reason=explain_veto(len(lost), allowed))
-    return Ruling(action="accept", reason=_explain_means(pairs, "is", other))
+    measured = [pair for pair in pairs if pair.difference is not None]
+    new = math.fsum(pair.candidate or 0.0 for pair in measured) / len(measured)
+    old = math.fsum(pair.current or 0.0 for pair in measured) / len(measured)
+    is_greater = new - old > SCORE_TOLERANCE
+    lost = sum(pair.is_lost for pair in pairs)
+    if is_greater and settings.no_regression is not None and lost > settings.no_regression:
+        return Ruling(action="reject", reason=explain_veto(lost, settings.no_regression))
+    n = f"{len(pairs)}" if len(measured) == len(pairs) else f"{len(measured)} of {len(pairs)}"
+    means = f"above the {other} skill's {old:.4g}, on {n} items."
+    if is_greater:
+        return Ruling(action="accept", reason=f"The candidate's {new:.4g} is {means}")
+    return Ruling(action="reject", reason=f"The candidate's {new:.4g} is not {means}")
 
 
 def choose_repeats(pairs: Sequence[ScorePair]) -> tuple[str, ...]:
-    """Return the first items of a pass on which the two sides differ, in the order of the pairs."""
+    """Return the first items of a pass on which the sides differ, in the order of the pairs."""
     differing = [pair.item_id for pair in pairs if abs(pair.difference or 0.0) > SCORE_TOLERANCE]
     return tuple(differing[:MAX_REPEATED_ITEMS])
 
 
 def has_disagreement(pairs: Sequence[ScorePair], repeats: Sequence[ScorePair]) -> bool:
-    """Return whether a repeat of an item differs from its first score on either side; missing
-    scores do not.
-    """
+    """Whether a repeat of an item differs from its first score on a side; missing scores do not."""
     first = {pair.item_id: pair for pair in pairs}
     scores = [(first[again.item_id].candidate, again.candidate) for again in repeats]
     scores += [(first[again.item_id].current, again.current) for again in repeats]
     return any(abs(a - b) > SCORE_TOLERANCE for a, b in scores if a is not None and b is not None)
-
-
-def find_unconfirmed(pairs: Sequence[ScorePair], repeats: Sequence[ScorePair]) -> Ruling | None:
-    """Return the decision if the gain rests on items whose repeats could not be measured; else
-    None.
-    """
-    doubtful = {pair.item_id for pair in repeats if pair.difference is None}
-    unproven = math.fsum(
-        max(0.0, pair.difference or 0.0) for pair in pairs if pair.item_id in doubtful
-    )
-    n = sum(pair.difference is not None for pair in pairs)
-    if (_sum_differences(pairs) - unproven) / n > SCORE_TOLERANCE:
-        return None
-    reason = (
-        f"Of {len(repeats)} items that were repeated, {len(doubtful)} could not be measured again."
-    )
-    return Ruling(action="unmeasured", reason=reason)
-
-
-def find_lost_items(pairs: Sequence[ScorePair]) -> tuple[str, ...]:
-    """Return the items of one pass that the current skill solved and the candidate did not, as far
-    as measured.
-    """
-    return tuple(
-        pair.item_id
-        for pair in pairs
-        if pair.current_solved is True and pair.candidate_solved is False
-    )
 
 
 def explain_veto(losses: int, allowed: int) -> str:
@@ -143,8 +116,7 @@ def explain_veto(losses: int, allowed: int) -> str:
 
 
 def count_required(coverage: float, total: int) -> int:
-    """Return how many of ``total`` items must be measured: at least one, and the share
-    ``coverage``, 0..1.
+    """Return how many of ``total`` items must be measured: the share ``coverage``, at least one.
 
     The share counts as the decimal number that is written: 0.07 of 100 is 7, although the float is
     a little larger.
@@ -152,54 +124,36 @@ def count_required(coverage: float, total: int) -> int:
     return max(1, math.ceil(Fraction(repr(coverage)) * total))
 
 
-def check_coverage(
+def check_pairs(
     coverage: float, pairs: Sequence[ScorePair], *, other: str = "current"
 ) -> Ruling | None:
-    """Return the decision if too few pairs are measured, or the sides' unmeasured shares differ;
-    else None.
+    """Return the decision if too few pairs are measured; refused on both sides do not count."""
+    counted = [p for p in pairs if not (p.candidate_refused and p.current_refused)]
+    return check_coverage(
+        coverage,
+        total=len(counted),
+        measured=sum(pair.difference is not None for pair in counted),
+        barred=sum(p.candidate_refused and p.current is not None for p in counted),
+        other=other,
+    )
 
-    Items that are refused with both skills do not count. If the endpoint refuses them with the
-    candidate alone, no retry can mend it, so the candidate is rejected.
+
+def check_coverage(
+    coverage: float, *, total: int, measured: int, barred: int, other: str
+) -> Ruling | None:
+    """Return the decision if too few of ``total`` items are measured; else None.
+
+    ``barred`` counts the items that the endpoint refuses with the candidate alone. No retry can
+    mend them, so more than a few reject it.
     """
-    pairs = [pair for pair in pairs if not (pair.candidate_refused and pair.current_refused)]
-    if _has_coverage(coverage, pairs):
+    is_barred = 100 * barred > MAX_REFUSED_PERCENT * total
+    if not is_barred and measured >= count_required(coverage, total):
         return None
-    others = [pair for pair in pairs if pair.current is None or not pair.candidate_refused]
-    is_candidate = len(others) < len(pairs) and (not others or _has_coverage(coverage, others))
-    measured = sum(pair.difference is not None for pair in pairs)
-    candidate, missing = _count_unmeasured(pairs)
     reason = (
-        f"Only {measured} of {len(pairs)} comparisons are measured with both skills: {candidate} "
-        f"rollouts of the candidate and {missing} of the {other} skill are missing. The gate needs "
-        f"a share of {coverage:g}, and the skills' shares at most {MAX_UNMEASURED_GAP} points "
-        "apart."
+        f"Only {measured} of {total} items are measured with the candidate and the {other} skill; "
+        f"the gate needs a share of {coverage:g}."
     )
-    return Ruling(action="reject" if is_candidate else "unmeasured", reason=reason)
-
-
-def _has_coverage(coverage: float, pairs: Sequence[ScorePair]) -> bool:
-    measured = sum(pair.difference is not None for pair in pairs)
-    candidate, other = _count_unmeasured(pairs)
-    enough = measured >= count_required(coverage, len(pairs))
-    return enough and 100 * abs(candidate - other) <= MAX_UNMEASURED_GAP * len(pairs)
-
-
-def _count_unmeasured(pairs: Sequence[ScorePair]) -> tuple[int, int]:
-    return sum(pair.candidate is None for pair in pairs), sum(
-        pair.current is None for pair in pairs
-    )
-
-
-def _sum_differences(pairs: Sequence[ScorePair]) -> float:
-    return math.fsum(pair.difference or 0.0 for pair in pairs)
-
-
-def _explain_means(pairs: Sequence[ScorePair], relation: str, other: str) -> str:
-    measured = [pair for pair in pairs if pair.difference is not None]
-    new = math.fsum(pair.candidate or 0.0 for pair in measured) / len(measured)
-    old = math.fsum(pair.current or 0.0 for pair in measured) / len(measured)
-    part = f"{len(pairs)}" if len(measured) == len(pairs) else f"{len(measured)} of {len(pairs)}"
-    return (
-        f"The candidate's {new:.4g} {relation} above the {other} skill's {old:.4g}, on {part} "
-        "items."
-    )
+    if not is_barred:
+        return Ruling(action="unmeasured", reason=reason)
+    refused = f"The endpoint refuses {barred} with the candidate alone."
+    return Ruling(action="reject", reason=f"{reason} {refused}")

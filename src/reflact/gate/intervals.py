@@ -73,8 +73,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 def improvement_interval(
     before: Sequence[float], after: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Return the mean difference ``after - before`` over the same items, and its 95% interval, in
-    -1..1.
+    """Return the mean of ``after - before`` over the same items, and its 95% interval, in -1..1.
 
     Binary scores have Agresti and Min's adjusted Wald interval for matched pairs, which adds half a
     pair to each of the four outcomes. So have fractional ones that all differ by the same amount,
@@ -110,13 +109,12 @@ def improvement_interval(
 
 
 def compute_chance(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the probability, 0..1, of so large a gain if each item that differs were as likely to
-    be worse as better.
+    """Return the probability, 0..1, of so large a gain by chance alone.
 
-    For binary scores, and for others that all differ by the same amount, this is the exact
-    one-sided sign test, which is McNemar's exact test. For other scores it is the smallest
-    probability that any such test can give: that of the one case in which all differences are
-    gains.
+    By chance, each item that differs is as likely to be worse as better. For binary scores, and for
+    others that all differ by the same amount, this is the exact one-sided sign test, which is
+    McNemar's exact test. For other scores it is the smallest probability that any such test can
+    give: that of the one case in which all differences are gains.
     """
     differences = [
         new - old for old, new in zip(before, after, strict=True) if abs(new - old) > ROUNDING
@@ -136,8 +134,7 @@ def compute_chance(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def student_quantile(freedom: int) -> float:
-    """Return the 97.5% quantile of Student's t for 1 or more degrees of freedom, correct to three
-    decimals.
+    """Return the 97.5% quantile of Student's t for degrees of freedom, to three decimals.
 
     From 10 on it uses an expansion in their inverse (M. Abramowitz and I. Stegun, Handbook of
     Mathematical Functions, 1964, 26.7.5).
@@ -154,32 +151,21 @@ def student_quantile(freedom: int) -> float:
 def within_item_interval(
     before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]
 ) -> tuple[float, float, float]:
-    """Return the mean difference ``after - before`` on these very items, and its 95% interval, in
-    -1..1.
+    """Return the mean of ``after - before`` on these very items, and its 95% interval, in -1..1.
 
     Each item has at least two scores on each side; only their variance within the item counts (a z
     test stratified by item), so the interval says nothing about other items.
-
-    Raises:
-        ValueError: There are no items, not the same number on both sides, or a single score of an
-            item.
     """
-    if len(before) != len(after) or not before or min(map(len, (*before, *after))) < 2:
-        raise ValueError("each item needs at least two scores before and after")
     differences = [fmean(new) - fmean(old) for old, new in zip(before, after, strict=True)]
-    variance = (
-        math.fsum(variance_of(scores) / len(scores) for scores in (*before, *after))
-        / len(before) ** 2
-    )
+    variances = [variance_of(scores) / len(scores) for scores in (*before, *after)]
+    variance = math.fsum(variances) / len(before) ** 2
     mean = fmean(differences)
     spread = Z_95 * math.sqrt(variance)
     return mean, max(-1.0, mean - spread), min(1.0, mean + spread)
 
 
 def describe_claim(n: int) -> str:
-    """Return a sentence on the gains that the final claim confirms with 80% power on ``n`` test
-    items.
-    """
+    """Return a sentence on the gains that ``n`` test items confirm with 80% power."""
     if not n:
         return (
             "Without a test split, fresh passes of the validation items decide if the gain is "
@@ -195,14 +181,12 @@ def describe_claim(n: int) -> str:
 
 
 def _find_share(n: int) -> float:
-    """Return the least share of gained items, in hundredths, of which ``n`` contain
-    ``MIN_CLAIM_ITEMS`` with 80% power.
-    """
+    """Return the least share of gained items, so that ``MIN_CLAIM_ITEMS`` gain with 80% power."""
     for points in range(1, 100):
         share = points / 100
-        fewer = (
+        fewer = [
             math.comb(n, k) * share**k * (1 - share) ** (n - k) for k in range(MIN_CLAIM_ITEMS)
-        )
+        ]
         if 1 - math.fsum(fewer) >= POWER:
             return share
     return 1.0

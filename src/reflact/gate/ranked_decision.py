@@ -1,5 +1,4 @@
-"""Beliefs about the versions of a run and the effects of edits: Bayesian ranking and selection with
-the value of information.
+"""Beliefs about the versions of a run: Bayesian ranking and selection by value of information.
 
 The true validation mean of the baseline has a broad prior. That of a child is its parent's, plus a
 small loss and an effect whose scale is not known: a mixture of normals. A pass over all items is
@@ -66,9 +65,7 @@ class EffectBelief:
 
 @dataclass(frozen=True)
 class EffectObservation:
-    """An effect as it was observed, with the variance of normal noise, and the log of the odds that
-    this is the case.
-    """
+    """An effect as it was observed with normal noise, and the log of the odds of this case."""
 
     observed: float
     variance: float
@@ -114,21 +111,13 @@ def compare_paired(differences: Sequence[float], *, n_items: int, variance: floa
             one trial a side.
         n_items: The number of validation items.
         variance: The variance of one score within an item; 0 if the target is deterministic.
-
-    Raises:
-        ValueError: There is no difference, or there are more than items.
     """
     m = len(differences)
-    if not 0 < m <= n_items:
-        raise ValueError(
-            f"{m} differences cannot be a slice of {n_items} items; give 1 to {n_items}"
-        )
     observed = fmean(differences)
     squares = math.fsum((difference - observed) ** 2 for difference in differences)
     explained = 2 * variance * (m - 1)
-    between = (PSEUDO_ITEMS * ITEM_VARIANCE + max(0.0, squares - explained)) / (
-        PSEUDO_ITEMS + m - 1
-    )
+    between = PSEUDO_ITEMS * ITEM_VARIANCE + max(0.0, squares - explained)
+    between /= PSEUDO_ITEMS + m - 1
     unseen = 1 - m / n_items
     return update_effect(EffectObservation(observed, (2 * variance + unseen * between) / m))
 
@@ -157,42 +146,37 @@ class Posterior:
         self._indices = {node.skill_hash: i for i, node in enumerate(ranking.nodes)}
         size = len(ranking.nodes)
         self._changes = [PRIOR_VARIANCE] * size
-        precisions = [0.0] * size
-        weighted = [0.0] * size
+        self._precisions = [0.0] * size
+        self._weighted = [0.0] * size
         for result in ranking.passes:
             i = self._indices[result.skill_hash]
             precision = result.n / result.variance
-            precisions[i] += precision
-            weighted[i] += precision * result.mean
+            self._precisions[i] += precision
+            self._weighted[i] += precision * result.mean
             if result.change_variance is not None:
                 self._changes[i] = result.change_variance
         self._parents = [-1] + [self._indices[node.parent or ""] for node in ranking.nodes[1:]]
         for i in range(size - 1, 0, -1):
-            parent = self._parents[i]
-            shrink = 1 + self._changes[i] * precisions[i]
-            precisions[parent] += precisions[i] / shrink
-            weighted[parent] += (weighted[i] - EXPECTED_CHANGE * precisions[i]) / shrink
-        root = 1 / BASELINE_VARIANCE + precisions[0]
-        self._means = [(BASELINE_MEAN / BASELINE_VARIANCE + weighted[0]) / root]
+            precision, weight = self._find_message(i)
+            self._precisions[self._parents[i]] += precision
+            self._weighted[self._parents[i]] += weight
+        root = 1 / BASELINE_VARIANCE + self._precisions[0]
+        self._means = [(BASELINE_MEAN / BASELINE_VARIANCE + self._weighted[0]) / root]
         self._variances = [1 / root]
         self._slopes = [1.0]
         for i in range(1, size):
             parent = self._parents[i]
             change = self._changes[i]
-            slope = 1 / (1 + change * precisions[i])
+            slope = 1 / (1 + change * self._precisions[i])
+            mean = self._means[parent] + EXPECTED_CHANGE + change * self._weighted[i]
             self._slopes.append(slope)
-            self._means.append(
-                slope * (self._means[parent] + EXPECTED_CHANGE + change * weighted[i])
-            )
+            self._means.append(slope * mean)
             self._variances.append(slope**2 * self._variances[parent] + slope * change)
-        self._precisions = precisions
-        self._weighted = weighted
 
     def find_effect(
         self, skill_hash: str, weights: Sequence[float] = WEIGHTS
     ) -> EffectBelief | None:
-        """Return what is believed of a version's difference to its parent; None if nothing was
-        observed.
+        """Return what is believed of a version's difference to its parent; None if unobserved.
 
         It follows from all passes of the version and its descendants, against what is known of its
         parent without them. The scale of the parent's own effect is not known either: a parent that
@@ -203,18 +187,14 @@ class Posterior:
             return None
         observed = self._weighted[i] / self._precisions[i]
         noise = 1 / self._precisions[i]
-        return update_effect(
-            *(
-                EffectObservation(observed - mean, noise + variance, log_weight)
-                for mean, variance, log_weight in self._list_parent_cases(i)
-            ),
-            weights=weights,
-        )
+        cases = [
+            EffectObservation(observed - mean, noise + variance, log_weight)
+            for mean, variance, log_weight in self._list_parent_cases(i)
+        ]
+        return update_effect(*cases, weights=weights)
 
     def find_change_variance(self, skill_hash: str) -> float | None:
-        """Return the prior variance of a version's effect with which one normal prior shrinks as
-        the mixture does.
-        """
+        """Return the variance with which one normal prior of the effect shrinks as the mixture."""
         effect = self.find_effect(skill_hash)
         if effect is None:
             return None
@@ -224,16 +204,11 @@ class Posterior:
         return noise * effect.slope / max(1 - effect.slope, 1e-9)
 
     def _list_parent_cases(self, i: int) -> Iterator[tuple[float, float, float]]:
-        """Yield the means and variances that a version's parent may have without it, and the logs
-        of their odds.
-        """
+        """Yield the means and variances a parent may have without a version, and log odds."""
         parent = self._parents[i]
-        if not parent:
-            yield (*self._find_cavity(i), 0.0)
-            return
         sent, weight = self._find_message(i)
         precision = self._precisions[parent] - sent
-        if precision <= 1e-9:
+        if not parent or precision <= 1e-9:
             yield (*self._find_cavity(i), 0.0)
             return
         observed = (self._weighted[parent] - weight) / precision
@@ -246,18 +221,13 @@ class Posterior:
             yield mean + EXPECTED_CHANGE + slope * surprise, slope / precision, log_weight
 
     def _find_message(self, i: int) -> tuple[float, float]:
-        """Return the precision and the weighted mean that a version and its descendants add to its
-        parent.
-        """
-        shrink = 1 + self._changes[i] * self._precisions[i]
-        return self._precisions[i] / shrink, (
-            self._weighted[i] - EXPECTED_CHANGE * self._precisions[i]
-        ) / shrink
+        """Return the precision and the weighted mean that a subtree adds to its parent."""
+        precision = self._precisions[i]
+        shrink = 1 + self._changes[i] * precision
+        return precision / shrink, (self._weighted[i] - EXPECTED_CHANGE * precision) / shrink
 
     def _find_cavity(self, i: int) -> tuple[float, float]:
-        """Return the mean and the variance of a version's parent without the version and its
-        descendants.
-        """
+        """Return the mean and the variance of a version's parent without the version's subtree."""
         parent = self._parents[i]
         sent, weight = self._find_message(i)
         variance = 1 / (1 / self._variances[parent] - sent)
@@ -286,9 +256,7 @@ class Posterior:
         return product * self._variances[a]
 
     def find_probability(self, better: str, than: str) -> float:
-        """Return the probability that one version's true mean is greater than another's; 0.5 for
-        the same.
-        """
+        """Return the probability that one version's true mean is the greater; 0.5 for the same."""
         if better == than:
             return 0.5
         i = self._indices[better]
@@ -301,11 +269,10 @@ class Posterior:
         return _STANDARD.cdf((self._means[i] - self._means[j]) / math.sqrt(max(variance, 1e-18)))
 
     def find_worth(self, measured: str, first: str, second: str, noise: float) -> float:
-        """Return what another pass of ``measured`` adds to the choice between two versions, as a
-        mean score.
+        """Return what another pass of ``measured`` adds to the choice between two versions.
 
-        It is the expected gain of choosing after the pass instead of before it (the knowledge
-        gradient); ``noise`` is the variance of a pass's mean.
+        In mean scores, it is the expected gain of choosing after the pass instead of before it (the
+        knowledge gradient); ``noise`` is the variance of a pass's mean.
         """
         spread = abs(self.covariance(first, measured) - self.covariance(second, measured))
         spread /= math.sqrt(self.covariance(measured, measured) + noise)
@@ -332,38 +299,34 @@ def start_ranking(
     if not is_hard and repeats:
         squares = math.fsum(result.squares for result in passes)
         room = math.fsum(result.repeats * (result.room or 0.0) for result in passes)
-        ranking = ranking.model_copy(
-            update={"prior_variance": squares / repeats, "prior_room": room / repeats}
-        )
-        passes = [
-            result.model_copy(update={"variance": ranking.find_variance(result.mean)})
-            for result in passes
-        ]
+        prior = {"prior_variance": squares / repeats, "prior_room": room / repeats}
+        ranking = ranking.model_copy(update=prior)
+        for i, result in enumerate(passes):
+            variance = ranking.find_variance(result.mean)
+            passes[i] = result.model_copy(update={"variance": variance})
     return reduce(Ranking.add_pass, passes, ranking)
 
 
 def choose_pass(
-    ranking: Ranking, candidate: str, current: str, *, worth: float, n: int, most: int
+    ranking: Ranking, candidate: str, current: str, *, worth: float, n: int
 ) -> str | None:
-    """Return which of two versions gets another pass of ``n`` items; None if none is worth its
-    rollouts.
+    """Return which of two versions gets another pass of ``n`` items; None if none is worth it.
 
     A candidate without a pass gets one. ``worth`` is the least gain of the mean for each rollout; a
-    version gets at most ``most`` passes.
+    version gets at most ``MAX_PASSES``.
     """
     if not ranking.count_passes(candidate):
         return candidate
     posterior = Posterior(ranking)
-    open_versions = [
-        version for version in (candidate, current) if ranking.count_passes(version) < most
-    ]
-    worths = []
-    for version in open_versions:
+    chosen = None
+    greatest = worth * n
+    for version in (candidate, current):
         noise = ranking.find_variance(posterior.find_mean(version)) / n
-        worths.append(posterior.find_worth(version, candidate, current, noise))
-    if not worths or max(worths) <= worth * n:
-        return None
-    return open_versions[worths.index(max(worths))]
+        gain = posterior.find_worth(version, candidate, current, noise)
+        if gain > greatest and ranking.count_passes(version) < MAX_PASSES:
+            chosen = version
+            greatest = gain
+    return chosen
 
 
 def choose_version(posterior: Posterior, contenders: Sequence[str]) -> str:

@@ -23,13 +23,13 @@ from typing import Any
 import anyio
 from pydantic import JsonValue
 
+from reflact.agents.gateway_session import GatewaySession
 from reflact.concurrency import fan_out
 from reflact.config.models import ModelConfig
 from reflact.data import shuffle
 from reflact.errors import ConfigError, EnvironmentFailure
 from reflact.protocols import RequestSender, Session
 from reflact.stages.null_answers import ConstantSession
-from reflact.targets.gateway_session import GatewaySession
 from reflact.types import Grade, Item, Score, Skill, Split, canonical_json
 
 # Version of the request format, part of every rollout's key; raise it if the format changes.
@@ -80,7 +80,7 @@ class InspectTarget:
         """
         if self._sender is None:
             raise ConfigError("an InspectTarget works in a run, which has its model")
-        return InspectSession(self._sender, skill, rollout, seed=None)
+        return InspectSession(self._sender, skill, rollout)
 
 
 class InspectSession(GatewaySession):
@@ -309,9 +309,7 @@ class InspectEnvironment:
         )
 
     def _start(self, sample: Any, item_id: str, answer: Answer) -> tuple[Any, Any]:
-        """Return the state of a sample and a solver's ``generate``, in a context as in an
-        evaluation of Inspect.
-        """
+        """Return the state of a sample and a solver's ``generate``, as Inspect has them."""
         from inspect_ai._eval.context import init_model_context
         from inspect_ai._eval.task.generate import task_generate
         from inspect_ai.log._transcript import Transcript, init_transcript
@@ -399,9 +397,7 @@ class _Conversation:
 
 
 class _Roles(dict[str, Any]):
-    """The models of a task's roles; one that is not named refuses, and is not played by
-    the target.
-    """
+    """The models of a task's roles; one that is not named refuses."""
 
     def __init__(self, models: Mapping[str, Any], answer: Callable[..., Awaitable[Any]]) -> None:
         super().__init__(models)

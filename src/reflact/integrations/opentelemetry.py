@@ -31,14 +31,12 @@ from reflact.events import (
 from reflact.llm.middleware import LLMMiddleware
 from reflact.messages import (
     CallId,
-    CallReservation,
     RenderedPrompt,
     Reply,
     ReplyModel,
-    StoredResponse,
     Text,
 )
-from reflact.protocols import LLM, EventCallback, R, ResponseStore
+from reflact.protocols import LLM, EventCallback, R
 from reflact.records import RunSummary, Usage
 from reflact.types import Grade, Verdict
 
@@ -52,9 +50,7 @@ SECOND_BOUNDS = tuple(0.01 * 2**n for n in range(14))
 
 @dataclass
 class ModelCall:
-    """A running model call: its reply, and the consumption so far that did not come from
-    a store.
-    """
+    """A running model call: its reply, and what it has consumed that no store had."""
 
     reply: Reply[Any] | None = None
     usage: Usage = field(default_factory=Usage)
@@ -65,38 +61,28 @@ def _describe_model(config: ModelConfig | None) -> Attributes:
     if config is None:
         return {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "other"}
     address = urlsplit(config.base_url)
-    providers = {"azure": "azure.ai.openai"}
+    provider = {"azure": "azure.ai.openai"}.get(config.api, "openai")
     if config.api == "pydantic_ai":
-        providers["pydantic_ai"] = config.model.partition(":")[0]
+        provider = config.model.partition(":")[0]
     return {
         "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": providers.get(config.api, "openai"),
+        "gen_ai.provider.name": provider,
         "gen_ai.request.model": config.model,
         "server.address": address.hostname or "",
         "server.port": address.port or {"http": 80}.get(address.scheme, 443),
     }
 
 
-def _describe_settings(config: ModelConfig | None) -> Attributes:
-    names = ("temperature", "max_tokens", "seed")
-    values = {f"gen_ai.request.{name}": getattr(config, name, None) for name in names}
-    return {name: value for name, value in values.items() if isinstance(value, int | float)}
-
-
 @dataclass(frozen=True)
 class Telemetry:
-    """The providers for a trainer's spans and metrics; None: the global provider of this
-    process.
-    """
+    """The providers of spans and metrics; None: the global provider of this process."""
 
     tracer_provider: trace.TracerProvider | None = None
     meter_provider: metrics.MeterProvider | None = None
 
 
 class _SpanPosition(NamedTuple):
-    """The current span, and the run or step above it; ``rollouts`` is the stage of rollouts beside
-    this one.
-    """
+    """The current span, the run or step above it, and the stage of rollouts beside it."""
 
     span: Span
     parent: Span
@@ -131,8 +117,17 @@ class Tracing:
         telemetry = telemetry or Telemetry()
         self._run_id = run_id
         self._hide = hide
-        self._has_own_tracer = telemetry.tracer_provider is not None
-        self._has_own_meter = telemetry.meter_provider is not None
+        providers = (
+            telemetry.tracer_provider or trace.get_tracer_provider(),
+            telemetry.meter_provider or metrics.get_meter_provider(),
+        )
+        # The providers of the API package itself record nothing.
+        self.is_recording = any(
+            not type(provider).__module__.startswith(
+                ("opentelemetry.trace", "opentelemetry.metrics")
+            )
+            for provider in providers
+        )
         self._tracer = trace.get_tracer("reflact", tracer_provider=telemetry.tracer_provider)
         meter = metrics.get_meter("reflact", meter_provider=telemetry.meter_provider)
         self._durations = meter.create_histogram(
@@ -160,21 +155,6 @@ class Tracing:
             unit="{USD}",
             description="The cost of model calls, if prices are known.",
         )
-
-    @property
-    def has_tracer(self) -> bool:
-        """Whether anything may record spans: the caller or this process has set a provider up."""
-        return self._has_own_tracer or not isinstance(
-            trace.get_tracer_provider(), trace.ProxyTracerProvider
-        )
-
-    @property
-    def has_meter(self) -> bool:
-        """Whether anything may record metrics; the providers of the API package itself record
-        nothing.
-        """
-        provider = type(metrics.get_meter_provider())
-        return self._has_own_meter or not provider.__module__.startswith("opentelemetry.metrics")
 
     @contextmanager
     def run(self, name: str = "reflact.run") -> Iterator[None]:
@@ -208,12 +188,11 @@ class Tracing:
 
     @contextmanager
     def rollout(self, item_id: str) -> Iterator[Callable[[Grade], None] | None]:
-        """Open the span of a rollout, as a child of its stage; yields a function that adds its
-        score.
+        """Open the span of a rollout, as a child of its stage; yields what adds its score.
 
-        Without a tracer it yields None, since a span would take 4% of a short rollout.
+        It yields None if nothing records, since a span would take 4% of a short rollout.
         """
-        if not self.has_tracer:
+        if not self.is_recording:
             yield None
             return
         here = _current_position()
@@ -238,13 +217,15 @@ class Tracing:
         call_id: CallId,
         config: ModelConfig | None,
     ) -> Iterator[ModelCall]:
-        """Open the span of a model call with all attempts; ``config`` is None if no store has its
-        replies.
-        """
+        """Open the span of a model call; ``config`` is None if no store has its replies."""
         shared = {**_describe_model(config), "reflact.role": call_id.role}
+        settings = {
+            f"gen_ai.request.{name}": getattr(config, name, None)
+            for name in ("temperature", "max_tokens", "seed")
+        }
         attributes = {
             **shared,
-            **_describe_settings(config),
+            **{name: value for name, value in settings.items() if value is not None},
             "gen_ai.output.type": "text" if issubclass(reply_type, Text) else "json",
             "reflact.purpose": call_id.purpose,
             **_current_position().attributes,
@@ -406,7 +387,7 @@ def _attach_value(key: str, value: object) -> Iterator[None]:
 class TracedLLM(LLMMiddleware):
     """A model whose calls are spans.
 
-    ``config`` has its settings if a ``TracedResponseStore`` counts its consumption. It is None if
+    ``config`` has its settings if its client reports its consumption. It is None if
     the caller passed the model; then the usage in its replies is counted.
     """
 
@@ -423,8 +404,8 @@ class TracedLLM(LLMMiddleware):
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
-        """Ask the model in a span; if nothing may record spans or metrics, no span is opened."""
-        if not (self._tracing.has_tracer or self._tracing.has_meter):
+        """Ask the model in a span, unless nothing records."""
+        if not self._tracing.is_recording:
             return await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
         with self._tracing.call(prompt, reply_type, call_id, self._config) as call:
             reply = await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
@@ -434,27 +415,3 @@ class TracedLLM(LLMMiddleware):
                     reply.usage, role=call_id.role, purpose=call_id.purpose, config=None
                 )
         return reply
-
-
-class TracedResponseStore:
-    """A ``ResponseStore`` around another one that counts the consumption of each paid
-    reply once.
-    """
-
-    def __init__(self, inner: ResponseStore, tracing: Tracing, config: ModelConfig) -> None:
-        self._tracing = tracing
-        self._config = config
-        self._store_response = inner.store_response
-        self.find_response = inner.find_response
-        self.reserve = inner.reserve
-        self.settle = inner.settle
-        self.release = inner.release
-        self.forget_responses = inner.forget_responses
-        self.count_fault = inner.count_fault
-
-    async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
-        """Store a response and count its consumption."""
-        await self._store_response(response, reservation)
-        self._tracing.count_usage(
-            response.usage, role=reservation.role, purpose=reservation.purpose, config=self._config
-        )

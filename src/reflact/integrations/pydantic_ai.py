@@ -51,9 +51,7 @@ class ToolRecorder(AbstractCapability[D]):
         args: ValidatedToolArgs,
         handler: WrapToolExecuteHandler,
     ) -> Any:
-        """Run the tool and record the transition; a failed call is recorded, a deferred call is
-        not.
-        """
+        """Run the tool and record the transition, unless the call is deferred."""
         before = deepcopy(self._state(ctx.deps))
         try:
             result = await handler(args)

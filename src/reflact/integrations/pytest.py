@@ -100,9 +100,7 @@ def reflact_cassette(request: pytest.FixtureRequest, tmp_path: Path) -> Cassette
 
 
 def build_name(node_id: str) -> str:
-    """Return the name of a test's cassette: that of its file and its own, in characters that every
-    file system has.
-    """
+    """Return the name of a test's cassette, in characters that every file system has."""
     file, _, test = node_id.partition("::")
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", test)[:100]
     digest = "" if plain == test else f"-{hashlib.sha256(test.encode()).hexdigest()[:8]}"
@@ -111,9 +109,7 @@ def build_name(node_id: str) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Let a test whose request is not recorded fail with the difference to the nearest one, without
-    a traceback.
-    """
+    """Let a test whose request is not recorded fail with the difference to the nearest one."""
     try:
         return (yield)
     except Exception as error:  # only looked at, and raised on

@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from reflact.agents.command import CommandSession, CommandTarget, is_inside
 from reflact.data import shuffle
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.protocols import Session
-from reflact.targets.command import CommandSession, CommandTarget, _is_inside
 from reflact.types import FrozenModel, Grade, Item, Score, Skill, Split, canonical_json
 
 # The metadata of an item: names and contents (base64) of files that an agent gets, and names of
@@ -40,18 +40,14 @@ class WorkspaceTarget(CommandTarget):
         Raises:
             ConfigError: The target is not part of a run.
         """
-        if self._sender is None:
-            raise ConfigError(
-                "a WorkspaceTarget works in a run, which has the model behind its gateway"
-            )
-        return WorkspaceSession(self, self._sender, self._model, skill, rollout, item=item)
+        return WorkspaceSession(self, skill, rollout, item=item)
 
 
 class WorkspaceSession(CommandSession):
     """One run of the command on the files of an item."""
 
-    def __init__(self, *arguments: object, item: Item) -> None:
-        super().__init__(*arguments)  # type: ignore[arg-type]
+    def __init__(self, target: WorkspaceTarget, skill: Skill, rollout: str, *, item: Item) -> None:
+        super().__init__(target, skill, rollout)
         self._item = item
 
     def _write_folder(self, folder: Path) -> None:
@@ -59,7 +55,7 @@ class WorkspaceSession(CommandSession):
         files = self._item.metadata.get(FILES_IN)
         for name, content in files.items() if isinstance(files, dict) else ():
             path = folder / name
-            if not _is_inside(path, folder):
+            if not is_inside(path, folder):
                 raise EnvironmentFailure(
                     f"the file {name} of item {self._item.id} leaves the folder: rename it"
                 )
@@ -71,7 +67,7 @@ class WorkspaceSession(CommandSession):
         files = {}
         for name in map(str, names if isinstance(names, list) else ()):
             path = folder / name
-            if path.is_file() and _is_inside(path, folder):
+            if path.is_file() and is_inside(path, folder):
                 with path.open("rb") as file:
                     files[name] = file.read(self._target.limits.output_bytes).decode(
                         "utf-8", "replace"
@@ -81,9 +77,7 @@ class WorkspaceSession(CommandSession):
 
 
 class FileCheck(FrozenModel):
-    """A check on the answer, or on a file that the agent should have made; without a text, the file
-    has to exist.
-    """
+    """A check on the answer or on a file; without a text, the file has to exist."""
 
     file: str | None = None
     contains: str | None = None
@@ -96,9 +90,7 @@ class FileCheck(FrozenModel):
         return self
 
     def explain_failure(self, output: str, files: Mapping[str, str]) -> str | None:
-        """Return why the check fails; None if it passes. White space around texts does not count in
-        ``equals``.
-        """
+        """Return why the check fails, or None; ``equals`` ignores white space around texts."""
         name = "the answer" if self.file is None else self.file
         text = output if self.file is None else files.get(self.file)
         if text is None:
@@ -185,9 +177,7 @@ class WorkspaceEnvironment:
 
     @property
     def identity(self) -> str:
-        """Kind and version, as canonical JSON; the items have the checks and the contents
-        of files.
-        """
+        """Kind and version, as canonical JSON; the items have checks and contents of files."""
         return canonical_json({"environment": "workspace", "version": 1})
 
     @property
@@ -241,9 +231,7 @@ def _make_item(case: SkillEval, root: Path) -> Item:
 
 
 def _read_answer(answer: str) -> tuple[str, Mapping[str, str]]:
-    """Return the output and the files of an answer; one of another target is an output without
-    files.
-    """
+    """Return the output and the files of an answer; that of another target has no files."""
     try:
         read: Any = json.loads(answer)
     except ValueError:

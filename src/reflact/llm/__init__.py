@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from reflact.config.models import ModelConfig
     from reflact.config.training import BudgetConfig
     from reflact.llm.cassettes import ReplayTransport, read_cassette
-    from reflact.messages import CallId, Draft, Message, RenderedPrompt, Reply, ReplyModel, Text
+    from reflact.messages import CallId, Message, RenderedPrompt, Reply, ReplyModel, Text
     from reflact.protocols import LLM
     from reflact.records import Usage
 
@@ -18,7 +18,6 @@ __all__ = [
     "LLM",
     "BudgetConfig",
     "CallId",
-    "Draft",
     "Message",
     "ModelConfig",
     "RenderedPrompt",
@@ -36,7 +35,7 @@ __getattr__ = load_exports(
         "config.models": ("ModelConfig",),
         "config.training": ("BudgetConfig",),
         "llm.cassettes": ("ReplayTransport", "read_cassette"),
-        "messages": ("CallId", "Draft", "Message", "RenderedPrompt", "Reply", "ReplyModel", "Text"),
+        "messages": ("CallId", "Message", "RenderedPrompt", "Reply", "ReplyModel", "Text"),
         "protocols": ("LLM",),
         "records": ("Usage",),
     },

@@ -26,6 +26,15 @@ from reflact.records import FaultKind, Spend, Usage
 
 RAISE_HINT = "set a larger one to go on"
 
+COUNTED_LIMITS = ("max_calls", "max_tokens", "max_usd")
+
+# What to do if a budget counts calls that reflact does not see.
+UNSEEN_ADVICE = {
+    "optimizer": "configure models.optimizer instead, or set this limit to null",
+    "target": "use a target that sends its requests through the run, or limit train.max_rollouts "
+    "or budget.max_seconds",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Amount:
@@ -40,10 +49,8 @@ class Amount:
             self.calls + other.calls, self.tokens + other.tokens, self.billionths + other.billionths
         )
 
-    def __sub__(self, other: Amount) -> Amount:
-        return Amount(
-            self.calls - other.calls, self.tokens - other.tokens, self.billionths - other.billionths
-        )
+    def __neg__(self) -> Amount:
+        return Amount(-self.calls, -self.tokens, -self.billionths)
 
 
 def amount_of(usage: Usage) -> Amount:
@@ -54,9 +61,10 @@ def amount_of(usage: Usage) -> Amount:
 
 def _sum_charges(spent: Iterable[Spend]) -> Amount:
     """Return what a budget counts of a spend: unsettled calls at their worst case."""
-    return sum(
-        (amount_of(part) for entry in spent for part in (entry.usage, entry.worst_case)), Amount()
-    )
+    total = Amount()
+    for entry in spent:
+        total += amount_of(entry.usage) + amount_of(entry.worst_case)
+    return total
 
 
 def find_exceeded_limit(limits: BudgetConfig, spent: Amount, next_call: Amount) -> str | None:
@@ -68,25 +76,25 @@ def find_exceeded_limit(limits: BudgetConfig, spent: Amount, next_call: Amount) 
         ("max_usd", money, spent.billionths, next_call.billionths),
     ):
         if limit is not None and used + needed > limit:
-            numbers = [
-                f"{n / BILLION:.6f}" if key == "max_usd" else f"{n:,}"
-                for n in (limit, used, needed)
-            ]
-            return "budget.{} is {}: {} are used, and the next call may use {}; {}".format(
-                key, *numbers, RAISE_HINT
+            shown = [f"{number:,}" for number in (limit, used, needed)]
+            if key == "max_usd":
+                shown = [f"{number / BILLION:.6f}" for number in (limit, used, needed)]
+            return (
+                f"budget.{key} is {shown[0]}: {shown[1]} are used, and the next call may use "
+                f"{shown[2]}; {RAISE_HINT}"
             )
     return None
 
 
 def describe_overrun(usage: Usage, worst: Usage) -> str | None:
     """Return a sentence about an answer that used more than was reserved; None if it used less."""
-    for what, used, most in (
+    for verb, used, most in (
         ("read", usage.input_tokens, worst.input_tokens),
         ("wrote", usage.output_tokens, worst.output_tokens),
     ):
         if used > most:
             return (
-                f"the provider ignores caps: it {what} {used:,} tokens, and the request allowed "
+                f"the provider ignores caps: it {verb} {used:,} tokens, and the request allowed "
                 f"{most:,}; so a budget of tokens or money is not possible; use another model, or "
                 "set budget.max_tokens and budget.max_usd to null"
             )
@@ -96,9 +104,7 @@ def describe_overrun(usage: Usage, worst: Usage) -> str | None:
 class Reservation:
     """The reserved worst case of one call, until its cost is known.
 
-    ``usage`` is zero before ``settle``. ``uncertain`` is the most that the call may have used
-    beyond that: the worst case after ``mark_sent``, and nothing after ``settle`` unless the
-    provider counted no tokens.
+    ``uncertain`` is the most that the call may have used beyond ``usage``.
     """
 
     def __init__(self, worst: Usage) -> None:
@@ -121,25 +127,17 @@ class Reservation:
         self.uncertain = Usage()
 
     def settle(self, usage: Usage) -> None:
-        """Count the usage of the call; if it is uncounted, the tokens and the money of the worst
-        case too.
-        """
+        """Count the usage; without counts, the tokens and the money of the worst case too."""
         self.usage = usage
         self.uncertain = self.worst.model_copy(update={"calls": 0}) if usage.uncounted else Usage()
 
 
 @dataclass
 class CurrentStage:
-    """The step and the stage that a run works on; calls are booked under them when they
-    are sent.
-    """
+    """The step and the stage that a run works on, under which calls are booked."""
 
     step: int = 0
     stage: str = ""
-
-    def book(self, call: CallReservation) -> CallReservation:
-        """Return a call with the step and the stage."""
-        return call.model_copy(update={"step": self.step, "stage": self.stage})
 
 
 class Budget:
@@ -217,10 +215,6 @@ class Budget:
         finally:
             self._leave(reservation)
 
-    def find_exceeded_limit(self, call: Usage) -> str | None:
-        """Return a sentence about the limit that one further call would exceed; None if it fits."""
-        return find_exceeded_limit(self._limits, self._charged, amount_of(call))
-
     def check_ledger(self, spent: Iterable[Spend], call: Usage) -> None:
         """Raise BudgetSpent if a call does not fit beside what all that share the limits have spent
         and reserved.
@@ -269,7 +263,7 @@ class Budget:
                 )
             self._used += reservation.usage
             self._uncertain += reservation.uncertain
-            self._charged += amount_of(reservation.cost) - reservation.amount
+            self._charged += amount_of(reservation.cost) + -reservation.amount
             if reservation.cost.calls:
                 self.report_usage()
         elif reservation in self._waiting:
@@ -308,21 +302,16 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
 
     reflact does not see the calls of the ``passed`` roles, which are Python objects.
     """
-    limits = config.budget
-    counted = _list_set(limits, "max_tokens", "max_usd", "max_calls")
-    if counted and "optimizer" in passed:
-        raise ConfigError(
-            f"budget.{counted[0]} is not possible with an optimizer passed in Python, because its "
-            "calls are not seen: configure models.optimizer instead, or set this limit to null"
-        )
-    if counted and "target" in passed:
-        raise ConfigError(
-            f"budget.{counted[0]} is not possible with a target passed in Python, because its "
-            "calls are not seen: use a target that sends its requests through the run, or limit "
-            "train.max_rollouts or budget.max_seconds"
-        )
+    counted = [key for key in COUNTED_LIMITS if getattr(config.budget, key) is not None]
+    for role, advice in UNSEEN_ADVICE.items():
+        if counted and role in passed:
+            raise ConfigError(
+                f"budget.{counted[0]} is not possible with the {role} passed in Python, because "
+                f"its calls are not seen: {advice}"
+            )
     for role in ("target", "optimizer", *(["critic"] if config.uses_critic else [])):
-        require_cap(limits, getattr(config.models, role), role=role, seen=role not in passed)
+        model = getattr(config.models, role)
+        require_cap(config.budget, model, role=role, seen=role not in passed)
 
 
 def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bool = True) -> None:
@@ -331,7 +320,7 @@ def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bo
 
     ``seen`` is False if the calls do not go through reflact's client.
     """
-    limited = _list_set(limits, "max_tokens", "max_usd")
+    limited = [key for key in COUNTED_LIMITS[1:] if getattr(limits, key) is not None]
     cap = read_cap({"max_tokens": model.max_tokens, **model.extra_body})
     if limited and seen and cap is None:
         raise ConfigError(
@@ -345,17 +334,10 @@ def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bo
         )
 
 
-def _list_set(limits: BudgetConfig, *keys: str) -> list[str]:
-    return [key for key in keys if getattr(limits, key) is not None]
-
-
 @asynccontextmanager
 async def cover_rollout(account: Account) -> AsyncIterator[None]:
     """Surround a rollout, which has no result after the budget is spent, even if its environment
     caught the error.
-
-    Raises:
-        BudgetSpent: A call of this or another rollout was refused meanwhile.
     """
     yield
     account.budget.check()

@@ -1,34 +1,27 @@
-"""Content keys of model requests.
-
-This module imports only the standard library, so that tests can check the pinned keys on any
-interpreter.
-"""
+"""Content keys of model requests, and addresses without credentials."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any
 from urllib.parse import urlsplit
+
+from reflact.types import digest_json
 
 # Fields of a request that affect the transfer of the answer and not its content.
 STREAM_FIELDS = ("stream", "stream_options")
 
-# Writes canonical JSON, all in ASCII.
-ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
-
 
 def build_cache_key(*, endpoint: str, path: str, body: Any, call_id: str, reply: str) -> str:
-    """Return the identity of a request, 64 hexadecimal digits: the SHA-256 of its canonical JSON.
+    """Return the identity of a request, 64 hexadecimal digits.
 
     ``endpoint`` is without credentials, ``body`` a JSON value, ``reply`` the name and version of
     the reply type.
     """
     content = drop_stream_fields(body)
-    text = ENCODER.encode(
+    return digest_json(
         {"endpoint": endpoint, "path": path, "body": content, "sample": call_id, "reply": reply}
     )
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def drop_stream_fields(body: Any) -> Any:

@@ -13,12 +13,12 @@ import difflib
 import json
 import os
 import re
-import stat
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from io import FileIO
 from itertools import islice
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 import httpx
 from pydantic import Field, JsonValue, ValidationError
@@ -58,32 +58,59 @@ async def open_cassette(
 ) -> AsyncIterator[httpx.AsyncBaseTransport]:
     """Open a cassette as a transport; recording asks ``inner`` (default: the network).
 
+    A last line that was cut off is removed. A new file into which nothing was recorded is removed
+    at the end.
+
     Raises:
         CassetteError: The file is missing, malformed or cannot be written.
     """
     if mode == "replay":
         yield ReplayTransport(path, read_cassette(path))
         return
-    async with AsyncExitStack() as stack:
-        file = stack.enter_context(_Recording(path))
-        if inner is None:
-            inner = await stack.enter_async_context(PooledTransport())
-        yield RecordTransport(path, inner, file)
+    with _open_recording(path) as (file, interactions):
+        async with AsyncExitStack() as stack:
+            if inner is None:
+                inner = await stack.enter_async_context(PooledTransport())
+            yield RecordTransport(path, interactions, inner, file)
+
+
+@contextmanager
+def _open_recording(path: Path) -> Iterator[tuple[FileIO, tuple[Interaction, ...]]]:
+    """Open a recording for further lines, with those that it has."""
+    with _explain(path, "write"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise CassetteError(
+                f"cannot write the cassette {path}: it is no regular file; name another"
+            )
+        file = path.open("a+b", buffering=0)
+    with file:
+        with _explain(path, "write"):
+            interactions = _read_recorded(path, file)
+        yield file, interactions
+    if path.stat().st_size == 0:
+        path.unlink()
 
 
 def read_cassette(path: Path) -> tuple[Interaction, ...]:
-    """Read all lines of a cassette.
-
-    Raises:
-        CassetteError: The file cannot be read or a line is malformed; names the line.
-    """
-    try:
+    """Read all lines of a cassette; CassetteError names the line that is malformed."""
+    with _explain(path, "read"):
         interactions = _parse_lines(path, path.read_bytes())
-    except OSError as error:
-        raise CassetteError(f"cannot read the cassette {path}: {error.strerror or error}") from None
     if not interactions:
         raise CassetteError(f"the cassette {path} holds no recorded answer; record it again")
     return interactions
+
+
+@contextmanager
+def _explain(path: Path, verb: str) -> Iterator[None]:
+    """Raise CassetteError in place of an error of the system."""
+    try:
+        yield
+    except OSError as error:
+        raise CassetteError(
+            f"cannot {verb} the cassette {path}: {error.strerror or error}; mend that and run the "
+            "same command again, which keeps what is recorded"
+        ) from None
 
 
 def _parse_lines(path: Path, content: bytes) -> tuple[Interaction, ...]:
@@ -100,83 +127,23 @@ def _parse_lines(path: Path, content: bytes) -> tuple[Interaction, ...]:
     return tuple(interactions)
 
 
-class _Recording:
-    """The file of a recording, opened for further lines; a last line that was cut off is removed.
-
-    A new file into which nothing was recorded is removed at the end.
-
-    Raises:
-        CassetteError: The file is malformed, or cannot be opened or written.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._is_new = not path.exists()
-            self._file = path.open("a+b", buffering=0)
-        except OSError as error:
-            raise self._explain(error) from None
-        try:
-            if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-                raise CassetteError(
-                    f"cannot write the cassette {path}: it is no regular file; name another"
-                )
-            self.interactions = self._read()
-        except BaseException:
-            self._file.close()
+def _read_recorded(path: Path, file: FileIO) -> tuple[Interaction, ...]:
+    """Return what is recorded, and remove a last line that was cut off."""
+    file.seek(0)
+    content = file.readall()
+    end = content.rfind(b"\n") + 1
+    last = content[end:]
+    try:
+        interactions = _parse_lines(path, content)
+    except CassetteError:
+        if not last or not last.startswith(LINE_START[: len(last)]):
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        is_empty = self._is_new and os.fstat(self._file.fileno()).st_size == 0
-        self._file.close()
-        if is_empty:
-            self._path.unlink(missing_ok=True)
-
-    def append(self, interaction: Interaction) -> None:
-        """Write a line as a whole, or nothing of it."""
-        line = memoryview(interaction.model_dump_json().encode("utf-8") + b"\n")
-        try:
-            end = self._file.seek(0, os.SEEK_END)
-            try:
-                while line:
-                    line = line[self._file.write(line) :]
-            except OSError:
-                self._file.truncate(end)
-                raise
-        except OSError as error:
-            raise self._explain(error) from None
-
-    def _read(self) -> tuple[Interaction, ...]:
-        try:
-            self._file.seek(0)
-            content = self._file.readall()
-        except OSError as error:
-            raise self._explain(error) from None
-        end = content.rfind(b"\n") + 1
-        whole = content[:end]
-        last = content[end:]
-        interactions = _parse_lines(self._path, whole)
+        interactions = _parse_lines(path, content[:end])
+        file.truncate(end)
+    else:
         if last:
-            start = LINE_START[: len(last)]
-            try:
-                interactions += _parse_lines(self._path, last)
-            except CassetteError:
-                if not last.startswith(start):
-                    raise
-                self._file.truncate(end)
-            else:
-                self._file.write(b"\n")
-        return interactions
-
-    def _explain(self, error: OSError) -> CassetteError:
-        return CassetteError(
-            f"cannot write the cassette {self._path}: {error.strerror or error}; mend that and run "
-            "the same command again, which keeps what is recorded"
-        )
+            file.write(b"\n")
+    return interactions
 
 
 class ReplayTransport(httpx.AsyncBaseTransport):
@@ -209,10 +176,8 @@ class ReplayTransport(httpx.AsyncBaseTransport):
 
     async def _answer_unknown(self, request: httpx.Request, asked: Interaction) -> httpx.Response:
         purpose = asked.call_id.split("/")[1] if "/" in asked.call_id else "unknown purpose"
-        start = (
-            f"the cassette {self._path} holds no answer to this request ({purpose}, "
-            f"{asked.call_id})"
-        )
+        request_name = f"{purpose}, {asked.call_id}"
+        start = f"the cassette {self._path} holds no answer to this request ({request_name})"
         near = [i for i in self._answers.values() if i.call_id == asked.call_id]
         near = near or [i for i in self._answers.values() if f"/{purpose}/" in i.call_id]
         if not near:
@@ -225,13 +190,9 @@ class ReplayTransport(httpx.AsyncBaseTransport):
             return matcher.quick_ratio()
 
         nearest = max(near[:50], key=measure_similarity)
+        recorded = _split_clauses(_format_body(nearest.body))
         lines = difflib.unified_diff(
-            _split_clauses(_format_body(nearest.body)),
-            _split_clauses(text),
-            "recorded",
-            "asked",
-            n=0,
-            lineterm="",
+            recorded, _split_clauses(text), "recorded", "asked", n=0, lineterm=""
         )
         raise CassetteMiss(
             f"{start}; the nearest recorded one is {nearest.call_id}",
@@ -252,8 +213,14 @@ class RecordTransport(ReplayTransport):
     A successful answer that is no completion is repeated by the client, so it is not recorded.
     """
 
-    def __init__(self, path: Path, inner: httpx.AsyncBaseTransport, file: _Recording) -> None:
-        super().__init__(path, tuple(filter(_is_final, file.interactions)))
+    def __init__(
+        self,
+        path: Path,
+        interactions: tuple[Interaction, ...],
+        inner: httpx.AsyncBaseTransport,
+        file: FileIO,
+    ) -> None:
+        super().__init__(path, tuple(filter(_is_final, interactions)))
         self._inner = RedactingTransport(AgentTransport(inner))
         self._file = file
 
@@ -274,17 +241,29 @@ class RecordTransport(ReplayTransport):
         finally:
             await response.aclose()
         headers = select_headers(response)
-        chunks = _decode_pieces(pieces)
-        answer = {
-            "status": response.status_code,
-            "content_type": headers["content-type"],
-            "chunks": chunks,
-        }
-        answered = asked.model_copy(update=answer)
+        answered = asked.model_copy(
+            update={
+                "status": response.status_code,
+                "content_type": headers["content-type"],
+                "chunks": _decode_pieces(pieces),
+            }
+        )
         if _is_final(answered):
-            self._file.append(answered)
+            with _explain(self._path, "write"):
+                self._append(answered)
             self._answers[answered.key] = answered
         return _build_response(answered, headers)
+
+    def _append(self, interaction: Interaction) -> None:
+        """Write a line as a whole, or nothing of it."""
+        line = memoryview(interaction.model_dump_json().encode("utf-8") + b"\n")
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError:
+            self._file.truncate(end)
+            raise
 
 
 def _is_final(answered: Interaction) -> bool:

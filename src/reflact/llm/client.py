@@ -26,9 +26,9 @@ import anyio
 import anyio.to_thread
 import httpx
 from openai.types.chat import ChatCompletion
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 
-from reflact.concurrency import Stream, finish_if_cancelled, run_beside_loop
+from reflact.concurrency import finish_if_cancelled, run_beside_loop
 from reflact.config.models import ModelConfig
 from reflact.errors import (
     CassetteMiss,
@@ -112,7 +112,6 @@ from reflact.messages import (
     AgentAnswer,
     CallId,
     CallReservation,
-    Draft,
     RenderedPrompt,
     Reply,
     ReplyModel,
@@ -134,6 +133,8 @@ STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 UNSTREAMABLE_STATUSES = FORMAT_REFUSALS | {500}
 
 STREAM_WORDS = re.compile(r"\bstream", re.IGNORECASE)
+
+MODE_ADAPTER: TypeAdapter[Mode] = TypeAdapter(Mode)
 
 # How long the usage and the end of a stream are waited for after the reason why its answer ended.
 HELD_OPEN_SECONDS = 1.0
@@ -287,9 +288,9 @@ class Client:
             opened = await anyio.to_thread.run_sync(PooledTransport)  # it reads certificates
             network = await self._stack.enter_async_context(opened)
         # A recording lets agents answer itself, so that it has their answers too.
-        self._network = RedactingTransport(
-            network if isinstance(network, ReplayTransport) else AgentTransport(network)
-        )
+        if not isinstance(network, ReplayTransport):
+            network = AgentTransport(network)
+        self._network = RedactingTransport(network)
         self._limits = self._stack.enter_context(
             endpoint_for(config, secret, on_limit=self._on_limit)
         )
@@ -312,27 +313,14 @@ class Client:
     ) -> Reply[R]:
         """Send a prompt and return a validated reply; see ``reflact.protocols.LLM.ask``."""
         question = _Question(prompt, reply_type, check)
-        if self._on_event is not None and not issubclass(reply_type, Text):
-            return await self._follow(call_id, question)
         call = Call(call_id, answerer=self._answerer)
         async with self._report(call):
-            return await self._ask(call, question)
-
-    def draft(
-        self,
-        prompt: RenderedPrompt,
-        reply_type: type[R],
-        *,
-        call_id: CallId,
-        check: Callable[[R], None] | None = None,
-    ) -> Stream[Draft[R]]:
-        """Ask as ``ask`` does, and iterate over drafts; the last one carries the reply.
-
-        The first iteration sends the request. Leaving ``async with`` or the loop cancels the call.
-        There is only one draft if the reply is stored or plain text, or if the endpoint does not
-        stream.
-        """
-        return Stream(partial(self._follow, call_id, _Question(prompt, reply_type, check)))
+            if self._on_event is None or issubclass(reply_type, Text):
+                return await self._ask(call, question)
+            fields = self._describe_call(call_id)
+            drafts = DraftStream(reply_type, fields, self._on_event)
+            call.drafts = drafts
+            return await drafts.follow(partial(self._ask, call, question))
 
     async def send(
         self,
@@ -343,9 +331,7 @@ class Client:
     ) -> str:
         """Make a request of an agent part of the run; see ``reflact.protocols.RequestSender``."""
         call = Call(call_id, answerer=lambda body: answer(), attempts=1)
-        async with self._report(call):
-            completion = await self._complete(call, body, call_id, path=AGENT_PATH)
-            call.usage = self._price(completion)
+        completion = await self._pass_on(call, body, AGENT_PATH)
         return completion.choices[0].message.content or ""
 
     async def forward(self, body: Mapping[str, JsonValue], *, call_id: CallId) -> str:
@@ -360,25 +346,15 @@ class Client:
         request = {name: value for name, value in body.items() if name not in hidden}
         request |= {"model": self._config.model, **settings}
         call = Call(call_id, answerer=self._answerer, attempts=1)
-        async with self._report(call):
-            completion = await self._complete(call, request, call_id)
-            call.usage = self._price(completion)
+        completion = await self._pass_on(call, request, COMPLETIONS_PATH)
         return completion.model_dump_json(exclude_none=True)
 
-    async def _follow(
-        self,
-        call_id: CallId,
-        question: _Question[R],
-        on_draft: Callable[[Draft[R]], Awaitable[None]] | None = None,
-    ) -> Reply[R]:
-        """Ask while drafts of the reply are passed on."""
-        fields = self._describe_call(call_id)
-        drafts = DraftStream(question.reply_type, fields, self._on_event, on_draft)
-        call = Call(call_id, answerer=self._answerer)
-        if not issubclass(question.reply_type, Text):
-            call.drafts = drafts
+    async def _pass_on(self, call: Call, body: Mapping[str, Any], path: str) -> ChatCompletion:
+        """Send a request of an agent, whose answer is not validated."""
         async with self._report(call):
-            return await drafts.follow(partial(self._ask, call, question))
+            completion = await self._complete(call, body, call.id, path=path)
+            call.usage = self._price(completion)
+        return completion
 
     @asynccontextmanager
     async def _report(self, call: Call) -> AsyncIterator[None]:
@@ -462,22 +438,17 @@ class Client:
 
     def _price(self, completion: ChatCompletion) -> Usage:
         usage = read_counts(None if completion.usage is None else completion.usage.model_dump())
-        return (
-            usage
-            if usage.uncounted
-            else usage.model_copy(update={"usd": usd_of(usage, self._config)})
-        )
+        if usage.uncounted:
+            return usage
+        return usage.model_copy(update={"usd": usd_of(usage, self._config)})
 
     async def _choose_mode(self, call: Call, question: _Question[R]) -> Mode:
-        """Return the first mode that the endpoint follows; log it before its first use."""
+        """Return the first mode that the endpoint follows; it is logged before its first use."""
         async with self._mode_lock:
             if self._mode is None:
-                label = f"mode/{self._role}"
-                logged = await self._account.decision_log.get(0, label)
-                mode = next((mode for mode in MODE_ORDER if mode == logged), None)
-                if mode is None:
-                    mode = await self._try_modes(call, question)
-                    await self._account.decision_log.put(0, label, mode)
+                log = self._account.decision_log
+                work = partial(self._try_modes, call, question)
+                mode: Mode = await log.once(0, f"mode/{self._role}", work, MODE_ADAPTER)
                 self._mode = mode
             return self._mode
 
@@ -534,7 +505,7 @@ class Client:
                 text = await self._send(call, _Request(url, body, call_id, key))
                 call.sent = True
             else:
-                text = "".join(stored.chunks)
+                text = stored.text
         return ChatCompletion.model_validate_json(text)
 
     async def _send(self, call: Call, request: _Request) -> str:
@@ -644,8 +615,8 @@ class Client:
         key = await self._keys.fetch()
         response = await self._attempt(call, request, body, key)
         if response.status_code == 401 and key is not None:
-            other = await self._keys.renew(key)
-            if other is not None:
+            other = await self._keys.fetch(refused=key)
+            if other != key:
                 response = await self._attempt(call, request, body, other)
         return response
 
@@ -691,14 +662,15 @@ class Client:
                 is_large = len(whole.content) > LARGE_BYTES
                 response, usage, fault = await run_beside_loop(read) if is_large else read()
             except Exception as error:
-                slot.observe(None, None, None)
+                self._limits.endpoint.observe(slot, None, None, None)
                 if isinstance(error, UNSENT):
                     await responses.release(entry)
                     reserved.release()
                 await self._note_attempt(entry, Usage(), classify_failure(error))
                 raise
             tokens = None if usage.uncounted else usage.input_tokens + usage.output_tokens
-            slot.observe(response.status_code, read_retry_after(response.headers), tokens)
+            asked = read_retry_after(response.headers)
+            self._limits.endpoint.observe(slot, response.status_code, asked, tokens)
             if response.is_success:
                 await finish_if_cancelled(
                     partial(self._store, response.text, usage, entry, reserved)
@@ -745,9 +717,7 @@ class Client:
     async def _store(
         self, text: str, usage: Usage, entry: CallReservation, reserved: Reservation
     ) -> None:
-        response = StoredResponse(
-            key=entry.key, status=200, content_type=JSON, chunks=(text,), usage=usage
-        )
+        response = StoredResponse(key=entry.key, text=text, usage=usage)
         await self._account.responses.store_response(response, entry)
         reserved.settle(usage)
 
@@ -831,7 +801,7 @@ class Client:
             if is_throttled(status, text):
                 status = 429
             refusal = httpx.Response(status, headers=headers, content=text.encode("utf-8"))
-            return _Answer(refusal, Usage(calls=1, uncounted=1), classify_status(status))
+            return _Answer(refusal, Usage(), classify_status(status))
 
         if sample is None:
             completion = read_completion(headers["content-type"], text)

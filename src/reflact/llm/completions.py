@@ -11,17 +11,15 @@ import json
 import re
 import string
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel, BeforeValidator, Field, JsonValue, ValidationError
+from pydantic import BaseModel, BeforeValidator, JsonValue, ValidationError
 
 from reflact.llm.pricing import read_counts, write_counts
 from reflact.messages import AgentAnswer
 from reflact.records import FaultKind, Usage
-
-M = TypeVar("M", bound=BaseModel)
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
@@ -51,6 +49,9 @@ BROKEN_REASONS = frozenset({"error", "abort", "aborted", "insufficient_system_re
 # A stream of events begins with one of these, whatever its content type.
 EVENT_STARTS = ("data:", "event:", "id:", "retry:", ":")
 
+
+# Other indices are those of further choices.
+FIRST_INDEX = (None, 0, "0")
 
 # How much of a whole text is read at once, since each of its lines takes memory.
 PIECE_CHARACTERS = 2**16
@@ -208,37 +209,28 @@ class _Message(BaseModel):
 
 
 class _Choice(BaseModel):
+    """A choice of a completion has a message, and one of a chunk what it adds."""
+
+    index: Any = None
     error: NoError = None
     finish_reason: Name = ""
-    message: _Message
-
-
-class _Completion(BaseModel):
-    error: NoError = None
-    model: Name = ""
-    choices: list[_Choice] = Field(min_length=1)
-    usage: Any = None
-
-
-class _ChunkChoice(BaseModel):
-    index: int | None = None
-    error: NoError = None
-    finish_reason: Name = ""
+    message: _Message | None = None
     delta: _Message | None = None
 
 
-class _Chunk(BaseModel):
+class _Completion(BaseModel):
+    """A completion, or a chunk of one."""
+
     error: NoError = None
     model: Name = ""
-    choices: list[_ChunkChoice] | None = None
+    choices: list[_Choice] | None = None
     usage: Any = None
 
 
 def read_completion(content_type: str, text: str) -> Completion:
     """Return the body of a successful answer as a chat completion with one choice.
 
-    Raises:
-        AnswerFault: It is no chat completion, or a stream that is not whole.
+    It is an ``AnswerFault`` if it is none, or a stream that is not whole.
     """
     if _is_stream(content_type, text):
         completion = _join_chunks(_read_chunks(text))
@@ -249,11 +241,11 @@ def read_completion(content_type: str, text: str) -> Completion:
             document = json.loads(text)
         except (ValueError, RecursionError):
             raise AnswerFault(text, "malformed" if content_type == JSON else "unusable") from None
-        completion = _validate(_Completion, document, text, "unusable")
-    if not completion.choices or completion.choices[0].finish_reason in BROKEN_REASONS:
+        completion = _validate(document, text, "unusable")
+    choice = completion.choices[0] if completion.choices else _Choice()
+    if choice.message is None or choice.finish_reason in BROKEN_REASONS:
         raise AnswerFault(text, "unusable")
 
-    choice = completion.choices[0]
     finish = choice.finish_reason if choice.finish_reason in FINISH_REASONS else "stop"
     if choice.finish_reason.lower() in CUT_REASONS:
         finish = "length"
@@ -294,27 +286,27 @@ def _is_stream(content_type: str, text: str) -> bool:
     )
 
 
-def _read_chunks(text: str) -> Iterator[_Chunk]:
+def _read_chunks(text: str) -> Iterator[_Completion]:
     """Yield the chunks of a stream, up to its end mark or the reason why the answer ended."""
     is_finished = False
     for data in read_events(text):
         if data.strip() == END_MARK:
             return
-        chunk = _validate(_Chunk, parse_chunk(data), text, "broken stream")
+        chunk = _validate(parse_chunk(data), text, "broken stream")
         is_finished = is_finished or any(choice.finish_reason for choice in chunk.choices or ())
         yield chunk
     if not is_finished:
         raise AnswerFault(text, "broken stream")
 
 
-def _validate(model: type[M], value: object, text: str, fault: FaultKind) -> M:
+def _validate(value: object, text: str, fault: FaultKind) -> _Completion:
     try:
-        return model.model_validate(value)
+        return _Completion.model_validate(value)
     except (ValidationError, RecursionError):
         raise AnswerFault(text, fault) from None
 
 
-def _join_chunks(chunks: Iterable[_Chunk]) -> _Completion:
+def _join_chunks(chunks: Iterable[_Completion]) -> _Completion:
     """Return the first choice of a stream, with the last usage.
 
     An answer without a finish reason was cut off, so its reason is ``length``. A stream without an
@@ -331,7 +323,7 @@ def _join_chunks(chunks: Iterable[_Chunk]) -> _Completion:
         model = chunk.model or model
         usage = chunk.usage or usage
         for choice in chunk.choices or ():
-            if choice.index:
+            if choice.index not in FIRST_INDEX:
                 continue
             finish = choice.finish_reason or finish
             if (delta := choice.delta) is None:

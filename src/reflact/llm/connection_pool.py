@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import ssl
-import time
-from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from errno import ENOTDIR
-from functools import cache, partial
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import cache
 from ipaddress import ip_address
-from pathlib import Path
 from urllib.request import getproxies_environment, proxy_bypass
 
 import httpx
@@ -18,96 +15,70 @@ import httpx
 from reflact.errors import ConfigError
 from reflact.llm.cache_keys import strip_credentials
 
-# How long a connection may be idle before it is closed, as in httpx; servers close theirs at some
-# time too.
-KEEP_ALIVE_SECONDS = 5.0
-
-# The most idle pools that the end of one call closes, which takes one to two milliseconds.
-MAX_CLOSED = 16
-
 
 class PooledTransport(httpx.AsyncBaseTransport):
     """Sends each request in flight through a pool of its own, so that a pool has one connection.
 
     A pool of httpcore scans all its connections for each call. With 500 calls in flight, pools of
-    16 connections take 1.7 times the processor time of pools of one. Pools that a burst of calls
-    has left idle are closed by later calls.
+    16 connections take 1.7 times the processor time of pools of one.
 
-    Network connections go through the proxies that ``HTTP_PROXY``, ``HTTPS_PROXY`` and
-    ``ALL_PROXY`` name, but for the hosts of ``NO_PROXY`` and this machine.
+    Calls go through the proxies that ``HTTP_PROXY``, ``HTTPS_PROXY`` and ``ALL_PROXY`` name, but
+    for the hosts of ``NO_PROXY`` and this machine.
 
     Args:
-        pool: Opens a pool; None opens pools of network connections that share one store of
-            certificates.
-        keep_alive: Seconds after which an idle pool may be closed.
+        pool: Opens a pool in place of one of network connections.
 
     Raises:
         ConfigError: Without ``pool``: ``SSL_CERT_FILE`` or a proxy's variable has a wrong value.
     """
 
-    def __init__(
-        self,
-        pool: Callable[[], httpx.AsyncBaseTransport] | None = None,
-        *,
-        keep_alive: float = KEEP_ALIVE_SECONDS,
-    ) -> None:
-        self._proxies = read_proxies() if pool is None else {}
-        self._open = _make_opener() if pool is None else lambda _: pool()
-        self._keep_alive = keep_alive
-        self._pools: set[httpx.AsyncBaseTransport] = set()
-        self._idle: defaultdict[str | None, deque[tuple[httpx.AsyncBaseTransport, float]]] = (
-            defaultdict(deque)
-        )
+    def __init__(self, pool: Callable[[], httpx.AsyncBaseTransport] | None = None) -> None:
+        self._open_pool = pool
+        if pool is None:
+            self._proxies = read_proxies()
+            self._trusted = load_certificates()
+        self._pools: list[httpx.AsyncBaseTransport] = []
+        self._idle: defaultdict[str | None, list[httpx.AsyncBaseTransport]] = defaultdict(list)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request; it occupies its pool until the answer is closed."""
-        proxy = find_proxy(request.url, self._proxies)
+        proxy = None if self._open_pool else find_proxy(request.url, self._proxies)
         idle = self._idle[proxy]
-        if idle:
-            pool, _ = idle.pop()
-        else:
-            pool = self._open(proxy)
-            self._pools.add(pool)
+        pool = idle.pop() if idle else self._open(proxy)
         try:
             response = await pool.handle_async_request(request)
         except BaseException as error:
-            idle.append((pool, time.monotonic()))
+            idle.append(pool)
             if proxy is not None and isinstance(error, httpx.ConnectError | httpx.ProxyError):
-                named = (
-                    f"{error or type(error).__name__} (through the proxy "
-                    f"{strip_credentials(proxy)})"
-                )
-                raise type(error)(named) from error
+                reason = str(error) or type(error).__name__
+                through = f"{reason} (through the proxy {strip_credentials(proxy)})"
+                raise type(error)(through) from error
             raise
         assert isinstance(response.stream, httpx.AsyncByteStream)
-        response.stream = _Stream(response.stream, partial(self._free, pool, idle))
+        response.stream = _Stream(response.stream, lambda: idle.append(pool))
         return response
 
-    async def _free(
-        self, pool: httpx.AsyncBaseTransport, idle: deque[tuple[httpx.AsyncBaseTransport, float]]
-    ) -> None:
-        """Make a pool idle, and close some that have been idle for the longest time."""
-        now = time.monotonic()
-        expired: list[httpx.AsyncBaseTransport] = []
-        while idle and len(expired) < MAX_CLOSED and now - idle[0][1] >= self._keep_alive:
-            expired.append(idle.popleft()[0])
-        idle.append((pool, now))
-        for each in expired:
-            await each.aclose()
-            self._pools.discard(each)
+    def _open(self, proxy: str | None) -> httpx.AsyncBaseTransport:
+        if self._open_pool is not None:
+            pool = self._open_pool()
+        else:
+            limits = httpx.Limits(max_connections=None)
+            pool = httpx.AsyncHTTPTransport(verify=self._trusted, limits=limits, proxy=proxy)
+        self._pools.append(pool)
+        return pool
 
     async def aclose(self) -> None:
         """Close all connections."""
-        for pool in list(self._pools):
+        for pool in self._pools:
             await pool.aclose()
 
 
 class _Stream(httpx.AsyncByteStream):
     """A body in transfer; closing it frees its pool once."""
 
-    def __init__(self, inner: httpx.AsyncByteStream, free: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, inner: httpx.AsyncByteStream, free: Callable[[], None]) -> None:
         self._inner = inner
-        self._free: Callable[[], Awaitable[None]] | None = free
+        self._free: Callable[[], None] | None = free
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self._inner.__aiter__()
@@ -119,13 +90,7 @@ class _Stream(httpx.AsyncByteStream):
             free = self._free
             self._free = None
             if free is not None:
-                await free()
-
-
-def _make_opener() -> Callable[[str | None], httpx.AsyncBaseTransport]:
-    trusted = load_certificates()
-    limits = httpx.Limits(max_connections=None)
-    return lambda proxy: httpx.AsyncHTTPTransport(verify=trusted, limits=limits, proxy=proxy)
+                free()
 
 
 def load_certificates() -> ssl.SSLContext:
@@ -134,20 +99,17 @@ def load_certificates() -> ssl.SSLContext:
     Raises:
         ConfigError: The variable names no certificates.
     """
-    name = next((name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)), None)
-    if name is None:
-        return _load_usual_certificates()
-    path = Path(os.environ[name])
-    try:
-        if name == "SSL_CERT_DIR" and not path.is_dir():
-            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
-        return httpx.create_ssl_context()
-    except OSError as error:
-        raise ConfigError(
-            f"{name} names {path}, from which no certificates can be read "
-            f"({error.strerror or error}); correct the variable, or remove it to trust the usual "
-            "authorities"
-        ) from None
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        path = os.environ.get(name)
+        if path:
+            try:
+                return httpx.create_ssl_context()
+            except OSError as error:
+                raise ConfigError(
+                    f"{name} names {path}, from which no certificates can be read "
+                    f"({error.strerror or error}); correct the variable, or remove it"
+                ) from None
+    return _load_usual_certificates()
 
 
 @cache
@@ -162,11 +124,10 @@ def read_proxies() -> dict[str, str]:
     Raises:
         ConfigError: A value is no address of a proxy, or needs a package that is not installed.
     """
-    proxies = {
-        scheme: value if "://" in value else f"http://{value}"
-        for scheme, value in getproxies_environment().items()
-        if scheme in {"http", "https", "all"}
-    }
+    proxies = {}
+    for scheme, value in getproxies_environment().items():
+        if scheme in {"http", "https", "all"}:
+            proxies[scheme] = value if "://" in value else f"http://{value}"
     for scheme, value in proxies.items():
         try:
             httpx.AsyncHTTPTransport(proxy=value, verify=False)

@@ -17,7 +17,7 @@ from reflact.events import DraftDiscarded, DraftUpdated
 from reflact.llm.completions import EventReader, is_last_chunk, parse_chunk, read_delta
 from reflact.llm.redaction import Scrubber
 from reflact.llm.structured import remove_thoughts
-from reflact.messages import Draft, Reply, ReplyModel
+from reflact.messages import Reply, ReplyModel
 from reflact.protocols import EventCallback
 
 R = TypeVar("R", bound=ReplyModel)
@@ -53,7 +53,6 @@ class DraftStream(Generic[R]):
     Args:
         fields: The call, as fields of its events.
         on_event: Takes the run's events.
-        on_draft: Takes the drafts of the caller.
 
     Attributes:
         is_finished: Whether the present answer has told why it ended, so that nothing of it is
@@ -61,17 +60,12 @@ class DraftStream(Generic[R]):
     """
 
     def __init__(
-        self,
-        reply_type: type[R],
-        fields: dict[str, Any],
-        on_event: EventCallback | None,
-        on_draft: Callable[[Draft[R]], Awaitable[None]] | None,
+        self, reply_type: type[R], fields: dict[str, Any], on_event: EventCallback
     ) -> None:
         self._type = reply_type
         self._fields = fields
         self._on_event = on_event
-        self._on_draft = on_draft
-        self._put: Callable[[Draft[R] | DraftDiscarded | tuple[int, str]], None] | None = None
+        self._put: Callable[[DraftUpdated | DraftDiscarded | tuple[int, str]], None] | None = None
         self._shown: JsonValue = None
         self._attempt = 1
         self._start_attempt()
@@ -94,7 +88,7 @@ class DraftStream(Generic[R]):
                 failure = error
             else:
                 value = reply.value.model_dump(mode="json")
-                put(Draft(attempt=self._attempt, value=value, reply=reply))
+                put(DraftUpdated(attempt=self._attempt, draft=value, **self._fields))
                 return reply
             finally:
                 self._put = None
@@ -136,26 +130,19 @@ class DraftStream(Generic[R]):
         self._attempt += 1
         self._start_attempt()
 
-    async def _deliver(self, item: Draft[R] | DraftDiscarded | tuple[int, str]) -> None:
-        """Pass an item on; a reply without earlier drafts is no event."""
-        if isinstance(item, DraftDiscarded):
-            if self._on_event is not None and self._shown is not None:
-                await self._on_event(item)
-            self._shown = None
-            return
+    async def _deliver(self, item: DraftUpdated | DraftDiscarded | tuple[int, str]) -> None:
+        """Post an event; a reply without earlier drafts is none."""
         if isinstance(item, tuple):
             attempt, text = item
             value = read_partial(remove_thoughts(text), self._type)
             if value is None or value == self._shown or not extends(value, self._shown):
                 return
             self._shown = value
-            item = Draft(attempt=attempt, value=value)
-        if self._on_event is not None and self._shown is not None:
-            await self._on_event(
-                DraftUpdated(attempt=item.attempt, draft=item.value, **self._fields)
-            )
-        if self._on_draft is not None:
-            await self._on_draft(item)
+            item = DraftUpdated(attempt=attempt, draft=value, **self._fields)
+        if self._shown is not None:
+            await self._on_event(item)
+        if isinstance(item, DraftDiscarded):
+            self._shown = None
 
 
 def read_partial(text: str, reply_type: type[ReplyModel]) -> JsonValue:

@@ -1,16 +1,11 @@
 """Failures of model calls: their kinds, what each means for its role, and reflact's errors.
 
-Kinds of faults: ``408``, ``409``, ``429``, ``5xx``: a later attempt may succeed; ``timeout``: no
-whole answer in time; ``unreachable``: no connection; ``reset``: the connection ended before the
-answer began; ``truncated``: the answer broke off; ``malformed``: the answer should be JSON and is
-not; ``broken stream``: the stream has no end mark, contains anything but chunks of a chat
-completion, or reports an error; ``unusable``: the answer has a success status and is no chat
-completion; ``oversized``: the answer is larger than its bound. The answers of five
-kinds are used: ``overcounted`` reports more tokens than its request can take; ``cut prompt``: by
-its count of tokens the server read a part of the prompt only; ``cut answer`` and ``empty answer``,
-of the target alone: it ended at the token limit, or has no text apart from thoughts; ``other
-model``: the reply names another model than the first reply of the role in this start. Statuses
-about the request itself (400, 401, 404 and similar) are no faults.
+``reflact.records.FaultKind`` lists the kinds. The answers of five kinds are used: ``overcounted``
+reports more tokens than its request can take; ``cut prompt``: by its count of tokens the server
+read a part of the prompt only; ``cut answer`` and ``empty answer``, of the target alone: it ended
+at the token limit, or has no text apart from thoughts; ``other model``: the reply names another
+model than the first reply of the role in this start. Statuses about the request itself (400, 401,
+404 and similar) are no faults.
 """
 
 from __future__ import annotations
@@ -74,7 +69,8 @@ QUOTA_STATUSES = frozenset({400, 403, 429})
 
 # Words for a spent quota of OpenAI, Anthropic, DeepSeek, Mistral, OpenRouter and others.
 QUOTA_WORDS = re.compile(
-    r"insufficient[ _](quota|balance|credit|fund)|exceeded your (current|monthly) quota|credit balance"
+    r"insufficient[ _](quota|balance|credit|fund)|exceeded your (current|monthly) quota"
+    r"|credit balance"
     r"|(out of|no more|run out of) (credit|quota|fund)|billing|(spend|spending|usage) limit",
     re.IGNORECASE,
 )
@@ -97,7 +93,8 @@ UNKNOWN_MODEL = frozenset({400, 404})
 
 # Words for an unknown model of OpenAI, Azure, vLLM, Ollama, Anthropic, Mistral and others.
 MODEL_WORDS = re.compile(
-    r"model_not_found|deploymentnotfound|model:|(no such|unknown|invalid|not a valid) (model|deployment)"
+    r"model_not_found|deploymentnotfound|model:"
+    r"|(no such|unknown|invalid|not a valid) (model|deployment)"
     r"|\b(model|deployment)s?\b.{0,120}?(not exist|not found|not available|no access|have access)",
     re.IGNORECASE | re.DOTALL,
 )
@@ -249,17 +246,14 @@ def translate_outcome(
     answered.
     """
     if isinstance(outcome, httpx.Response):
-        if outcome.has_redirect_location:
-            problem = _describe_redirect(outcome, config, role)
-            return BadRequest(
-                f"models.{role}: {config.title} {problem}", status=outcome.status_code
-            )
         error = _translate_refusal(outcome, config, role, keys, endpoint)
         error.answer = outcome.text
         return error
     causes = list_causes(outcome)
-    own = next((cause for cause in causes if isinstance(cause, ReflactError)), None)
-    return _translate_failure(causes, config, role, keys) if own is None else own
+    for cause in causes:
+        if isinstance(cause, ReflactError):
+            return cause
+    return _translate_failure(causes, config, role, keys)
 
 
 def _translate_failure(
@@ -268,6 +262,7 @@ def _translate_failure(
     """Return the error of a call without a usable answer; ``causes`` begin with the failure."""
     where = f"models.{role}: {config.title}"
     cause = causes[-1]
+    reason = remove_keys(keys, " ".join(str(cause).split()))[:300] or type(cause).__name__
     is_foreign = config.api == "pydantic_ai"
     if isinstance(causes[0], httpx.TimeoutException):
         return ProviderDown(
@@ -279,28 +274,20 @@ def _translate_failure(
             f"models.{role}.max_tokens to the most tokens that a reply needs, or use another model",
             status=200,
         )
+    address = f"models.{role}.base_url"
+    if is_foreign:
+        address = "the network, and the address if your code sets one"
     if any(isinstance(each, AnswerFault) for each in causes):
-        shown = remove_keys(keys, " ".join(str(cause).split()))[:200]
-        advice = "try again" if is_foreign else f"check models.{role}.base_url, or try again"
         return ProviderDown(
             f"{where} answered with something that is no chat completion, after all retries; "
-            f"{advice}: {shown}",
+            f"check {address}, or try again: {reason}",
             status=200,
         )
     if is_foreign and not any(isinstance(each, httpx.TransportError) for each in causes):
-        text = remove_keys(keys, " ".join(str(cause).split()))[:300]
-        return BadRequest(f"{where} failed with {type(cause).__name__}: {text}")
+        return BadRequest(f"{where} failed with {type(cause).__name__}: {reason}")
     if isinstance(cause, httpx.UnsupportedProtocol | httpx.InvalidURL):
-        return BadRequest(
-            f"models.{role}.base_url {strip_credentials(config.base_url)!r} is not an address: "
-            f"{cause}"
-        )
-    reason = remove_keys(keys, str(cause)) or type(cause).__name__
-    address = (
-        "the network, and the address if your code sets one"
-        if is_foreign
-        else f"models.{role}.base_url"
-    )
+        shown = strip_credentials(config.base_url)
+        return BadRequest(f"models.{role}.base_url {shown!r} is not an address: {cause}")
     problem = f"cannot be reached, after all retries; check {address}"
     if is_untrusted_certificate(causes[0]):
         problem = (
@@ -320,13 +307,16 @@ def _translate_refusal(
     status = refusal.status_code
     where = f"models.{role}: {config.title}"
     text = remove_keys(keys, " ".join(refusal.text.split()))[:300]
+    if refusal.has_redirect_location:
+        return BadRequest(f"{where} {_describe_redirect(refusal, config, role)}", status=status)
     if status in {400, 413, 422} and OVERFLOW_WORDS.search(refusal.text):
-        limit = "" if config.max_tokens is None else f" of {config.max_tokens:,}"
-        texts = "lower reflect.trajectory_tokens" if role == "optimizer" else "shorten the texts"
+        advice = "shorten the texts"
+        if role == "optimizer":
+            advice = "lower reflect.trajectory_tokens"
         return ContextOverflow(
             f"{where} has too small a context for this request; the prompt and "
-            f"models.{role}.max_tokens{limit} must fit into it together, so set it lower or "
-            f"{texts}: {text}"
+            f"models.{role}.max_tokens must fit into it together, so set it lower or {advice}: "
+            f"{text}"
         )
     if is_quota_spent(status, refusal.headers, refusal.text):
         return QuotaSpent(
@@ -355,39 +345,30 @@ def _describe_refusal(
     status = refusal.status_code
     is_foreign = config.api == "pydantic_ai"
     if status in REFUSED_KEY:
-        source = f"set {config.api_key_env} to a valid key"
+        source = "name the environment variable that holds one in api_key_env"
         if config.key is not None:
             source = "the function passed as `key` must return a valid one"
-        elif config.api_key_env is None and is_foreign:
-            source = (
-                "set the environment variable that its provider reads, or the key in your "
-                "code, to a valid key"
-            )
-        elif config.api_key_env is None:
-            source = "name the environment variable that holds one in api_key_env"
+        elif config.api_key_env is not None:
+            source = f"set {config.api_key_env} to a valid key"
+        elif is_foreign:
+            source = "set the environment variable that its provider reads to a valid key"
         return AccessDenied, f"refused the key ({status}); {source}"
     if is_unknown_model(status, refusal.text):
         place = f"models.{role}.model" if config.open_model is None else "the model in your code"
-        return (
-            UnknownModel,
-            f"does not know this model ({status}); set {place} to one that it serves",
-        )
+        problem = f"does not know this model ({status}); set {place} to one that it serves"
+        return UnknownModel, problem
     if status not in NO_API_STATUSES or is_foreign:
         return BadRequest, f"will not serve this request ({status})"
     address = strip_credentials(config.base_url).rstrip("/")
-    is_bare = config.api == "openai" and not VERSION_PATH.search(urlsplit(address).path)
-    words = (
-        f"set models.{role}.base_url to {address}/v1"
-        if is_bare
-        else f"check models.{role}.base_url"
-    )
-    return BadRequest, f"has no chat completions at this address ({status}); {words}"
+    advice = f"check models.{role}.base_url"
+    if config.api == "openai" and not VERSION_PATH.search(urlsplit(address).path):
+        advice = f"set models.{role}.base_url to {address}/v1"
+    return BadRequest, f"has no chat completions at this address ({status}); {advice}"
 
 
 def _describe_redirect(redirect: httpx.Response, config: ModelConfig, role: str) -> str:
     """Return where an answer redirects, without credentials, and the setting to change."""
     location = redirect.headers["location"].partition("?")[0]
-    advice = f"check models.{role}.base_url"
     try:
         address = urljoin(config.base_url, location)
         if urlsplit(address).scheme in {"http", "https"} and urlsplit(address).hostname:
@@ -395,11 +376,9 @@ def _describe_redirect(redirect: httpx.Response, config: ModelConfig, role: str)
     except ValueError:  # the header holds no address
         pass
     root = location.removesuffix(COMPLETIONS_PATH)
-    if (
-        config.api == "openai"
-        and root not in {location, config.base_url.rstrip("/")}
-        and len(root) < SHOWN_LOCATION
-    ):
+    advice = f"check models.{role}.base_url"
+    is_other = root not in {location, config.base_url.rstrip("/")}
+    if is_other and len(root) < SHOWN_LOCATION:
         advice = f"if that is right, set models.{role}.base_url to {root}"
     return (
         f"redirects requests to {location[:SHOWN_LOCATION]} ({redirect.status_code}), and no "

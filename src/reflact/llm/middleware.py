@@ -1,13 +1,8 @@
-"""The base of layers around a model, and the function that composes layers."""
+"""The base of layers around a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
-
 from reflact.protocols import LLM
-
-T = TypeVar("T")
 
 
 class LLMMiddleware:
@@ -20,10 +15,3 @@ class LLMMiddleware:
     def identity(self) -> str:
         """The identity of the inner model: middleware never changes a reply."""
         return self.inner.identity
-
-
-def compose(inner: T, layers: Sequence[Callable[[T], T]]) -> T:
-    """Return ``inner`` inside all layers; the first layer is the outermost one."""
-    for layer in reversed(layers):
-        inner = layer(inner)
-    return inner

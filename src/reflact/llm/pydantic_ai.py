@@ -58,12 +58,7 @@ class PydanticAIModel:
             ) from None
 
     async def answer(self, content: bytes) -> AgentAnswer:
-        """Answer one request, a chat completion's body in JSON.
-
-        Raises:
-            ConnectionError: The provider cannot be reached.
-            AnswerFault: Its answer cannot be read.
-        """
+        """Answer one request, a chat completion's body in JSON."""
         body = json.loads(content)
         settings = cast("ModelSettings", {name: body[name] for name in SETTINGS if name in body})
         parameters = _write_parameters(self._model, body.get("response_format"))

@@ -7,10 +7,11 @@ import math
 import random
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import anyio
 import httpx
@@ -88,52 +89,42 @@ class AdaptiveRate:
 
 @dataclass
 class MinuteEntry:
-    """The requests or tokens of one call: estimated before it, corrected after it."""
+    """The tokens of one call: estimated before it, corrected after it."""
 
     at: float
     amount: int
 
 
 class MinuteWindow:
-    """Requests or tokens of calls within the last minute."""
+    """Tokens of calls within the last minute."""
 
     def __init__(self) -> None:
         self._taken: deque[MinuteEntry] = deque()
-        self._sum = 0
 
     def delay(self, now: float, amount: int, most: int | None) -> float:
         """Return the seconds until an amount fits into the minute.
 
         An amount above ``most`` counts as ``most``, so it fits into an empty minute.
         """
-        self._forget(now)
+        while self._taken and self._taken[0].at + MINUTE_SECONDS * MARGIN <= now:
+            self._taken.popleft()
         if most is None:
             return 0.0
-        excess = self._sum + min(amount, most) - most
+        excess = sum(entry.amount for entry in self._taken) + min(amount, most) - most
         until = now
-        for taken in self._taken:
+        for entry in self._taken:
             if excess <= 0:
                 break
-            excess -= taken.amount
-            until = taken.at + MINUTE_SECONDS * MARGIN
+            excess -= entry.amount
+            until = entry.at + MINUTE_SECONDS * MARGIN
         return until - now
 
-    def take(self, now: float, amount: int) -> MinuteEntry:
-        """Add an amount."""
-        taken = MinuteEntry(now, amount)
-        self._taken.append(taken)
-        self._sum += amount
-        return taken
-
-    def correct(self, taken: MinuteEntry, amount: int) -> None:
-        """Replace the amount of an entry."""
-        if self._taken and taken.at >= self._taken[0].at:
-            self._sum += amount - taken.amount
-        taken.amount = amount
-
-    def _forget(self, now: float) -> None:
-        while self._taken and self._taken[0].at + MINUTE_SECONDS * MARGIN <= now:
-            self._sum -= self._taken.popleft().amount
+    def take(self, now: float, amount: int, most: int | None) -> MinuteEntry:
+        """Add an amount, or ``most`` if that is less; nothing is counted without a limit."""
+        entry = MinuteEntry(now, amount if most is None else min(amount, most))
+        if most is not None:
+            self._taken.append(entry)
+        return entry
 
 
 # Statuses with which an endpoint refuses a call because of its rate.
@@ -144,6 +135,10 @@ CAP_SECONDS = 30.0
 
 # The longest ``Retry-After`` in seconds that is respected.
 PATIENCE_SECONDS = 300.0
+
+# A run ends as failed if all requests to an endpoint fail for so long; restarts of servers are
+# shorter.
+OUTAGE_SECONDS = 600.0
 
 # Delays shorter than this many seconds count as none.
 SOON = 1e-6
@@ -179,6 +174,15 @@ class RoleRefused(Exception):
         self.outcome = outcome
 
 
+@dataclass(frozen=True)
+class Slot:
+    """An admitted call; ``back_offs`` are those of the endpoint before it."""
+
+    tokens: MinuteEntry
+    rate_limited: bool
+    back_offs: int
+
+
 class Endpoint:
     """One address and key in one event loop, with the queue of its calls.
 
@@ -190,6 +194,7 @@ class Endpoint:
     Attributes:
         draw: Returns a number in 0..1.
         answered: Whether any call was answered.
+        accesses: The models and keys of which any call was answered, in an earlier start too.
         in_flight: Number of admitted calls that have not ended.
         rate: The rate in calls a second that the endpoint sustains.
         clients: The open clients.
@@ -197,13 +202,13 @@ class Endpoint:
 
     def __init__(self, address: str, *, draw: Callable[[], float] = random.random) -> None:
         self.address = address
+        self.draw = draw
         self.answered = False
+        self.accesses: set[tuple[str, str | None]] = set()
         self.in_flight = 0
         self.clients: list[EndpointClient] = []
-        self.draw = draw
-        self.answered_roles: set[tuple[str, str | None]] = set()
-        self._queue: OrderedDict[_Waiter, None] = OrderedDict()
         self.rate = AdaptiveRate()
+        self._queue: OrderedDict[_Waiter, None] = OrderedDict()
         self._minute = MinuteWindow()
         self._until = -math.inf
         self._rated = False
@@ -212,17 +217,27 @@ class Endpoint:
         self._failing_since: float | None = None
         self._failed_at = -math.inf
 
-    async def enter(self, client: EndpointClient, tokens: int) -> Slot:
-        """Wait for a slot and occupy it until ``leave``; see ``EndpointClient.admit``."""
-        waiting = _Waiter(client)
+    @asynccontextmanager
+    async def admit(self, client: EndpointClient, tokens: int) -> AsyncIterator[Slot]:
+        """Wait for a slot and occupy it while the block runs; see ``EndpointClient.admit``."""
+        slot = await self._enter(_Waiter(client), tokens)
+        try:
+            yield slot
+        finally:
+            self.in_flight -= 1
+            self.wake_first()
+
+    async def _enter(self, waiting: _Waiter, tokens: int) -> Slot:
         self._queue[waiting] = None
         try:
             while True:
-                if client.refusal is not None:
-                    raise RoleRefused(client.refusal)
-                seconds = self._delay(tokens) if next(iter(self._queue)) is waiting else math.inf
+                if waiting.client.refusal is not None:
+                    raise RoleRefused(waiting.client.refusal)
+                seconds = math.inf
+                if next(iter(self._queue)) is waiting:
+                    seconds = self._delay(tokens)
                 if seconds < SOON:
-                    return self._admit(tokens)
+                    return self._take(tokens)
                 waiting.wake = anyio.Event()
                 with anyio.move_on_after(seconds):
                     await waiting.wake.wait()
@@ -231,17 +246,16 @@ class Endpoint:
             self._rated = self._rated and bool(self._queue)
             self.wake_first()
 
-    def leave(self) -> None:
-        """Free a slot."""
-        self.in_flight -= 1
-        self.wake_first()
-
     def observe(
         self, slot: Slot, status: int | None, retry_after: float | None, tokens: int | None
     ) -> None:
-        """Apply the result of a call; see ``Slot.observe``."""
+        """Apply the result of a call once, before its slot ends.
+
+        ``status`` is None after a failed transfer, and ``retry_after`` is in seconds. ``tokens``
+        are those of input and output; None keeps the estimate.
+        """
         if tokens is not None:
-            self._minute.correct(slot.entry, tokens)
+            slot.tokens.amount = tokens
         if status is None:
             return
         self.answered = True
@@ -253,23 +267,22 @@ class Endpoint:
         self.wake_first()
 
     def is_out(self, *, served: bool) -> bool:
-        """Count an attempt; return whether all attempts of ``outage_seconds`` have failed.
+        """Count an attempt; return whether all attempts of ``OUTAGE_SECONDS`` have failed.
 
         An outage begins anew if no attempt failed for so long, since nothing was tried then.
         """
         now = anyio.current_time()
-        longest = min(client.config.outage_seconds for client in self.clients)
         if served:
             self._failing_since = None
-        elif self._failing_since is None or now - self._failed_at >= longest:
+        elif self._failing_since is None or now - self._failed_at >= OUTAGE_SECONDS:
             self._failing_since = now
         self._failed_at = now
-        return self._failing_since is not None and now - self._failing_since >= longest
+        return self._failing_since is not None and now - self._failing_since >= OUTAGE_SECONDS
 
     def forget_outage(self) -> None:
         """Begin anew, since failures and answers of earlier runs say little about a later one."""
         self._failing_since = None
-        self.answered_roles.clear()
+        self.accesses.clear()
 
     def wake(self, client: EndpointClient) -> None:
         """Let the waiting calls of a client check again."""
@@ -292,22 +305,17 @@ class Endpoint:
         turn = self.rate.delay(now, self._find_max_rate())
         if turn >= SOON:
             self._rated = True
-        tokens_most = self._find_strictest("tokens_per_minute")
-        return max(self._until - now, turn, self._minute.delay(now, tokens, tokens_most))
+        minute = self._minute.delay(now, tokens, self._find_strictest("tokens_per_minute"))
+        return max(self._until - now, turn, minute)
 
-    def _admit(self, tokens: int) -> Slot:
+    def _take(self, tokens: int) -> Slot:
         now = anyio.current_time()
         most = self._find_max_rate()
-        tokens_most = self._find_strictest("tokens_per_minute")
         self.in_flight += 1
         self.rate.take(now, most)
-        return Slot(
-            self,
-            self._minute.take(now, tokens if tokens_most is None else min(tokens, tokens_most)),
-            rate_limited=self._rated
-            and (most is None or (self.rate.rate is not None and self.rate.rate < most)),
-            back_offs=self._back_offs,
-        )
+        is_below = most is None or (self.rate.rate is not None and self.rate.rate < most)
+        taken = self._minute.take(now, tokens, self._find_strictest("tokens_per_minute"))
+        return Slot(taken, self._rated and is_below, self._back_offs)
 
     def _back_off(self, slot: Slot, status: int, asked: float | None) -> None:
         now = anyio.current_time()
@@ -360,7 +368,7 @@ class EndpointClient:
     @property
     def is_answered(self) -> bool:
         """Whether a call of this model and key was answered, in an earlier start too."""
-        return self._access in self.endpoint.answered_roles
+        return self._access in self.endpoint.accesses
 
     def __enter__(self) -> Self:
         if not self.endpoint.clients:
@@ -372,8 +380,7 @@ class EndpointClient:
         self.endpoint.clients.remove(self)
         self.endpoint.wake_first()
 
-    @asynccontextmanager
-    async def admit(self, tokens: int) -> AsyncIterator[Slot]:
+    def admit(self, tokens: int) -> AbstractAsyncContextManager[Slot]:
         """Wait for a slot and occupy it while the block runs.
 
         Args:
@@ -383,11 +390,7 @@ class EndpointClient:
         Raises:
             RoleRefused: The endpoint refuses this role.
         """
-        slot = await self.endpoint.enter(self, tokens)
-        try:
-            yield slot
-        finally:
-            self.endpoint.leave()
+        return self.endpoint.admit(self, tokens)
 
     def report_unreached(self, seconds: float) -> None:
         """Report that the endpoint was not reached; a retry follows after ``seconds``."""
@@ -401,7 +404,7 @@ class EndpointClient:
 
     def note_access(self) -> None:
         """Note that the endpoint answers this model and key."""
-        self.endpoint.answered_roles.add(self._access)
+        self.endpoint.accesses.add(self._access)
 
     def observe_refusal(self) -> bool:
         """Return whether a refusal that may be of one request concerns the whole role.
@@ -420,24 +423,6 @@ class EndpointClient:
             self.endpoint.wake(self)
 
 
-@dataclass(frozen=True)
-class Slot:
-    """An admitted call."""
-
-    endpoint: Endpoint
-    entry: MinuteEntry
-    rate_limited: bool
-    back_offs: int
-
-    def observe(self, status: int | None, retry_after: float | None, tokens: int | None) -> None:
-        """Report the result of the call once, before the slot ends.
-
-        ``status`` is None after a failed transfer, and ``retry_after`` is in seconds. ``tokens``
-        are those of input and output; None keeps the estimate.
-        """
-        self.endpoint.observe(self, status, retry_after, tokens)
-
-
 class _Waiter:
     def __init__(self, client: EndpointClient) -> None:
         self.client = client
@@ -449,10 +434,7 @@ def jitter(failures: int, draw: float) -> float:
     return draw * min(CAP_SECONDS, BASE_SECONDS * 2.0 ** min(failures, 10))
 
 
-# The most endpoints without open clients whose rates are remembered.
-MAX_IDLE = 1000
-
-_ENDPOINTS: RunVar[dict[tuple[str, object], Endpoint]] = RunVar("reflact_endpoints")
+_ENDPOINTS: RunVar[WeakValueDictionary[tuple[str, object], Endpoint]] = RunVar("reflact_endpoints")
 
 
 def endpoint_for(
@@ -464,8 +446,8 @@ def endpoint_for(
     """Return a client of the endpoint at a role's address; call and enter it in the event loop.
 
     An event loop has one endpoint for each scheme, host, port and path, and each ``limits_group``
-    or else each key, of which a digest is kept, or function of tokens. It is remembered, so a later
-    trainer starts at the rate that an earlier one found.
+    or else each key, of which a digest is kept, or function of tokens. It lasts as long as its
+    clients.
     """
     parts = urlsplit(config.base_url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
@@ -475,12 +457,7 @@ def endpoint_for(
         owner = config.key if isinstance(config.key, Hashable) else id(config.key)
     elif owner is None and secret is not None:
         owner = hashlib.sha256(secret.encode()).digest()
-    endpoints = _ENDPOINTS.get({})
+    endpoints = _ENDPOINTS.get(WeakValueDictionary())
     _ENDPOINTS.set(endpoints)
     endpoint = endpoints.setdefault((address, owner), Endpoint(address))
-    idle = [
-        each for each, known in endpoints.items() if not known.clients and known is not endpoint
-    ]
-    for each in idle[:-MAX_IDLE]:
-        del endpoints[each]
     return EndpointClient(endpoint, config, on_limit=on_limit)

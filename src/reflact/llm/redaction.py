@@ -6,17 +6,13 @@ arrival, in every JSON spelling, so that no other code can store, record, log or
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 import os
-import time
 import traceback
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 import anyio
 import httpx
@@ -51,20 +47,12 @@ DETECTS_FORMAT = zlib.MAX_WBITS | 32
 # The first byte of each member of a gzip body; any other text after a member is ignored.
 GZIP_START = b"\x1f"
 
-# Seconds before its expiry at which a token is fetched again: a request may be retried for some
-# time.
-TOKEN_MARGIN = 600.0
-
 # Loggers of httpcore, which log raw answers at their lowest level.
 HTTP_LOGGERS = ("connection", "http11", "http2", "proxy", "socks")
 
 
 async def resolve_key(config: ModelConfig, role: str) -> str | None:
-    """Return a role's key from its configured source; None for an endpoint without keys.
-
-    Raises:
-        ConfigError: The source has no key, or a text that cannot be a key.
-    """
+    """Return a role's key from its configured source; None for an endpoint without keys."""
     if config.key is not None:
         source = "the function passed as `key`"
         key = await _call_provider(config.key, role)
@@ -87,51 +75,27 @@ async def resolve_key(config: ModelConfig, role: str) -> str | None:
 
 
 class KeySource:
-    """The key of a role, fetched again before it expires; ``known`` are all keys so far."""
+    """The key of a role; ``known`` are all keys so far, of which the last one counts."""
 
     def __init__(self, config: ModelConfig, role: str) -> None:
         self._config = config
         self._role = role
-        self._expiry: float | None = None
-        self._renewing = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
         self.known: list[str] = []
 
-    async def renew(self, refused: str) -> str | None:
-        """Return another key than a refused one; None if the caller's function has no other."""
-        if self._config.key is None:
-            return None
-        async with self._renewing:
-            if refused == self.known[-1]:
-                self._add(await resolve_key(self._config, self._role))
-        return None if refused == self.known[-1] else self.known[-1]
-
-    def _add(self, key: str | None) -> None:
-        if key is not None and key not in self.known[-1:]:
-            self.known.append(key)
-            self._expiry = read_expiry(key)
-
-    async def fetch(self) -> str | None:
-        """Return the key that a request needs now; None for an endpoint without keys.
+    async def fetch(self, refused: str | None = None) -> str | None:
+        """Return the key; the caller's function is asked again for one that was refused.
 
         Raises:
             ConfigError: The source has no key, or a text that cannot be a key.
         """
-        is_token = self._config.auth == "token" and self._config.key is not None
-        if self.known and not (is_token and time.time() + TOKEN_MARGIN > (self._expiry or 0)):
-            return self.known[-1]
-        key = await resolve_key(self._config, self._role)
-        self._add(key)
-        return key
-
-
-def read_expiry(token: str) -> float | None:
-    """Return when a JSON web token expires, in seconds since 1970; None for any other text."""
-    try:
-        body = token.split(".")[1]
-        expiry = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["exp"]
-    except (IndexError, KeyError, TypeError, ValueError):
-        return None
-    return float(expiry) if isinstance(expiry, int | float) else None
+        async with self._lock:
+            is_refused = refused is not None and self._config.key is not None
+            if not self.known or (is_refused and refused == self.known[-1]):
+                key = await resolve_key(self._config, self._role)
+                if key is not None and key not in self.known[-1:]:
+                    self.known.append(key)
+        return self.known[-1] if self.known else None
 
 
 async def _call_provider(source: KeyProvider, role: str) -> str:
@@ -164,15 +128,15 @@ class RedactingTransport(httpx.AsyncBaseTransport):
         self._inner = inner
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request and return its decoded answer without the key."""
+        """Send a request and return its answer without the key."""
         response = await self._inner.handle_async_request(request)
         keys = find_keys(request)
         most = request.extensions.get(MAX_BYTES, DEFAULT_MAX_BYTES)
-        coded = {"content-encoding", "content-length", "transfer-encoding"}
+        framing = {"content-encoding", "content-length", "transfer-encoding"}
         headers = [
             (name.encode("utf-8"), remove_keys(keys, value).encode("utf-8"))
             for name, value in response.headers.items()
-            if name not in coded
+            if name not in framing
         ]
         return httpx.Response(
             response.status_code, headers=headers, stream=_ScrubbedStream(response, keys, most)
@@ -180,57 +144,44 @@ class RedactingTransport(httpx.AsyncBaseTransport):
 
 
 class _ScrubbedStream(httpx.AsyncByteStream):
+    """The decoded pieces of a body, without keys.
+
+    A body of more than ``most`` bytes is an error, before or after decoding.
+    """
+
     def __init__(self, response: httpx.Response, keys: Sequence[str], most: int) -> None:
         self._response = response
         self._most = most
         self._scrubber = Scrubber(keys)
+        self._coding = response.headers.get("content-encoding", "identity").strip().lower()
+        self._zlib = zlib.decompressobj(DETECTS_FORMAT) if self._coding in CODINGS else None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for piece in read_pieces(self._response, self._most):
-            if ready := self._scrubber.feed(piece):
-                yield ready
+        if self._coding not in {"", "identity", *CODINGS}:
+            coding = self._coding[:40]
+            raise AnswerFault(f"the content encoding {coding!r}, which was not asked for")
+        announced = self._response.headers.get("content-length", "")
+        self._check_size(int(announced) if announced.isdecimal() else 0)
+        received = 0
+        decoded = 0
+        assert isinstance(self._response.stream, httpx.AsyncByteStream)
+        async for raw in self._response.stream:
+            received += len(raw)
+            for piece in self._decode(raw):
+                decoded += len(piece)
+                self._check_size(max(received, decoded))
+                if ready := self._scrubber.feed(piece):
+                    yield ready
+        if received and self._zlib is not None and not self._zlib.eof:
+            raise AnswerFault("the compressed body broke off", "truncated")
         if self._scrubber.delayed:
             yield self._scrubber.delayed
 
-    async def aclose(self) -> None:
-        await self._response.aclose()
+    def _check_size(self, size: int) -> None:
+        if size > self._most:
+            raise AnswerFault(f"with more than {self._most:,} bytes", "oversized")
 
-
-async def read_pieces(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
-    """Yield the decoded pieces of a body as they arrive.
-
-    Raises:
-        AnswerFault: The body has more than ``most`` bytes before or after decoding, which its
-            header may say before any arrives, or it cannot be decoded.
-    """
-    announced = response.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > most:
-        raise _build_oversized(most)
-    decoder = _Decoder(response.headers.get("content-encoding", "identity").strip().lower())
-    assert isinstance(response.stream, httpx.AsyncByteStream)
-    received = decoded = 0
-    async for raw in response.stream:
-        received += len(raw)
-        for piece in decoder.decode(raw):
-            decoded += len(piece)
-            if max(received, decoded) > most:
-                raise _build_oversized(most)
-            yield piece
-    if received:
-        decoder.end()
-
-
-def _build_oversized(most: int) -> AnswerFault:
-    return AnswerFault(f"with more than {most:,} bytes", "oversized")
-
-
-class _Decoder:
-    def __init__(self, coding: str) -> None:
-        self._zlib = zlib.decompressobj(DETECTS_FORMAT) if coding in CODINGS else None
-        if self._zlib is None and coding not in {"", "identity"}:
-            self._fail(f"the content encoding {coding[:40]!r}, which was not asked for")
-
-    def decode(self, raw: bytes) -> Iterator[bytes]:
+    def _decode(self, raw: bytes) -> Iterator[bytes]:
         if self._zlib is None:
             yield raw
             return
@@ -242,15 +193,11 @@ class _Decoder:
             try:
                 yield self._zlib.decompress(raw, DECODED_BYTES)
             except zlib.error as error:
-                self._fail(f"a body that cannot be decoded: {error}")
+                raise AnswerFault(f"a body that cannot be decoded: {error}") from None
             raw = self._zlib.unconsumed_tail or self._zlib.unused_data
 
-    def end(self) -> None:
-        if self._zlib is not None and not self._zlib.eof:
-            raise AnswerFault("the compressed body broke off", "truncated")
-
-    def _fail(self, reason: str) -> NoReturn:
-        raise AnswerFault(reason) from None
+    async def aclose(self) -> None:
+        await self._response.aclose()
 
 
 class Scrubber:

@@ -119,11 +119,7 @@ class Conversation(Generic[R]):
             self.body["response_format"] = {"type": "json_object", "schema": schema}
 
     def parse(self, completion: ChatCompletion) -> R:
-        """Return the reply of an answer, validated and checked.
-
-        Raises:
-            InvalidReply: The answer holds no valid reply.
-        """
+        """Return the reply of an answer, validated and checked; InvalidReply if it has none."""
         choice = completion.choices[0]
         message = choice.message
         try:

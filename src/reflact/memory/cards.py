@@ -13,6 +13,7 @@ from typing import Final, Literal, NamedTuple
 from reflact.errors import DataError
 from reflact.memory.models import (
     BatchTest,
+    CardKind,
     CardStatus,
     ContrastPair,
     Evaluation,
@@ -29,28 +30,21 @@ from reflact.types import canonical_json, digest_json, digest_text, join_canonic
 
 def build_cards(pair: ContrastPair) -> tuple[MemoryCard, MemoryCard]:
     """Return a pair in words: its right evaluation, and its wrong one with the reason."""
-    right = MemoryCard(
-        kind="critic_calibration",
-        pair_id=pair.id,
-        mistake=pair.mistake,
-        content=_format_evaluation(pair.right),
-        strategy=pair.right.reasoning,
+    return (
+        _build_card(pair, "critic_calibration", pair.right, pair.right.reasoning),
+        _build_card(pair, "failure_pattern", pair.wrong, pair.reason),
     )
-    wrong = MemoryCard(
-        kind="failure_pattern",
-        pair_id=pair.id,
-        mistake=pair.mistake,
-        content=_format_evaluation(pair.wrong),
-        strategy=pair.reason,
-    )
-    return right, wrong
 
 
-def _format_evaluation(evaluation: Evaluation) -> str:
-    """Return an evaluation in words."""
+def _build_card(
+    pair: ContrastPair, kind: CardKind, evaluation: Evaluation, strategy: str
+) -> MemoryCard:
     quoted = "".join(f"\nEvidence: {quote}" for quote in evaluation.evidence)
     change = f"{evaluation.progress_before:g} -> {evaluation.progress_after:g}"
-    return f"{change}\nReasoning: {evaluation.reasoning}{quoted}"
+    content = f"{change}\nReasoning: {evaluation.reasoning}{quoted}"
+    return MemoryCard(
+        kind=kind, pair_id=pair.id, mistake=pair.mistake, content=content, strategy=strategy
+    )
 
 
 def is_visible_to(scope: Scope, asker: Scope) -> bool:
@@ -64,11 +58,10 @@ def is_visible_to(scope: Scope, asker: Scope) -> bool:
 
 # ----------------------------------------------------------------------------------------- statuses
 
-# The statuses that may follow each status.
+# The statuses that may follow each status. A pair that is quarantined again may be tested.
 NEXT_STATUSES: Final[Mapping[CardStatus, frozenset[CardStatus]]] = MappingProxyType(
     {
-        "candidate": frozenset({"quarantined", "rejected"}),
-        "quarantined": frozenset({"promoted", "rejected", "archived"}),
+        "quarantined": frozenset({"quarantined", "promoted", "rejected", "archived"}),
         "promoted": frozenset({"quarantined", "archived"}),
         "rejected": frozenset({"archived"}),
         "archived": frozenset(),
@@ -76,18 +69,14 @@ NEXT_STATUSES: Final[Mapping[CardStatus, frozenset[CardStatus]]] = MappingProxyT
 )
 
 # The statuses of pairs that count against the bound of a store.
-ACTIVE_STATUSES: Final[tuple[CardStatus, ...]] = ("candidate", "quarantined", "promoted")
+ACTIVE_STATUSES: Final[tuple[CardStatus, ...]] = ("quarantined", "promoted")
 
 
-def check_status_change(
-    before: CardStatus, after: CardStatus, evidence: PromotionEvidence | None = None
-) -> None:
-    """Check that a status may follow another; DataError otherwise. A promotion needs evidence."""
+def check_status_change(before: CardStatus, after: CardStatus) -> None:
+    """Check that a status may follow another; DataError otherwise."""
     if after not in NEXT_STATUSES[before]:
         possible = " or ".join(sorted(NEXT_STATUSES[before])) or "nothing else"
         raise DataError(f"a pair that is {before} cannot become {after}; it can become {possible}")
-    if after == "promoted" and (evidence is None or not evidence.passed_test):
-        raise DataError("a promotion needs the evidence of a passed test; test the batch")
 
 
 # -------------------------------------------------------------------------------------------- tests
@@ -121,26 +110,24 @@ def find_inconsistency(
     right direction, and have no large fall of accuracy.
     """
     alpha = compute_alpha(evidence.n_earlier_tests)
+    if evidence.n_traces < MIN_TRACES:
+        return f"it compares {evidence.n_traces} traces, and a test needs at least {MIN_TRACES}"
+    if not math.isclose(evidence.alpha, alpha, rel_tol=1e-6):
+        return f"its alpha is {evidence.alpha:.4g}, and must be {alpha:.4g}"
     # A sign-flip test of n traces has 2**n outcomes, of which the observed one is always counted.
-    least_p = 0.5**evidence.n_traces
-    is_significant = evidence.passed_test is (kind == "promote")
+    if not 0.5**evidence.n_traces <= evidence.p_value <= 1:
+        return f"{evidence.n_traces} traces cannot have a p-value of {evidence.p_value:.4g}"
+    if evidence.passed_test is not (kind == "promote"):
+        return None
     gain = evidence.effect if kind == "promote" else -evidence.effect
-    fall = -(evidence.accuracy_change or 0.0)
-    n = evidence.n_traces
-    p = evidence.p_value
-    problems = {
-        f"it compares {n} traces, and a test needs at least {MIN_TRACES}": n < MIN_TRACES,
-        f"its alpha is {evidence.alpha:.4g}, and must be {alpha:.4g}": (
-            not math.isclose(evidence.alpha, alpha, rel_tol=1e-6)
-        ),
-        f"{n} traces cannot have a p-value of {p:.4g}": not least_p <= p <= 1,
-        f"its p-value {p:.4g} is above its alpha {alpha:.4g}": is_significant and p > alpha,
-        f"its effect is {evidence.effect:g}": is_significant and not gain > 0,
-        f"pairwise accuracy fell by {fall:g}": (
-            is_significant and kind == "promote" and fall > MAX_ACCURACY_FALL
-        ),
-    }
-    return next((problem for problem, applies in problems.items() if applies), None)
+    change = evidence.accuracy_change or 0.0
+    is_accurate = kind == "demote" or change >= -MAX_ACCURACY_FALL
+    if evidence.p_value <= alpha and gain > 0 and is_accurate:
+        return None
+    return (
+        f"no test with this outcome has a p-value of {evidence.p_value:.4g} at alpha {alpha:.4g}, "
+        f"an effect of {evidence.effect:g} and a change of accuracy of {change:g}"
+    )
 
 
 class TraceIdentity(NamedTuple):
@@ -187,11 +174,7 @@ def hash_purpose(purpose: str) -> str:
 
 
 def extend_content_hash(content_hash: str, transition: Transition) -> str:
-    """Return the content hash of a trace with one more step.
-
-    It covers the purpose and all transitions, but no name and no score. So copies of a trace are
-    equal.
-    """
+    """Return the content hash of a trace with one more step: no name and no score is part of it."""
     return digest_text(f"[{canonical_json(content_hash)},{transition.canonical_json}]")
 
 
@@ -230,10 +213,10 @@ class AnchorExclusions(NamedTuple):
         """Whether a step comes from an anchor's trace, or shows an anchor's state after."""
         if origin.trace_id in self.trace_ids:
             return True
-        hashes = self.state_hashes.get(purpose, frozenset())
-        return bool(hashes) and not hashes.isdisjoint(
-            map(digest_json, (transition.before, transition.after))
-        )
+        hashes = self.state_hashes.get(purpose)
+        if not hashes:
+            return False
+        return not hashes.isdisjoint(map(digest_json, (transition.before, transition.after)))
 
 
 # The most characters of a purpose in a message.

@@ -12,18 +12,20 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from reflact.errors import DataError
 from reflact.jsonutil import describe_problems
-from reflact.memory.cards import ACTIVE_STATUSES
 from reflact.memory.models import ContrastPair, Origin, StoredTrace
-from reflact.memory.pairs import (
+from reflact.memory.rows import (
+    ACTIVE,
     PairWriter,
     add_anchor,
-    list_pair_texts,
+    append_event,
+    find_trace,
+    list_texts,
+    open_trace,
     read_anchors,
     read_origins,
     select_pairs,
 )
 from reflact.memory.scan import ScanFinding, Scanner
-from reflact.memory.traces import append_event, find_trace, open_trace
 from reflact.store.database import Database, Tables
 from reflact.types import FrozenModel
 
@@ -82,7 +84,7 @@ def _read_pair_lines(tables: Tables) -> list[PairLine]:
     anchors = read_anchors(tables)
     origins = read_origins(tables, [pair.id for pair in anchors])
     lines = [PairLine(type="anchor", pair=pair, origins=origins[pair.id]) for pair in anchors]
-    active = select_pairs(tables, f"status IN {ACTIVE_STATUSES} ORDER BY number")
+    active = select_pairs(tables, f"{ACTIVE} ORDER BY number")
     lines += [PairLine(type="pair", pair=stored.pair, origins=stored.origins) for stored in active]
     return lines
 
@@ -105,7 +107,7 @@ def parse_and_scan(lines: Iterable[str], scan: Scanner) -> list[ScannedLine]:
             raise DataError(f"line {number}: the first line, and no other, must be the header")
         finding = None
         if isinstance(line, PairLine) and line.type == "pair":
-            finding = scan(list_pair_texts(line.pair))
+            finding = scan(list_texts(line.pair))
         parsed.append(ScannedLine(line, finding))
     if not parsed:
         raise DataError("this is no exported memory: all lines are empty")

@@ -34,7 +34,6 @@ MISTAKE_KINDS: Final = (
 # was asked to write (``asked``), one that the user wrote (``written``), or a perturbed input.
 Construction = Literal[
     "observed",
-    "other_purpose",
     "no_effect",
     "claim_for_effect",
     "evidence_withdrawn",
@@ -44,8 +43,6 @@ Construction = Literal[
 ]
 
 LabelSource = Literal["program", "human", "agreement"]
-
-# -------------------------------------------------------------------------------------- transitions
 
 
 class Action(FrozenModel):
@@ -143,10 +140,7 @@ class Label(FrozenModel):
 
 
 class ScoreEvent(FrozenModel):
-    """One step of a trace, with the critic's evaluation and the label if they are known.
-
-    Without both, the label may come from the agreement of the critic's samples.
-    """
+    """One step of a trace, with the critic's evaluation and the label if they are known."""
 
     step: int = Field(ge=0)
     transition: Transition
@@ -171,12 +165,10 @@ class StateScore(FrozenModel):
     pair_ids: tuple[str, ...] = ()
 
 
-# -------------------------------------------------------------------------------------------- cards
-
 # The kinds of a pair's cards: of the right evaluation, and of the wrong one.
 CardKind = Literal["critic_calibration", "failure_pattern"]
 
-CardStatus = Literal["candidate", "quarantined", "promoted", "rejected", "archived"]
+CardStatus = Literal["quarantined", "promoted", "rejected", "archived"]
 
 
 class Scope(FrozenModel):
@@ -226,7 +218,7 @@ class ContrastPair(FrozenModel):
     """A right and a wrong evaluation of one transition under a purpose, and why one is wrong.
 
     Args:
-        right: A label, or the agreement of independent samples; see ``label_source``.
+        right: A label, or without one the critic's own score; see ``label_source``.
         wrong: The wrong evaluation; see ``construction``.
         mistake: One of ``MISTAKE_KINDS``, or a user's own.
         n_judgements: The number of blind comparisons.
@@ -314,15 +306,11 @@ class PromotionEvidence(ShortReprModel):
     n_unscored: int = 0
 
 
-# ------------------------------------------------------------------------------------ stored values
-
-
 class Submission(FrozenModel):
-    """The result of a submission; a pair that was stored already is not new and stays as it is.
+    """The result of a submission.
 
     ``reason`` is the rule that quarantined or rejected the pair, or None. ``anchor``: an anchor has
-    the same transition. ``anchor_trace``: an anchor came from the same trace, whose steps show each
-    other's states.
+    the same transition. ``anchor_trace``: an anchor came from the same trace.
     """
 
     pair_id: str
@@ -332,18 +320,12 @@ class Submission(FrozenModel):
 
 
 class StoredPair(FrozenModel):
-    """A pair in the store, with its status and measurements.
-
-    ``origins`` are all steps that gave this pair, sorted. The pair's own provenance is the first
-    submitted.
-    """
+    """A pair in the store, with its status; ``origins`` are all steps that gave it, sorted."""
 
     pair: ContrastPair
     status: CardStatus
     reason: str | None = None
     utility: Share = 0.5
-    created_by: str = ""
-    created_at: datetime
     changed_at: datetime
     origins: tuple[Origin, ...] = ()
 
@@ -382,7 +364,7 @@ class BatchTest(FrozenModel):
 
 
 class ForgetResult(FrozenModel):
-    """What ``forget`` removed; the ids of pairs are hashes and reveal no content.
+    """What ``forget`` removed.
 
     ``n_responses`` counts the removed responses to questions of calibrations. ``n_responses_left``
     counts those that stay in the file and may quote the trace. ``remains_in_wal`` says that another

@@ -34,14 +34,7 @@ Scanner = Callable[[Iterable[str]], ScanFinding | None]
 
 
 class RuleBook(NamedTuple):
-    """The compiled rules.
-
-    Args:
-        instructions: The patterns that are searched in every reading of a text, with the finding of
-            a match.
-        secrets: The pattern of secrets.
-        secret_hints: Every secret has one of these texts.
-    """
+    """The compiled rules; every secret has one of the hints, which are found fast."""
 
     instructions: tuple[tuple[ScanFinding, tuple[re.Pattern[str], ...]], ...]
     secrets: re.Pattern[str]
@@ -53,15 +46,17 @@ def load_rules() -> RuleBook:
     """Return the rules of ``scan_rules.toml``."""
     text = resources.files("reflact.memory").joinpath("scan_rules.toml").read_text(encoding="utf-8")
     stored = tomllib.loads(text)
-    instructions = []
-    for rule in stored["rules"]:
-        patterns = tuple(
-            _compile_pattern(source, stored["fragments"]) for source in rule["patterns"]
+    fragments = stored["fragments"]
+    instructions = tuple(
+        (
+            ScanFinding(rule=rule["name"], verdict=rule["verdict"]),
+            tuple(_compile_pattern(source, fragments) for source in rule["patterns"]),
         )
-        instructions.append((ScanFinding(rule=rule["name"], verdict=rule["verdict"]), patterns))
+        for rule in stored["rules"]
+    )
     secrets = stored["secrets"]
     return RuleBook(
-        tuple(instructions), re.compile("|".join(secrets["patterns"])), tuple(secrets["hints"])
+        instructions, re.compile("|".join(secrets["patterns"])), tuple(secrets["hints"])
     )
 
 
@@ -75,18 +70,14 @@ def _compile_pattern(source: str, fragments: dict[str, str]) -> re.Pattern[str]:
 
 def scan_texts(texts: Iterable[str]) -> ScanFinding | None:
     """Return the most severe finding in a pair's texts, the first of equal ones, or None."""
-    first: ScanFinding | None = None
-    for text in dict.fromkeys(texts):
-        finding = _scan_text(text)
-        if finding is not None and finding.verdict == "reject":
-            return finding
-        first = first or finding
-    return first
+    findings = [finding for text in dict.fromkeys(texts) for finding in _scan_text(text)]
+    rejections = [finding for finding in findings if finding.verdict == "reject"]
+    return next(iter(rejections + findings), None)
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
-def _scan_text(text: str) -> ScanFinding | None:
-    """Return the most severe finding in a text, or None."""
+def _scan_text(text: str) -> tuple[ScanFinding, ...]:
+    """Return all findings in a text."""
     book = load_rules()
     readings = _list_readings(_normalize_text(text))
     findings = [
@@ -95,12 +86,12 @@ def _scan_text(text: str) -> ScanFinding | None:
         if any(pattern.search(reading) for pattern in patterns for reading in readings)
     ]
     visible = _remove_invisible(text)
-    if _has_secret(visible, book):
+    folded = visible.casefold()
+    if any(hint in folded for hint in book.secret_hints) and book.secrets.search(visible):
         findings.append(ScanFinding(rule="secret", verdict="reject"))
     if _has_personal_data(visible):
         findings.append(ScanFinding(rule="personal_data", verdict="quarantine"))
-    rejections = [finding for finding in findings if finding.verdict == "reject"]
-    return next(iter(rejections + findings), None)
+    return tuple(findings)
 
 
 # ----------------------------------------------------------------------------------------- readings
@@ -167,25 +158,15 @@ _CARD_DIGITS = re.compile(r"(?<![\w.-])\d(?:[ -]?\d){12,18}(?![\w.-])")
 _ACCOUNT_NUMBER = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b")
 
 
-def _has_secret(text: str, book: RuleBook) -> bool:
-    folded = text.casefold()
-    return (
-        any(hint in folded for hint in book.secret_hints) and book.secrets.search(text) is not None
-    )
-
-
 def _has_personal_data(text: str) -> bool:
     mails = _EMAIL.finditer(text) if "@" in text else ()
+    cards = _CARD_DIGITS.finditer(text)
+    accounts = _ACCOUNT_NUMBER.finditer(text)
     return (
         any(not _RESERVED_DOMAINS.search(mail[1]) for mail in mails)
         or _PHONE_OR_ID_NUMBER.search(text) is not None
-        or any(
-            _passes_card_checksum(re.sub(r"\D", "", run[0])) for run in _CARD_DIGITS.finditer(text)
-        )
-        or any(
-            _passes_account_checksum(run[0].replace(" ", ""))
-            for run in _ACCOUNT_NUMBER.finditer(text)
-        )
+        or any(_passes_card_checksum(re.sub(r"\D", "", run[0])) for run in cards)
+        or any(_passes_account_checksum(run[0].replace(" ", "")) for run in accounts)
     )
 
 

@@ -13,8 +13,16 @@ from typing import Literal, Self, TypeVar
 import anyio.to_thread
 
 from reflact.concurrency import run_in_thread
-from reflact.memory import batch_tests, export, pairs, traces
-from reflact.memory.cards import TraceIdentity, is_visible_to
+from reflact.errors import DataError
+from reflact.memory import export, rows
+from reflact.memory.cards import (
+    TraceIdentity,
+    compute_fingerprint,
+    compute_utility,
+    count_tests,
+    find_inconsistency,
+    is_visible_to,
+)
 from reflact.memory.export import ImportResult
 from reflact.memory.models import (
     BatchTest,
@@ -32,27 +40,69 @@ from reflact.memory.models import (
     TestableTrace,
     TraceSummary,
 )
-from reflact.memory.pairs import PairWriter
+from reflact.memory.rows import FROM_TRACE, PairWriter
 from reflact.memory.scan import ScanFinding, Scanner, scan_texts
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
 from reflact.store.schema import SCHEMA
+from reflact.types import canonical_json
 
 T = TypeVar("T")
 
 # The default bound on active pairs.
 MAX_ACTIVE_PAIRS = 2_000
 
-MATCHING_PAIRS_QUERY = """
-SELECT id FROM memory_pairs WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id LIMIT 10
-"""
-
-MATCHING_TRACES_QUERY = """
-SELECT id FROM (SELECT id FROM traces UNION SELECT trace_id FROM memory_origins)
-WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id <> ?1, id LIMIT 10
-"""
+# The reason of a pair that a ``demote`` test took back.
+MEASURED_HARM = "measured harm"
 
 CHOSEN_CONDITION = """
 (?1 IS NULL OR status = ?1) AND (?2 IS NULL OR id IN (SELECT value FROM json_each(?2))) ORDER BY id
+"""
+
+# The index holds all parts of three characters, so shorter words find nothing.
+MIN_WORD_CHARS = 3
+
+FOUND_CONDITION = """
+(?1 = '[]' OR status IN (SELECT value FROM json_each(?1))) AND
+(?2 = '' OR number IN (SELECT rowid FROM memory_pairs_fts WHERE memory_pairs_fts MATCH ?2))
+ORDER BY utility DESC, changed_at DESC, id LIMIT ?3
+"""
+
+# Pairs of a batch that have not changed since their test was opened.
+UNCHANGED_CONDITION = "id IN (SELECT value FROM json_each(?)) AND changed_at <= ? ORDER BY id"
+
+# Whether a program or a person labelled an event.
+IS_LABELLED = "json_extract(event, '$.label.source') IN ('program', 'human')"
+
+TESTABLE_QUERY = f"""
+SELECT rowid, id, purpose, content_hash, EXISTS (
+    SELECT 1 FROM memory_origins JOIN memory_pairs ON memory_pairs.id = owner
+    JOIN traces AS copy ON copy.id = memory_origins.trace_id
+    WHERE copy.content_hash = traces.content_hash
+)
+FROM traces
+WHERE EXISTS (SELECT 1 FROM trace_events WHERE trace_id = traces.id AND {IS_LABELLED})
+AND (?1 IS NULL OR rowid < ?1) ORDER BY rowid DESC LIMIT ?2
+"""  # noqa: S608 - constant
+
+SUMMARIES_QUERY = f"""
+SELECT traces.id, purpose,
+    (
+        SELECT count(DISTINCT owner)
+        FROM memory_origins JOIN memory_pairs ON memory_pairs.id = owner
+        WHERE memory_origins.trace_id = traces.id
+    ) AS n_pairs,
+    count(step) AS n_events,
+    coalesce(sum(json_type(event, '$.evaluation') = 'object'), 0) AS n_scored,
+    coalesce(sum({IS_LABELLED}), 0) AS n_labelled
+FROM traces LEFT JOIN trace_events ON trace_events.trace_id = traces.id
+GROUP BY traces.id ORDER BY traces.id
+"""  # noqa: S608 - constant
+
+# Cached responses to questions of calibrations, by the role that asked. A response does not record
+# which traces its prompt showed, because worked examples come from other traces.
+CALIBRATION_RESPONSES = """
+key IN (SELECT key FROM calls WHERE substr(call_id, 1, instr(call_id, '/')) IN
+('critic/', 'contrast/', 'judge/', 'meta_judge/'))
 """
 
 
@@ -69,8 +119,8 @@ class MemoryStore:
 
     Args:
         path: The file. It and its folder are created if they are missing.
-        max_active_pairs: The bound on candidate, quarantined and promoted pairs. Beyond it the
-            weakest are archived.
+        max_active_pairs: The bound on quarantined and promoted pairs. Beyond it the weakest are
+            archived.
         scan: Scans every text before it is stored; None: the rules of docs/calibration.md.
         clock: Returns the time of a change, with its time zone.
         lock_timeout: Seconds to wait for another process's lock.
@@ -122,24 +172,17 @@ class MemoryStore:
 
     # ---------------------------------------------------------------------------------------- pairs
 
-    async def submit(self, pair: ContrastPair, *, created_by: str = "") -> Submission:
-        """Scan a pair and store it.
-
-        A pair that is already stored stays as it is. The store only adds the step that this copy
-        names.
-        """
+    async def submit(self, pair: ContrastPair) -> Submission:
+        """Scan a pair and store it; to one that is stored already, add the step of this copy."""
 
         def scan() -> ScanFinding | None:
-            pairs.encode_pair(
-                pair
-            )  # says what is wrong with a number before the pair's id needs it
-            return self._scan(pairs.list_pair_texts(pair))
+            # Says what is wrong with a number, before the pair's id needs it.
+            rows.encode_pair(pair)
+            return self._scan(rows.list_texts(pair))
 
         finding = await run_in_thread(scan, *pair.transition.payloads)
         origins = pair.provenance.as_origins
-        return await self._change_pairs(
-            lambda writer: writer.submit(pair, finding, origins, created_by=created_by)
-        )
+        return await self._change_pairs(lambda writer: writer.submit(pair, finding, origins))
 
     async def find(
         self, words: str = "", *, statuses: Sequence[CardStatus] = (), limit: int = 50
@@ -147,18 +190,19 @@ class MemoryStore:
         """Return pairs for people to read: the highest utility first, then the latest change.
 
         Args:
-            words: A pair must hold all words of at least three characters, also as parts of others;
-                any text is valid.
+            words: A pair must hold all of these words of three or more characters, also as parts of
+                others.
             statuses: Only pairs with one of these statuses; empty for all.
             limit: The largest number of pairs.
         """
-        find = partial(pairs.find_pairs, words=words, statuses=statuses, limit=limit)
-        return await self._database.read(find)
+        parts = [word for word in rows.clean(words).split() if len(word) >= MIN_WORD_CHARS]
 
-    async def find_pair_ids(self, name: str) -> tuple[str, ...]:
-        """Return up to ten ids of pairs that start with a text, sorted."""
-        rows = await self._database.fetch_rows(MATCHING_PAIRS_QUERY, (name,))
-        return tuple(pair_id for (pair_id,) in rows)
+        def read(tables: Tables) -> tuple[StoredPair, ...]:
+            query = tables.quote_fts(" ".join(parts)) if parts else ""
+            parameters = (json.dumps(list(statuses)), query, limit)
+            return rows.select_pairs(tables, FOUND_CONDITION, parameters)
+
+        return await self._database.read(read)
 
     async def pairs(
         self, pair_ids: Sequence[str] | None = None, *, status: CardStatus | None = None
@@ -167,54 +211,72 @@ class MemoryStore:
         ids = None if pair_ids is None else json.dumps(list(pair_ids))
 
         return await self._database.read(
-            lambda tables: pairs.select_pairs(tables, CHOSEN_CONDITION, (status, ids))
+            lambda tables: rows.select_pairs(tables, CHOSEN_CONDITION, (status, ids))
         )
 
     async def promoted_pairs(self, scope: Scope) -> tuple[ContrastPair, ...]:
         """Return all promoted pairs that a scope may see, in the order of their ids.
 
-        A pair that was returned before is the same object.
+        A pair that was returned before is the same object; only new ones are read.
         """
-        promoted = await self._database.read(self._read_promoted)
+
+        def read(tables: Tables) -> tuple[ContrastPair, ...]:
+            sql = "SELECT id FROM memory_pairs WHERE status = 'promoted' ORDER BY id"
+            ids = [pair_id for (pair_id,) in tables.execute(sql).fetchall()]
+            known = dict(self._promoted)
+            new_ids = json.dumps([pair_id for pair_id in ids if pair_id not in known])
+            for stored in rows.select_pairs(tables, CHOSEN_CONDITION, (None, new_ids)):
+                known[stored.pair.id] = stored.pair
+            self._promoted = {pair_id: known[pair_id] for pair_id in ids}
+            return tuple(self._promoted.values())
+
+        promoted = await self._database.read(read)
         return tuple(pair for pair in promoted if is_visible_to(pair.scope, scope))
 
-    def _read_promoted(self, tables: Tables) -> tuple[ContrastPair, ...]:
-        """Return the promoted pairs by their ids; only new ones are read."""
-        sql = "SELECT id FROM memory_pairs WHERE status = 'promoted' ORDER BY id"
-        ids = [pair_id for (pair_id,) in tables.execute(sql).fetchall()]
-        known = self._promoted
-        new_ids = json.dumps([pair_id for pair_id in ids if pair_id not in known])
-        new = pairs.select_pairs(tables, "id IN (SELECT value FROM json_each(?))", (new_ids,))
-        known = {**known, **{stored.pair.id: stored.pair for stored in new}}
-        self._promoted = {pair_id: known[pair_id] for pair_id in ids}
-        return tuple(self._promoted.values())
-
-    async def reject(self, pair_ids: Sequence[str], *, reason: str) -> None:
-        """Reject quarantined pairs, all or none."""
-        await self._change_statuses(pair_ids, "rejected", reason)
-
-    async def archive(self, pair_ids: Sequence[str], *, reason: str) -> None:
-        """Archive pairs, all or none."""
-        await self._change_statuses(pair_ids, "archived", reason)
-
-    async def _change_statuses(
-        self, pair_ids: Sequence[str], after: CardStatus, reason: str
+    async def move(
+        self,
+        pair_ids: Sequence[str],
+        status: Literal["quarantined", "rejected", "archived"],
+        *,
+        reason: str | None = None,
     ) -> None:
+        """Give pairs another status, all or none; only a test promotes.
+
+        A pair that is quarantined with a reason needs review and is not tested. Quarantine it again
+        without one to release it.
+        """
+        if status not in {"quarantined", "rejected", "archived"}:
+            raise DataError(f"no pair can be moved to {status!r}; only a test promotes pairs")
+
         def change(writer: PairWriter) -> None:
             for pair_id in pair_ids:
-                writer.change_status(pairs.read_pair(writer.tables, pair_id), after, reason=reason)
+                writer.move(rows.read_pair(writer.tables, pair_id), status, reason)
 
         await self._change_pairs(change)
 
-    async def release(self, pair_id: str) -> None:
-        """Allow tests of a pair that needed review; DataError if it does not need review."""
-        await self._change_pairs(lambda writer: writer.release(pair_id))
-
     async def remaining_capacity(self) -> int:
         """Return how many pairs fit before one is archived that has not failed a test."""
-        return await self._database.read(
-            partial(pairs.count_free, max_active=self._max_active_pairs)
+        sql = f"SELECT count(*) FROM memory_pairs WHERE {rows.ACTIVE} AND failed_test = 0"  # noqa: S608 - constant
+        ((n_active,),) = await self._database.fetch_rows(sql)
+        return max(0, self._max_active_pairs - int(n_active))
+
+    async def add_anchors(self, anchors: Sequence[ContrastPair]) -> int:
+        """Store labelled pairs that calibration never learns from; return the number of new ones.
+
+        Raises:
+            DataError: A stored pair has the same transition, or comes from the same trace.
+        """
+        for pair in anchors:
+            rows.encode_pair(pair)
+        return await self._database.write(
+            lambda tables: sum(
+                rows.add_anchor(tables, pair, pair.provenance.as_origins) for pair in anchors
+            )
         )
+
+    async def anchors(self) -> tuple[ContrastPair, ...]:
+        """Return the anchors in the order of their ids."""
+        return await self._database.read(rows.read_anchors)
 
     # ---------------------------------------------------------------------------------------- tests
 
@@ -243,11 +305,32 @@ class MemoryStore:
         """
         batch = tuple(pair_ids)
         holdout = frozenset(traces)
-        return await self._database.write(
-            lambda tables: batch_tests.open_test(
-                tables, batch, holdout_id=holdout_id, traces=holdout, kind=kind, now=self._clock()
+        if not holdout or not batch or len(set(batch)) < len(batch):
+            raise DataError(
+                "a batch is tested on held-out traces; name the traces, at least one pair, and "
+                "each pair once"
             )
-        )
+
+        def work(tables: Tables) -> BatchTest:
+            trace_ids = {trace.id for trace in holdout}
+            for pair_id in batch:
+                _check_testable(rows.read_pair(tables, pair_id), trace_ids, kind)
+            earlier = rows.read_tests(tables)
+            test = BatchTest(
+                number=len(earlier) + 1,
+                holdout_id=holdout_id,
+                n_earlier_tests=count_tests(earlier, holdout),
+                pair_ids=batch,
+                kind=kind,
+                content_fingerprints=tuple(sorted({trace.fingerprint for trace in holdout})),
+                name_fingerprints=tuple(sorted(map(compute_fingerprint, trace_ids))),
+                at=self._clock(),
+            )
+            record = {"number": test.number, "test": rows.encode_value(test)}
+            tables.table("memory_tests").insert(record)
+            return test
+
+        return await self._database.write(work)
 
     async def close_test(self, number: int, evidence: PromotionEvidence) -> None:
         """Store the result of a test and change the pairs in one transaction.
@@ -259,17 +342,41 @@ class MemoryStore:
         Raises:
             DataError: The evidence does not fit the test, or the test is over or was never opened.
         """
-        await self._change_pairs(lambda writer: batch_tests.close_test(writer, number, evidence))
+
+        def change(writer: PairWriter) -> None:
+            tables = writer.tables
+            test = next((one for one in rows.read_tests(tables) if one.number == number), None)
+            if test is None or test.evidence is not None:
+                state = "was never opened" if test is None else "is over"
+                raise DataError(f"test {number} {state}; open a test for each batch")
+            _check_evidence(test, evidence)
+            batch = canonical_json(list(test.pair_ids))
+            tables.table("memory_tests").update(number, {"evidence": rows.encode_value(evidence)})
+            tables.execute(
+                "UPDATE memory_pairs SET utility = ? WHERE id IN (SELECT value FROM json_each(?))",
+                (compute_utility(evidence), batch),
+            )
+            unchanged = (batch, rows.format_time(test.at))
+            for stored in rows.select_pairs(tables, UNCHANGED_CONDITION, unchanged):
+                if test.kind == "promote" and evidence.passed_test:
+                    writer.move(stored, "promoted")
+                elif test.kind == "promote":
+                    sql = "UPDATE memory_pairs SET failed_test = 1 WHERE id = ?"
+                    tables.execute(sql, (stored.pair.id,))
+                elif not evidence.passed_test:
+                    writer.move(stored, "quarantined", MEASURED_HARM)
+
+        await self._change_pairs(change)
 
     async def tests(self) -> tuple[BatchTest, ...]:
         """Return all tests in their order."""
-        return await self._database.read(batch_tests.read_tests)
+        return await self._database.read(rows.read_tests)
 
     # --------------------------------------------------------------------------------------- traces
 
     async def open_trace(self, trace_id: str, purpose: str) -> None:
         """Add a trace, unless it is stored; DataError if it is stored with another purpose."""
-        await self._database.write(lambda tables: traces.open_trace(tables, trace_id, purpose))
+        await self._database.write(lambda tables: rows.open_trace(tables, trace_id, purpose))
 
     async def append(self, trace_id: str, event: ScoreEvent) -> bool:
         """Append an event and return whether it is new.
@@ -279,9 +386,7 @@ class MemoryStore:
         Raises:
             DataError: The trace is unknown, or another event has the same step.
         """
-        return await self._database.write(
-            lambda tables: traces.append_event(tables, trace_id, event)
-        )
+        return await self._database.write(lambda tables: rows.append_event(tables, trace_id, event))
 
     async def label(self, trace_id: str, step: int, label: Label, *, replace: bool = True) -> None:
         """Label a stored step.
@@ -290,25 +395,31 @@ class MemoryStore:
             DataError: The trace has no such step. Or ``replace`` is false, and it has a label that
                 is not by agreement.
         """
-        await self._database.write(
-            lambda tables: traces.label_step(tables, trace_id, step, label, replace=replace)
-        )
+
+        def work(tables: Tables) -> None:
+            event = rows.find_event(tables, trace_id, step)
+            if event is None:
+                raise DataError(
+                    f"trace {trace_id} has no step {step} to label; steps are numbered from 0"
+                )
+            old = event.label
+            if old is not None and old.source != "agreement" and not replace:
+                raise DataError(
+                    f"step {step} of trace {trace_id} already has a label from a {old.source} with "
+                    f"progress after {old.progress_after:g}; replace it explicitly if it is wrong"
+                )
+            rows.replace_event(tables, trace_id, event.model_copy(update={"label": label}))
+
+        await self._database.write(work)
 
     async def trace(self, trace_id: str) -> StoredTrace | None:
         """Return a trace with its events in the order of their steps, or None."""
-        return await self._database.read(partial(traces.find_trace, trace_id=trace_id))
+        return await self._database.read(partial(rows.find_trace, trace_id=trace_id))
 
     async def trace_ids(self) -> tuple[str, ...]:
         """Return the ids of all traces, sorted."""
-        rows = await self._database.fetch_rows("SELECT id FROM traces ORDER BY id")
-        return tuple(trace_id for (trace_id,) in rows)
-
-    async def find_trace_ids(self, name: str) -> tuple[str, ...]:
-        """Return up to ten ids of traces or of origins that start with a text; an equal
-        one first.
-        """
-        rows = await self._database.fetch_rows(MATCHING_TRACES_QUERY, (name,))
-        return tuple(trace_id for (trace_id,) in rows)
+        found = await self._database.fetch_rows("SELECT id FROM traces ORDER BY id")
+        return tuple(trace_id for (trace_id,) in found)
 
     async def content_hashes(self) -> Mapping[str, str]:
         """Return the hash of each trace's content, by its id."""
@@ -321,19 +432,24 @@ class MemoryStore:
             before: Only traces with a smaller number; None: from the newest on.
             limit: The largest number of traces.
         """
-        return await self._database.read(
-            partial(traces.list_testable_traces, before=before, limit=limit)
+        found = await self._database.fetch_rows(TESTABLE_QUERY, (before, limit))
+        return tuple(
+            TestableTrace(number, trace_id, json.loads(purpose), content_hash, bool(has_pairs))
+            for number, trace_id, purpose, content_hash, has_pairs in found
         )
 
     async def purposes(self, *, limit: int) -> frozenset[str]:
         """Return the distinct purposes of all traces, at most ``limit``."""
         sql = "SELECT DISTINCT purpose FROM traces LIMIT ?"
-        rows = await self._database.fetch_rows(sql, (limit,))
-        return frozenset(json.loads(purpose) for (purpose,) in rows)
+        found = await self._database.fetch_rows(sql, (limit,))
+        return frozenset(json.loads(purpose) for (purpose,) in found)
 
     async def summaries(self) -> tuple[TraceSummary, ...]:
         """Return the counts of each trace, in the order of their ids."""
-        return await self._database.read(traces.list_summaries)
+        found = await self._database.read(lambda tables: list(tables.query(SUMMARIES_QUERY)))
+        return tuple(
+            TraceSummary(**{**row, "purpose": json.loads(row["purpose"])}) for row in found
+        )
 
     # --------------------------------------------------------------------------------- calibrations
 
@@ -362,26 +478,7 @@ class MemoryStore:
         sql = "UPDATE calibrations SET result = ? WHERE number = ? AND result IS NULL"
         await self._database.execute(sql, (result, number))
 
-    # ----------------------------------------------------------- anchors, forgetting, export,
-    # import
-
-    async def add_anchors(self, anchors: Sequence[ContrastPair]) -> int:
-        """Store labelled pairs that calibration never learns from; return the number of new ones.
-
-        Raises:
-            DataError: A stored pair has the same transition, or comes from the same trace.
-        """
-        for pair in anchors:
-            pairs.encode_pair(pair)
-        return await self._database.write(
-            lambda tables: sum(
-                pairs.add_anchor(tables, pair, pair.provenance.as_origins) for pair in anchors
-            )
-        )
-
-    async def anchors(self) -> tuple[ContrastPair, ...]:
-        """Return the anchors in the order of their ids."""
-        return await self._database.read(pairs.read_anchors)
+    # ------------------------------------------------------------------- forgetting, export, import
 
     async def forget(self, trace_id: str, *, calls: bool = False) -> ForgetResult:
         """Remove a trace and everything that came from it: events, pairs, history and anchors.
@@ -398,9 +495,36 @@ class MemoryStore:
             calls: Whether to remove all cached responses to questions of calibrations, of any
                 trace. Later calibrations ask these questions again.
         """
-        result = await self._database.write(
-            lambda tables: pairs.forget_trace(tables, trace_id, calls=calls)
-        )
+
+        def delete(tables: Tables, rest: str) -> list[str]:
+            found = tables.execute(f"DELETE FROM {rest}", (trace_id,))  # noqa: S608 - constants
+            return [row_id for (row_id,) in found.fetchall()]
+
+        def work(tables: Tables) -> ForgetResult:
+            pair_ids = delete(tables, f"memory_pairs WHERE {FROM_TRACE} RETURNING id")
+            anchors = delete(tables, f"memory_anchors WHERE {FROM_TRACE} RETURNING id")
+            owners = json.dumps(pair_ids + anchors)
+            owned = "owner IN (SELECT value FROM json_each(?))"
+            tables.table("memory_origins").delete_where(owned, [owners])
+            steps = delete(tables, "trace_events WHERE trace_id = ? RETURNING step")
+            traces = delete(tables, "traces WHERE id = ? RETURNING id")
+            # Merges the parts of the index; deleted words stay in the old ones until then.
+            tables.table("memory_pairs").optimize()
+            responses = tables.table("responses")
+            n_responses = responses.count_where(CALIBRATION_RESPONSES)
+            if calls:
+                responses.delete_where(CALIBRATION_RESPONSES)
+            return ForgetResult(
+                trace_id=trace_id,
+                trace_removed=bool(traces),
+                n_events=len(steps),
+                pair_ids=tuple(sorted(pair_ids)),
+                n_anchors=len(anchors),
+                n_responses=n_responses if calls else 0,
+                n_responses_left=0 if calls else n_responses,
+            )
+
+        result = await self._database.write(work)
         return result.model_copy(update={"remains_in_wal": not await self._database.checkpoint()})
 
     async def export_lines(self) -> AsyncIterator[str]:
@@ -410,7 +534,7 @@ class MemoryStore:
         missing or included.
         """
         async for line in export.read_lines(self._database):
-            yield pairs.encode_value(line)
+            yield rows.encode_value(line)
 
     async def import_lines(self, lines: Iterable[str]) -> ImportResult:
         """Import the lines of ``export_lines``, all or none; a second import changes nothing.
@@ -424,3 +548,40 @@ class MemoryStore:
         """
         parsed = await anyio.to_thread.run_sync(export.parse_and_scan, lines, self._scan)
         return await self._change_pairs(lambda writer: export.import_parsed(writer, parsed))
+
+
+def _check_testable(
+    stored: StoredPair, trace_ids: Collection[str], kind: Literal["promote", "demote"]
+) -> None:
+    """Check that a pair may be tested on traces; DataError says why not."""
+    pair_id = stored.pair.id
+    needed = "promoted" if kind == "demote" else "quarantined"
+    if stored.status != needed:
+        raise DataError(
+            f"pair {pair_id} is {stored.status}; only {needed} pairs are in a {kind} test"
+        )
+    if stored.needs_review:
+        raise DataError(f"pair {pair_id} needs review ({stored.reason}); release it first")
+    for origin in stored.origins:
+        if origin.trace_id in trace_ids:
+            raise DataError(
+                f"pair {pair_id} was made of trace {origin.trace_id}, which is held out; a trace "
+                "cannot test a pair that came from it"
+            )
+
+
+def _check_evidence(test: BatchTest, evidence: PromotionEvidence) -> None:
+    """Check that evidence can be the result of a test; DataError says why not."""
+    problem = find_inconsistency(evidence, test.kind)
+    n_traces = len(test.content_fingerprints)
+    if evidence.pair_ids != test.pair_ids or evidence.n_earlier_tests != test.n_earlier_tests:
+        problem = (
+            f"the test has {len(test.pair_ids)} pairs and {test.n_earlier_tests} earlier tests on "
+            "its traces"
+        )
+    elif evidence.n_traces > n_traces:
+        problem = f"it compares {evidence.n_traces} traces, and {n_traces} were held out"
+    if problem is not None:
+        raise DataError(
+            f"the evidence does not fit test {test.number}: {problem}; test the batch again"
+        )

@@ -2,20 +2,15 @@
 
 The kernel confines the process, without privileges, containers or other programs:
 
-* Landlock (Linux 5.13) allows the process to read the interpreter's libraries. It cannot open,
-  list, create, write or remove anything else. Newer versions also refuse TCP, and signals to other
-  processes.
+* Landlock (Linux 5.13) allows it to read the interpreter's libraries, and nothing else. Newer
+  versions also refuse TCP, and signals to other processes.
 * A seccomp filter refuses new processes and programs, sockets, signals to and limits of other
-  processes, locks on files, changes to a file's owner, mode, times and attributes, and objects that
-  outlive the process. It also refuses all system calls since Linux 5.1, for which programs have a
-  fallback.
-* Capabilities are dropped, and resource limits bound processor time, memory and output. The process
-  ends with its parent.
+  processes, locks and attributes of files, objects that outlive the process, and all system calls
+  since Linux 5.1, for which programs have a fallback.
+* Capabilities are dropped, and resource limits bound processor time, memory and output.
 
-``tests/escapes.py`` has the escapes that each rule refuses.
-
-If any of these steps fails, the answer is not run. Killing the process ends everything that it
-started.
+``tests/escapes.py`` has the escapes that each rule refuses. If any of these steps fails, the answer
+is not run. The process ends with its parent.
 
 Source: the kernel's documentation of ``landlock``, ``seccomp_filter`` and ``capset``.
 """
@@ -97,7 +92,8 @@ FIRST_COMMON_CALL = 424
 
 # Refused system calls by rule, each with its numbers on x86_64 and aarch64.
 REFUSED_CALLS = {
-    "processes": "fork 57 -  vfork 58 -  execve 59 221  execveat 322 281  setsid 112 157  setpgid 109 154",
+    "processes": "fork 57 -  vfork 58 -  execve 59 221  execveat 322 281  setsid 112 157  "
+    "setpgid 109 154",
     "signals": "tkill 200 130  rt_sigqueueinfo 129 138  rt_tgsigqueueinfo 297 240",
     "tracing": """
         ptrace 101 117  process_vm_readv 310 270  process_vm_writev 311 271  kcmp 312 272
@@ -105,9 +101,11 @@ REFUSED_CALLS = {
     """,
     "scheduling": """
         setpriority 141 140  ioprio_set 251 30  migrate_pages 256 238  move_pages 279 239
-        sched_setparam 142 118  sched_setscheduler 144 119  sched_setaffinity 203 122  sched_setattr 314 274
+        sched_setparam 142 118  sched_setscheduler 144 119  sched_setaffinity 203 122
+        sched_setattr 314 274
     """,
-    "sockets": "socket 41 198  connect 42 203  bind 49 200  listen 50 201  accept 43 202  accept4 288 242",
+    "sockets": "socket 41 198  connect 42 203  bind 49 200  listen 50 201  accept 43 202  "
+    "accept4 288 242",
     "file attributes": """
         truncate 76 45  chmod 90 -  fchmod 91 52  fchmodat 268 53
         chown 92 -  fchown 93 55  lchown 94 -  fchownat 260 54
@@ -121,38 +119,80 @@ REFUSED_CALLS = {
     "shared memory": """
         memfd_create 319 279  shmget 29 194  shmat 30 196  shmctl 31 195
         msgget 68 186  msgsnd 69 189  msgrcv 70 188  msgctl 71 187
-        semget 64 190  semop 65 193  semtimedop 220 192  semctl 66 191  mq_open 240 180  mq_unlink 241 181
+        semget 64 190  semop 65 193  semtimedop 220 192  semctl 66 191  mq_open 240 180
+        mq_unlink 241 181
     """,
     "keys": "add_key 248 217  request_key 249 218  keyctl 250 219",
-    "namespaces": "unshare 272 97  setns 308 268  mount 165 40  umount2 166 39  pivot_root 155 41  chroot 161 51",
-    "disks": "sync 162 81  syncfs 306 267  io_setup 206 0  quotactl 179 60  swapon 167 224  swapoff 168 225",
-    "clocks": "settimeofday 164 170  adjtimex 159 171  clock_settime 227 112  clock_adjtime 305 266",
+    "namespaces": "unshare 272 97  setns 308 268  mount 165 40  umount2 166 39  pivot_root 155 41  "
+    "chroot 161 51",
+    "disks": "sync 162 81  syncfs 306 267  io_setup 206 0  quotactl 179 60  swapon 167 224  "
+    "swapoff 168 225",
+    "clocks": "settimeofday 164 170  adjtimex 159 171  clock_settime 227 112  "
+    "clock_adjtime 305 266",
     "kernel": """
-        bpf 321 280  userfaultfd 323 282  personality 135 92  syslog 103 116  acct 163 89  reboot 169 142
+        bpf 321 280  userfaultfd 323 282  personality 135 92  syslog 103 116  acct 163 89
+        reboot 169 142
         init_module 175 105  delete_module 176 106  finit_module 313 273  kexec_load 246 104
         kexec_file_load 320 294  sethostname 170 161  setdomainname 171 162  vhangup 153 58
         iopl 172 -  ioperm 173 -  modify_ldt 154 -
     """,
 }
 
-# Commands of fcntl: F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC and F_GETPIPE_SZ.
-ALLOWED_FCNTL = (0, 1, 2, 3, 4, 1030, 1032)
+# Numbers of calls whose arguments decide, on x86_64 and aarch64.
+CHECKED_CALLS = """
+    clone 56 220  kill 62 129  tgkill 234 131  prlimit 302 261  prctl 157 167  openat 257 56
+    open 2 -  socketpair 53 199  fcntl 72 25  ioctl 16 29
+"""
 
-# Commands of ioctl: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX and FIOCLEX.
-ALLOWED_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+CLONE_THREAD = 0x10000
+SET_FLAGS = 4
+O_ASYNC = 0x2000
+
+LOAD = 0x20
+EQUAL = 0x15
+AT_LEAST = 0x35
+HAS_BITS = 0x45
+RETURN = 0x06
+ALLOW = 0x7FFF0000
+KILL = 0x80000000
+DENY = 0x50000 | errno.EPERM
+UNKNOWN = 0x50000 | errno.ENOSYS
+
+# The value of a check that stands for the process's own id.
+OWN_ID = -1
+
+
+class Check(NamedTuple):
+    """Refuses a call unless an argument, by its lower half, passes the test for one of the values.
+
+    With ``is_reversed``, the call is refused if the argument passes.
+    """
+
+    call: str
+    argument: int
+    test: int
+    values: tuple[int, ...]
+    is_reversed: bool = False
+
 
 # Rules of the filter that look at a call's arguments.
-ARGUMENT_RULES = (
-    "threads alone",
-    "own signals",
-    "own limits",
-    "death signal",
-    "truncation",
-    "stream pairs",
-    "fcntl commands",
-    "asynchronous files",
-    "ioctl commands",
-)
+ARGUMENT_RULES = {
+    "threads alone": (Check("clone", 0, HAS_BITS, (CLONE_THREAD,)),),
+    "own signals": (Check("kill", 0, EQUAL, (OWN_ID,)), Check("tgkill", 0, EQUAL, (OWN_ID,))),
+    "own limits": (Check("prlimit", 0, EQUAL, (0,)),),
+    "death signal": (Check("prctl", 0, EQUAL, (SET_DEATH_SIGNAL,), is_reversed=True),),
+    "truncation": (
+        Check("openat", 2, HAS_BITS, (os.O_TRUNC,), is_reversed=True),
+        Check("open", 1, HAS_BITS, (os.O_TRUNC,), is_reversed=True),
+    ),
+    # bits of all types of sockets but streams
+    "stream pairs": (Check("socketpair", 1, HAS_BITS, (0b110,), is_reversed=True),),
+    # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC and F_GETPIPE_SZ
+    "fcntl commands": (Check("fcntl", 1, EQUAL, (0, 1, 2, 3, SET_FLAGS, 1030, 1032)),),
+    "asynchronous files": (),  # two arguments decide; see ``build_filter``
+    # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX and FIOCLEX
+    "ioctl commands": (Check("ioctl", 1, EQUAL, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),),
+}
 
 # Landlock's rules: files (version 1), ports of TCP (4), and signals and abstract sockets (6).
 LANDLOCK_RULES = ("files", "ports", "scopes")
@@ -165,75 +205,37 @@ RULES = (
 
 
 class Processor(NamedTuple):
-    """A kind of processor: its audit mark, its column in ``REFUSED_CALLS``, and numbers of some
-    calls.
-    """
+    """A kind of processor: its audit mark, its column in the lists of calls, and ``capset``."""
 
     mark: int
     column: int
-    clone: int
-    kill: int
-    tgkill: int
-    prlimit: int
-    prctl: int
-    openat: int
-    open: int | None
-    socketpair: int
     capset: int
-    fcntl: int
-    ioctl: int
 
 
 PROCESSORS = {
-    "x86_64": Processor(0xC000003E, 1, 56, 62, 234, 302, 157, 257, 2, 53, 126, 72, 16),
-    "aarch64": Processor(0xC00000B7, 2, 220, 129, 131, 261, 167, 56, None, 199, 91, 25, 29),
+    "x86_64": Processor(0xC000003E, 1, 126),
+    "aarch64": Processor(0xC00000B7, 2, 91),
 }
 
-CLONE_THREAD = 0x10000
-NOT_A_STREAM = 0b110
-SET_FLAGS = 4
-O_ASYNC = 0x2000
-LOAD = 0x20
-EQUAL = 0x15
-AT_LEAST = 0x35
-HAS_BITS = 0x45
-RETURN = 0x06
-ALLOW = 0x7FFF0000
-KILL = 0x80000000
-DENY = 0x50000 | errno.EPERM
-UNKNOWN = 0x50000 | errno.ENOSYS
 
-
-def can_confine() -> bool:
-    """Whether this system can confine a process: Linux with Landlock, on a supported processor."""
-    return _read_landlock_version() >= 1
-
-
-def can_confine_writes() -> bool:
-    """Whether this system can keep a command from changing files: Linux 6.2 with Landlock, which
-    refuses truncation.
-    """
-    return _read_landlock_version() >= TRUNCATION_VERSION
-
-
-def can_isolate() -> bool:
-    """Whether this system can isolate a command that is not confined: Linux 6.12 with Landlock."""
-    return _read_landlock_version() >= SCOPES_VERSION
-
-
-def _read_landlock_version() -> int:
+def read_landlock_version() -> int:
+    """Return the version of Landlock, with which commands are isolated; below 1: there is none."""
     if sys.platform != "linux" or platform.machine() not in PROCESSORS:
         return 0
     version: int = ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1)
     return version
 
 
-class SandboxRequest(NamedTuple):
-    """The arguments of a process, as JSON on its command line.
+def can_confine() -> bool:
+    """Whether this system can confine a process: Linux with Landlock, on a supported processor."""
+    return read_landlock_version() >= 1
 
-    ``program`` is an open file with the answer and its tests (null: none) in JSON, and ``report``
-    one for the marks. ``seconds`` is processor time (null: no limit); ``memory`` and ``output`` are
-    in bytes. The process ends with its ``parent`` (null: with no other process).
+
+class SandboxRequest(NamedTuple):
+    """The arguments of a process, as JSON on its command line; sizes are in bytes.
+
+    ``program`` is an open file with the answer and its tests in JSON, and ``report`` one for the
+    marks. The process ends with its ``parent``, unless that is None.
     """
 
     parent: int | None
@@ -272,13 +274,7 @@ def main(order: SandboxRequest) -> None:
 
 
 def set_limits(order: SandboxRequest, *, alone: bool, without: Collection[str] = ()) -> None:
-    """Set resource limits; ``alone`` forbids further processes for users other than root.
-
-    Args:
-        order: The limits.
-        alone: Whether the process may start no other.
-        without: Names of limits that are not set; only tests pass it.
-    """
+    """Set resource limits, ``without`` some in tests; ``alone``: the process may start no other."""
     import resource
 
     bounds = {
@@ -305,16 +301,9 @@ def set_limits(order: SandboxRequest, *, alone: bool, without: Collection[str] =
 
 
 def confine_process(parent: int | None, *, without: Collection[str] = ()) -> None:
-    """Drop all rights that an answer does not need, and end with the parent (None: with no other
-    process).
+    """Drop all rights that an answer does not need, and end with the parent, unless that is None.
 
-    Args:
-        parent: The id of the process that started this one.
-        without: Names of ``RULES`` that are left out; only tests pass it, to show what a rule
-            refuses.
-
-    Raises:
-        OSError: The kernel refused a step.
+    Tests leave out ``RULES``, to show what a rule refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     machine = PROCESSORS[platform.machine()]
@@ -354,16 +343,12 @@ def list_readable_paths() -> list[str]:
 
 
 def isolate_command(folder: str | None) -> bool:
-    """Keep this process, and all that it starts, from signalling other processes and from reading
-    their variables.
+    """Keep this process, and all that it starts, from other processes and their variables.
 
     With a folder, files outside it cannot be changed either, and all capabilities are dropped.
     Reading, the network and the attributes of files, such as their modes, stay as they are. Return
     whether signals reach no other process; before Linux 6.12 they do, and without a folder nothing
     is isolated there.
-
-    Raises:
-        OSError: The kernel refused a step, or cannot refuse to truncate files (before Linux 6.2).
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = _call_kernel(libc.syscall, CREATE_RULESET, None, 0, 1)
@@ -406,9 +391,7 @@ def _list_rights(version: int) -> int:
 
 
 def _apply_landlock(libc: Any, handled: tuple[int, int, int], allowed: Mapping[str, int]) -> None:
-    """Refuse all rights of files, ports and scopes that are handled, but for the allowed ones below
-    some paths.
-    """
+    """Refuse the handled rights of files, ports and scopes, except below allowed paths."""
     ruleset = _call_kernel(libc.syscall, CREATE_RULESET, struct.pack("=3Q", *handled), 24, 0)
     for path, rights in allowed.items():
         descriptor = os.open(path, os.O_PATH)
@@ -416,6 +399,13 @@ def _apply_landlock(libc: Any, handled: tuple[int, int, int], allowed: Mapping[s
         os.close(descriptor)
     _call_kernel(libc.syscall, RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
+
+
+def read_calls(calls: str, machine: Processor) -> dict[str, int]:
+    """Return the numbers of listed calls that a processor has, by their names."""
+    words = calls.split()
+    numbers = zip(words[::3], words[machine.column :: 3], strict=True)
+    return {name: int(number) for name, number in numbers if number != "-"}
 
 
 def build_filter(
@@ -428,77 +418,39 @@ def build_filter(
         yield _instruction(RETURN, KILL)
     yield _instruction(LOAD, 0)
     if "later calls" not in without:
-        yield from _refuse(FIRST_COMMON_CALL, UNKNOWN, test=AT_LEAST)
+        yield _instruction(AT_LEAST, FIRST_COMMON_CALL, no=1)
+        yield _instruction(RETURN, UNKNOWN)
     for rule, calls in REFUSED_CALLS.items():
-        for number in calls.split()[machine.column :: 3]:
-            if number != "-" and rule not in without:
-                yield from _refuse(int(number), DENY)
-    for rule in ARGUMENT_RULES:
-        if rule not in without:
-            yield from _build_argument_rule(rule, machine, process)
+        for number in read_calls(calls, machine).values():
+            if rule not in without:
+                yield _instruction(EQUAL, number, no=1)
+                yield _instruction(RETURN, DENY)
+
+    numbers = read_calls(CHECKED_CALLS, machine)
+    for rule, checks in ARGUMENT_RULES.items():
+        for check in checks:
+            if rule not in without and check.call in numbers:
+                values = [process if value == OWN_ID else value for value in check.values]
+                yield from _build_check(check, numbers[check.call], values)
+    if "asynchronous files" not in without:
+        yield _instruction(EQUAL, numbers["fcntl"], no=6)
+        yield _instruction(LOAD, 24)
+        yield _instruction(EQUAL, SET_FLAGS, no=3)
+        yield _instruction(LOAD, 32)
+        yield _instruction(HAS_BITS, O_ASYNC, no=1)
+        yield _instruction(RETURN, DENY)
+        yield _instruction(LOAD, 0)
     yield _instruction(RETURN, ALLOW)
 
 
-def _build_argument_rule(rule: str, machine: Processor, process: int) -> Iterator[bytes]:
-    match rule:
-        case "threads alone":
-            yield from _decide(machine.clone, 0, HAS_BITS, CLONE_THREAD, (ALLOW, DENY))
-        case "own signals":
-            yield from _decide(machine.kill, 0, EQUAL, process, (ALLOW, DENY))
-            yield from _decide(machine.tgkill, 0, EQUAL, process, (ALLOW, DENY))
-        case "own limits":
-            yield from _decide(machine.prlimit, 0, EQUAL, 0, (ALLOW, DENY))
-        case "death signal":
-            yield from _decide(machine.prctl, 0, EQUAL, SET_DEATH_SIGNAL, (DENY, ALLOW))
-        case "truncation":
-            yield from _decide(machine.openat, 2, HAS_BITS, os.O_TRUNC, (DENY, ALLOW))
-            if machine.open is not None:
-                yield from _decide(machine.open, 1, HAS_BITS, os.O_TRUNC, (DENY, ALLOW))
-        case "stream pairs":
-            yield from _decide(machine.socketpair, 1, HAS_BITS, NOT_A_STREAM, (DENY, ALLOW))
-        case "fcntl commands":
-            yield from _allow_only(machine.fcntl, 1, ALLOWED_FCNTL)
-        case "asynchronous files":
-            yield from _refuse_bits(machine.fcntl, SET_FLAGS, O_ASYNC)
-        case "ioctl commands":
-            yield from _allow_only(machine.ioctl, 1, ALLOWED_IOCTL)
-
-
-def _refuse(number: int, outcome: int, *, test: int = EQUAL) -> Iterator[bytes]:
-    yield _instruction(test, number, no=1)
-    yield _instruction(RETURN, outcome)
-
-
-def _decide(
-    number: int, argument: int, test: int, value: int, outcomes: tuple[int, int]
-) -> Iterator[bytes]:
-    """Decide on a call by the test of an argument's lower half: the outcomes if it is true, and if
-    not.
-    """
-    yield _instruction(EQUAL, number, no=4)
-    yield _instruction(LOAD, 16 + 8 * argument)
-    yield _instruction(test, value, no=1)
-    for outcome in outcomes:
-        yield _instruction(RETURN, outcome)
-
-
-def _allow_only(number: int, argument: int, values: Sequence[int]) -> Iterator[bytes]:
-    """Refuse a call unless the lower half of an argument is one of some values."""
+def _build_check(check: Check, number: int, values: Sequence[int]) -> Iterator[bytes]:
     yield _instruction(EQUAL, number, no=len(values) + 3)
-    yield _instruction(LOAD, 16 + 8 * argument)
+    yield _instruction(LOAD, 16 + 8 * check.argument)
     for index, value in enumerate(values):
-        yield _instruction(EQUAL, value, yes=len(values) - index)
-    yield _instruction(RETURN, DENY)
-    yield _instruction(LOAD, 0)
-
-
-def _refuse_bits(number: int, command: int, bits: int) -> Iterator[bytes]:
-    """Refuse a call if its second argument is a command and its third one has some bits."""
-    yield _instruction(EQUAL, number, no=6)
-    yield _instruction(LOAD, 24)
-    yield _instruction(EQUAL, command, no=3)
-    yield _instruction(LOAD, 32)
-    yield _instruction(HAS_BITS, bits, no=1)
+        if check.is_reversed:
+            yield _instruction(check.test, value, no=1)
+        else:
+            yield _instruction(check.test, value, yes=len(values) - index)
     yield _instruction(RETURN, DENY)
     yield _instruction(LOAD, 0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -16,7 +15,6 @@ from reflact.config.loading import list_idle_keys
 from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
 from reflact.events import Event
-from reflact.gate.intervals import improvement_interval, mean_interval
 from reflact.jsonutil import flatten_fields, parse_stored
 from reflact.records import (
     CodeFailure,
@@ -33,8 +31,10 @@ from reflact.records import (
 )
 from reflact.skills.document import diff_texts, remove_markers
 from reflact.skills.package import SkillPackage, build_package, suggest_name
+from reflact.stages.evaluate import GateMetric
+from reflact.stages.final_test import measure_improvement, score_skill
 from reflact.training.items import read_items
-from reflact.types import FrozenModel, ShortReprModel, Skill, Split, canonical_json
+from reflact.types import FrozenModel, Rollout, ShortReprModel, Skill, Split, canonical_json
 
 if TYPE_CHECKING:
     from reflact.store.runs import RunRow, SQLiteRunStore
@@ -44,6 +44,9 @@ LOCATIONS = {"out_dir", "store", "fork"}
 
 # The name of the lock file of a run beside its store.
 LOCK_NAME = re.compile(r"(.+)-r[0-9a-f]{12}\.lock")
+
+# Runs may have other gates, so they are compared by what all of them measure.
+HARD = GateMetric(metric="hard")
 
 NOT_MEASURED = "has not measured its initial document yet; start or resume it with reflact train"
 
@@ -178,6 +181,11 @@ class RunListing(FrozenModel):
     usage: Usage
     created: datetime
 
+    @property
+    def state(self) -> str:
+        """The status; ``measured`` if there was no training, ``open`` if the run was killed."""
+        return self.status or ("measured" if self.measured and not self.steps else "open")
+
 
 async def list_runs(database: Path) -> tuple[RunListing, ...]:
     """Return the runs of a database, oldest first; StoreError if it cannot be read."""
@@ -190,42 +198,34 @@ async def list_runs(database: Path) -> tuple[RunListing, ...]:
 async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunListing:
     summary = await store.summary(row.run_id)
     last = await store.last_commit(row.run_id)
-
-    def find(name: str, split: Split) -> float | None:
-        score = None if summary is None else summary.score(name, split)
-        return None if score is None else score.hard
-
-    val = find("best", Split.val)
-    test = find("best", Split.test)
-    if val is None and last is not None:
-        val = last.best.score
     evaluations = await store.evaluations(row.run_id)
+    scores: dict[tuple[str, Split], float | None] = {}
     if last is None:
-        latest = {score.split: score.hard for score in evaluations}
-        val = latest.get(Split.val)
-        test = latest.get(Split.test)
-    baseline = find("baseline", Split.val if test is None else Split.test)
-    used = sum((entry.usage for entry in await store.spend(row.run_id)), Usage())
-    out_dir = row.config.get("out_dir") if isinstance(row.config, dict) else None
-    is_shared = database.name != "run.db" and out_dir is not None
+        scores |= {("best", score.split): score.hard for score in evaluations}
+    else:
+        scores["best", Split.val] = last.best.score
+    if summary is not None:
+        scores |= {(s.name, s.split): s.hard for s in summary.scores if s.hard is not None}
+    test = scores.get(("best", Split.test))
+    folder = str(database.parent)
+    if database.name != "run.db":
+        folder = str(dict(flatten_fields(row.config)).get("out_dir") or folder)
     return RunListing(
-        folder=str(out_dir if is_shared else database.parent),
+        folder=folder,
         run_id=row.run_id,
         status=row.status,
         steps=row.steps,
-        val=val,
+        val=scores.get(("best", Split.val)),
         test=test,
-        baseline=baseline,
+        baseline=scores.get(("baseline", Split.val if test is None else Split.test)),
         measured=len(evaluations),
-        usage=used,
+        usage=sum((entry.usage for entry in await store.spend(row.run_id)), Usage()),
         created=row.created,
     )
 
 
 class RunChoice(FrozenModel):
-    """The run that a path means, and the ids of the others, oldest first, if the path
-    named none.
-    """
+    """The run that a path means; ``others`` are the others, oldest first, if it named none."""
 
     run_id: str
     others: tuple[str, ...] = ()
@@ -233,14 +233,11 @@ class RunChoice(FrozenModel):
 
 async def find_run(path: Path | str) -> RunChoice:
     """Return which run a path means; errors are those of ``read_run``."""
-    from reflact.store.runs import open_store
-
-    database, own = _find_database(Path(path))
-    async with open_store(database, read_only=True) as store:
-        rows = await store.runs()
-    chosen = choose_run(rows, own, database).run_id
-    others = () if own is not None else tuple(row.run_id for row in rows if row.run_id != chosen)
-    return RunChoice(run_id=chosen, others=others)
+    async with open_run(path) as (store, row):
+        others = [other.run_id for other in await store.runs() if other.run_id != row.run_id]
+    if _find_database(Path(path))[1] is not None:
+        return RunChoice(run_id=row.run_id)
+    return RunChoice(run_id=row.run_id, others=tuple(others))
 
 
 @asynccontextmanager
@@ -269,23 +266,21 @@ async def read_versions(
         last = await store.last_commit(row.run_id)
         if last is None:
             raise UsageError(f"run {row.run_id} {NOT_MEASURED}")
-        versions = {str(version.number): version for version in await store.versions(row.run_id)}
-        named = {"baseline": versions["0"], "best": last.best, "final": last.current}
-        known = {
-            **{f"v{number}": version for number, version in versions.items()},
-            **versions,
-            **named,
-        }
+        versions = await store.versions(row.run_id)
+        known = {str(version.number): version for version in versions}
+        known |= {f"v{version.number}": version for version in versions}
+        known |= {"baseline": known["0"], "best": last.best, "final": last.current}
+        texts = []
         for name in names:
             if name not in known:
+                newest = max(version.number for version in versions)
                 raise UsageError(
-                    f"run {row.run_id} has no version {name}; it has v0 to "
-                    f"v{max(map(int, versions))}, and the names {', '.join(named)}"
+                    f"run {row.run_id} has no version {name}; it has v0 to v{newest}, and the "
+                    "names baseline, best, final"
                 )
-        found = [known[name] for name in names]
-        return tuple(
-            [VersionText(version=each, skill=await store.skill(each.skill_hash)) for each in found]
-        )
+            skill = await store.skill(known[name].skill_hash)
+            texts.append(VersionText(version=known[name], skill=skill))
+        return tuple(texts)
 
 
 async def read_package(
@@ -297,23 +292,15 @@ async def read_package(
     description: str | None = None,
 ) -> SkillPackage:
     """Return a version of a run's skill as a package, with the other files of the folder that the
-    run began with.
-
-    ``path`` and ``run_id`` name a run as in ``read_run``, ``version`` one of its versions as in
-    ``read_versions``. Without a name or a description, those of the front matter count, or else
-    those of the run's configuration.
-
-    Raises:
-        UsageError: There is no such run or version.
-        SkillError: The name or the description is missing or not allowed, or the folder cannot be
-            read.
-        StoreError: The store cannot be read.
+    run began with; see ``export_skill``.
     """
     async with open_run(path, run_id) as (store, row):
         settings = dict(flatten_fields(row.config))
         summary = await store.summary(row.run_id)
     (found,) = await read_versions(path, [version], row.run_id)
     files = settings.get("skill_files")
+    if not isinstance(files, list):
+        files = []
     default = suggest_name(Path(str(settings.get("out_dir") or path)).name) or "skill"
     package = build_package(
         Skill(text=remove_markers(found.skill.text)),
@@ -321,38 +308,32 @@ async def read_package(
         description=description,
         defaults=(default, str(settings.get("environment.description") or "")),
         source=_find_skill_folder(settings.get("skill")),
-        files=[str(each) for each in files] if isinstance(files, list) else (),
+        files=[str(each) for each in files],
     )
-    doubt = _describe_doubt(row, summary, found.version) if version == "best" else None
-    hints = [] if doubt is None else [doubt]
+    hints: list[str] = []
+    if version == "best":
+        hints += _list_doubts(row, summary, found.version)
     if found.version.examples:
         hints.append(f"the document is v{found.version.number}{found.version.examples_note}")
     return package.model_copy(update={"hints": (*hints, *package.hints)})
 
 
-def _describe_doubt(row: RunRow, summary: RunSummary | None, best: SkillVersion) -> str | None:
-    """Return why the best skill of a run may not be what its reader expects; None if it
-    is tested.
-    """
+def _list_doubts(row: RunRow, summary: RunSummary | None, best: SkillVersion) -> Iterator[str]:
+    """Yield why the best skill of a run may not be what its reader expects."""
     document = f"v{best.number} from {best.origin}" if best.number else "the initial skill"
     if row.status != "completed":
-        return (
+        yield (
             f"the run is not complete; this is {document}, the best so far, which is not tested; "
             "reflact train resumes the run"
         )
-    if not best.number:
-        return "the run has no better document; this is its initial skill"
-    if summary is None or summary.score("best", Split.test) is None:
-        return (
-            f"this is {document}, which the validation items selected; it is not tested on others"
-        )
-    return None
+    elif not best.number:
+        yield "the run has no better document; this is its initial skill"
+    elif summary is None or summary.score("best", Split.test) is None:
+        yield f"this is {document}, which the validation items selected; it is not tested on others"
 
 
 def _find_skill_folder(setting: JsonValue) -> Path | None:
-    """Return the folder in the setting ``skill`` of a run; it may be gone. None if the setting is a
-    file.
-    """
+    """Return the folder in the setting ``skill``; it may be gone. None if it names a file."""
     if setting is None:
         return None
     path = Path(str(setting))
@@ -370,8 +351,13 @@ async def export_skill(
 ) -> Path:
     """Write a version of a run's skill as a folder for agents, and return the folder.
 
-    Arguments are those of ``read_package``; ``parent`` is the folder for the new one, which has the
-    skill's name.
+    Args:
+        path: The run; see ``read_run``.
+        parent: The folder for the new one, which has the skill's name.
+        version: See ``read_versions``.
+        run_id: See ``read_run``.
+        name: The skill's name; by default that of the front matter, or else that of the run.
+        description: Likewise; by default that of the front matter, or ``environment.description``.
 
     Raises:
         UsageError: There is no such run or version, or something has that name in ``parent``
@@ -389,33 +375,30 @@ async def export_skill(
 async def read_step(path: Path | str, step: int, run_id: str | None = None) -> StepDetails:
     """Return a committed step of a run; errors are those of ``read_run``."""
     async with open_run(path, run_id) as (store, row):
-        records = await store.records(row.run_id)
-        epochs = await store.epochs(row.run_id)
-        record = next((record for record in records if record.step == step), None)
-        if record is None:
+        records = {record.step: record for record in await store.records(row.run_id)}
+        if step not in records:
             raise UsageError(
                 f"run {row.run_id} has no step {step}; {len(records)} steps are committed"
             )
-        memories = [
-            end.meta_skill for end in epochs if end.step < step and end.meta_skill is not None
-        ]
+        record = records[step]
+        epochs = await store.epochs(row.run_id)
+        memories = [end.meta_skill for end in epochs if end.step < step and end.meta_skill]
         diff = ""
         if record.candidate_hash != record.skill_before:
             before = await store.skill(record.skill_before)
-            diff = diff_texts(before.text, (await store.skill(record.candidate_hash)).text)
+            after = await store.skill(record.candidate_hash)
+            diff = diff_texts(before.text, after.text)
         return StepDetails(
             record=record,
             epoch_end=next((end for end in epochs if end.step == step), None),
-            memory=memories[-1] if memories else "",
+            memory=next(reversed(memories), ""),
             diff=diff,
             costs=tuple(cost for cost in await store.stage_costs(row.run_id) if cost.step == step),
         )
 
 
 class SettingDifference(FrozenModel):
-    """A setting that differs, under its dotted key, with its value in each run; None if a run does
-    not have it.
-    """
+    """A setting that differs, with its value in each run; None if a run does not have it."""
 
     key: str
     values: tuple[JsonValue, ...]
@@ -424,8 +407,8 @@ class SettingDifference(FrozenModel):
 class ComparedRun(ShortReprModel):
     """A run in a comparison.
 
-    ``val`` and ``test`` are the scores of its best skill at its end, or those that it has so far.
-    ``unmeasured`` of a score counts the items that it does not cover.
+    ``val`` and ``test`` are the scores of its best skill. ``unmeasured`` of a score counts the
+    items that it does not cover.
     """
 
     name: str
@@ -459,14 +442,11 @@ class _ReadRun(NamedTuple):
     run: ComparedRun
     settings: Mapping[str, JsonValue]
     idle: frozenset[str]
-    scores: Mapping[Split, Mapping[str, float]]
+    rollouts: Mapping[Split, Sequence[Rollout]]
 
 
 async def compare_runs(
-    paths: Sequence[Path | str],
-    *,
-    run_ids: Sequence[str] | None = None,
-    names: Sequence[str] | None = None,
+    paths: Sequence[Path | str], *, run_ids: Sequence[str] | None = None
 ) -> RunComparison:
     """Compare runs with the first of them; a single path that names no run means all runs of its
     store.
@@ -475,7 +455,6 @@ async def compare_runs(
         paths: The ``out_dir`` or the database of each run, or a path that names the run too; see
             ``read_run``.
         run_ids: The run of each path; by default the one that it names, or else the newest.
-        names: What the runs are called; by default their paths.
 
     Raises:
         UsageError: There are less than two runs, or one of them has not measured its initial
@@ -483,29 +462,27 @@ async def compare_runs(
         StoreError: A store cannot be read.
     """
     ids: Sequence[str | None] = run_ids or [None] * len(paths)
-    labels = names or [str(path) for path in paths]
-    named = list(zip(labels, paths, ids, strict=True))
+    named = list(zip(map(str, paths), paths, ids, strict=True))
     if len(named) == 1:
         choice = await find_run(paths[0])
         named = [(each, paths[0], each) for each in (*choice.others, choice.run_id)]
     if len(named) < 2:
         raise UsageError("a comparison needs at least two runs; name the out_dir of each")
-    found = [await _read_for_comparison(*each) for each in named]
-    first = found[0]
-    others = found[1:]
-    gains = [
-        gain
-        for split in (Split.val, Split.test)
-        for other in others
-        if (gain := _measure_gain(other.run.name, split, first.scores[split], other.scores[split]))
-    ]
+    first, *others = [await _read_for_comparison(*each) for each in named]
+    gains = []
+    for split in first.rollouts:
+        for other in others:
+            before = first.rollouts[split]
+            after = other.rollouts[split]
+            gain = measure_improvement(other.run.name, split, before, after, metric=HARD)
+            if gain is not None:
+                gains.append(gain)
+    text = first.run.best.skill.text
     return RunComparison(
-        runs=tuple(each.run for each in found),
-        settings=tuple(_list_differences(found)),
+        runs=tuple(each.run for each in (first, *others)),
+        settings=tuple(_list_differences([first, *others])),
         gains=tuple(gains),
-        diffs=tuple(
-            diff_texts(first.run.best.skill.text, each.run.best.skill.text) for each in others
-        ),
+        diffs=tuple(diff_texts(text, each.run.best.skill.text) for each in others),
     )
 
 
@@ -515,105 +492,68 @@ async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) 
         last = await store.last_commit(row.run_id)
         if last is None:
             raise UsageError(f"run {row.run_id} {NOT_MEASURED}")
-        items: dict[Split, tuple[ItemResult, ...]] = {Split.val: (), Split.test: ()}
-        for split in items:
-            with suppress(UsageError):  # the split is not measured
-                items[split] = await read_items(store, row, split=split, version=last.best)
         skill = await store.skill(last.best.skill_hash)
+        rollouts: dict[Split, list[Rollout]] = {}
+        scores: dict[Split, SkillScore] = {}
+        for split in (Split.val, Split.test):
+            rollouts[split] = []
+            with suppress(UsageError):  # the split is not measured
+                items = await read_items(store, row, split=split, version=last.best)
+                for item in items:
+                    # Items of other data may have the same ids.
+                    key = {"item_id": canonical_json([item.item_id, item.input])}
+                    rollouts[split] += [r.model_copy(update=key) for r in item.best.rollouts]
+                unmeasured = sum(item.best.hard is None for item in items)
+                if unmeasured < len(items):
+                    score = score_skill("best", skill, split, rollouts[split], (), metric=HARD)
+                    scores[split] = score.model_copy(update={"unmeasured": unmeasured})
         config = parse_stored(
             TrainerConfig.model_validate, row.config, f"configuration of run {row.run_id}"
         )
-        scored = () if summary is None else summary.scores
-        final = {s.split: s for s in scored if (s.name, s.skill_hash) == ("best", skill.hash)}
         run = ComparedRun(
             name=name,
             run_id=row.run_id,
             status=row.status,
             steps=row.steps,
-            val=final.get(Split.val) or _score_best(skill, Split.val, items[Split.val]),
-            test=final.get(Split.test) or _score_best(skill, Split.test, items[Split.test]),
+            val=scores.get(Split.val),
+            test=scores.get(Split.test),
             usage=sum((entry.usage for entry in await store.spend(row.run_id)), Usage()),
             seconds=None if summary is None else summary.seconds,
             best=VersionText(version=last.best, skill=skill),
         )
-        scores = {
-            split: {
-                canonical_json([item.item_id, item.input]): item.best.hard
-                for item in results
-                if item.best.hard is not None
-            }
-            for split, results in items.items()
-        }
-        fields = (
-            *flatten_fields(row.config),
-            *flatten_fields(dict(await store.identity(row.run_id))),
-        )
-        settings = {key: value for key, value in fields if value != {}}
-        return _ReadRun(run, settings, list_idle_keys(config), scores)
-
-
-def _score_best(skill: Skill, split: Split, items: Sequence[ItemResult]) -> SkillScore | None:
-    """Return the best skill's score on the items that are measured so far; None if none is."""
-    means = [item.best.hard for item in items if item.best.hard is not None]
-    if not means:
-        return None
-    low, high = mean_interval(means)
-    return SkillScore(
-        name="best",
-        skill_hash=skill.hash,
-        split=split,
-        n=sum(len(item.best.rollouts) for item in items),
-        trials=max(len(item.best.rollouts) for item in items),
-        unmeasured=len(items) - len(means),
-        successes=math.fsum(means),
-        hard=math.fsum(means) / len(means),
-        low=low,
-        high=high,
-    )
+        fields = dict(flatten_fields(row.config))
+        fields |= dict(flatten_fields(dict(await store.identity(row.run_id))))
+        settings = {key: value for key, value in fields.items() if value != {}}
+        return _ReadRun(run, settings, list_idle_keys(config), rollouts)
 
 
 def _list_differences(runs: Sequence[_ReadRun]) -> Iterator[SettingDifference]:
-    """Yield the settings that differ; one without an effect in any of the runs is no difference.
-
-    The path of the same data has none.
-    """
-    idle = frozenset.intersection(*(run.idle for run in runs))
-    for key in sorted({key for run in runs for key in run.settings} - LOCATIONS - idle):
+    """Yield the settings that differ and have an effect; the path of the same data has none."""
+    ignored = LOCATIONS | frozenset.intersection(*(run.idle for run in runs))
+    if len({run.settings.get("data") for run in runs}) == 1:
+        ignored |= {"data.path"}
+    for key in sorted({key for run in runs for key in run.settings} - ignored):
         values = tuple(run.settings.get(key) for run in runs)
-        if key == "data.path" and len({run.settings.get("data") for run in runs}) == 1:
-            continue
         if len({canonical_json(value) for value in values}) > 1:
             yield SettingDifference(key=key, values=values)
-
-
-def _measure_gain(
-    name: str, split: Split, before: Mapping[str, float], after: Mapping[str, float]
-) -> Improvement | None:
-    common = sorted(before.keys() & after.keys())
-    if not common:
-        return None
-    mean, low, high = improvement_interval(
-        [before[key] for key in common], [after[key] for key in common]
-    )
-    return Improvement(name=name, split=split, n=len(common), mean=mean, low=low, high=high)
 
 
 def choose_run(rows: Sequence[RunRow], run_id: str | None, path: Path) -> RunRow:
     """Return the run with an id or with its unique prefix, or the newest run; a UsageError lists
     the known ids.
     """
-    named = [row for row in rows if run_id is None or row.run_id == run_id]
+    named = [row for row in rows if run_id in {None, row.run_id}]
     if run_id and not named:
         named = [row for row in rows if row.run_id.startswith(run_id)]
         if len(named) > 1:
+            ids = ", ".join(row.run_id for row in named)
             raise UsageError(
-                f"{path} holds several runs whose ids begin with {run_id}; name one of "
-                f"{', '.join(row.run_id for row in named)}"
+                f"{path} holds several runs whose ids begin with {run_id}; name one of {ids}"
             )
     if named:
         return named[-1]
-    known = ", ".join(row.run_id for row in rows)
     words = f"{path} holds no run {run_id or ''}".rstrip()
+    known = ", ".join(row.run_id for row in rows)
     raise UsageError(words + (f"; it holds {known}" if known else ""))
 
 

@@ -57,31 +57,11 @@ MAX_SETTING_CHARS = 80
 # The most steps in the table of a run; a table of 10,000 takes ten seconds.
 MAX_SHOWN_STEPS = 500
 
-LEFT_COLUMNS = {
-    "step",
-    "epoch",
-    "decision",
-    "document",
-    "split",
-    "sha-256",
-    "folder",
-    "run",
-    "status",
-}
-LEFT_COLUMNS |= {
-    "role",
-    "calls for",
-    "setting",
-    "item",
-    "input",
-    "expected",
-    "baseline answer",
-    "best answer",
-}
-"""Columns of words, and those that lead a row."""
+# Columns of words, and those that lead a row.
+LEFT_COLUMNS = {"step", "epoch", "decision", "document", "split", "sha-256", "folder", "run"}
+LEFT_COLUMNS |= {"status", "role", "calls for", "setting"}
 
 RUN_FILES = (
-    ("best_skill.md", "the best skill"),
     ("skills", "every version"),
     ("summary.json", "this summary"),
     ("report.html", "a page on the run"),
@@ -93,39 +73,38 @@ POSITIONS = re.compile(r"^@@ .*\n", re.MULTILINE)
 
 
 def build_table(
-    columns: facts.Columns,
+    rows: Sequence[facts.Row],
     width: int,
     *,
     optional: Sequence[str] = (),
     wrapped: Sequence[str] = (),
 ) -> Table:
-    """Return a table of columns of plain text.
+    """Return a table of rows of plain text that have the same headings.
 
     Args:
-        columns: The cells by their headings.
+        rows: The cells of each row by their headings.
         width: The cells of a line of the console.
         optional: Columns that are left out if the table is too wide, the first one first.
         wrapped: Columns whose cells may take several lines; all others stay whole.
     """
-    widths = {
-        name: max(cell_len(name), *map(cell_len, cells), 0) for name, cells in columns.items()
-    }
+    widths = {name: cell_len(name) for row in rows[:1] for name in row}
+    for row in rows:
+        for name, cell in row.items():
+            widths[name] = max(widths[name], cell_len(cell))
     for name in wrapped:
-        widths[name] = min(widths[name], MAX_WRAPPED_CELLS)
-    shown = list(columns)
+        widths[name] = min(widths.get(name, 0), MAX_WRAPPED_CELLS)
     for name in optional:
-        if sum(widths[each] + GAP for each in shown) <= width + GAP:
-            break
-        if name in shown:
-            shown.remove(name)
+        if sum(widths.values()) + GAP * (len(widths) - 1) > width:
+            widths.pop(name, None)
+    shown = [name for row in rows[:1] for name in row if name in widths]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
     for name in shown:
-        justify: Literal["left", "right"] = (
-            "left" if name in LEFT_COLUMNS or name in wrapped else "right"
-        )
+        justify: Literal["left", "right"] = "right"
+        if name in LEFT_COLUMNS or name in wrapped:
+            justify = "left"
         table.add_column(Text(name), justify=justify, no_wrap=name not in wrapped, overflow="fold")
-    for row in zip(*(columns[name] for name in shown), strict=True):
-        table.add_row(*map(Text, row))
+    for row in rows:
+        table.add_row(*(Text(row[name]) for name in shown))
     return table
 
 
@@ -139,9 +118,7 @@ def print_line(console: Console, line: str) -> None:
 
 
 def wrap_line(line: str, console: Console) -> Text:
-    """Return a line that is wrapped at words if it is wider than the console, with the rest
-    indented.
-    """
+    """Return a line that is wrapped at words if it is too wide, with the rest indented."""
     width = console.width
     if cell_len(line) <= width or width < 3 * INDENT:
         return Text(line)
@@ -166,18 +143,17 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         print_line(console, line)
     if summary.scores:
         console.print(build_score_table(summary.scores, console.width))
-    for line in (*fact.list_notes(), *facts.format_spend(summary.spend)):
+    lines = [f"warning: {warning}" for warning in summary.warnings]
+    lines += [*fact.list_controls(), *fact.list_notes(), *facts.format_spend(summary.spend)]
+    for line in lines:
         print_line(console, line)
     for name, what in RUN_FILES:
-        is_initial = name == "best_skill.md" and not facts.has_better_skill(summary)
-        if (folder / name).exists() and (fact.is_complete or name != "best_skill.md"):
-            print_line(console, f"{folder / name}  {'the initial skill' if is_initial else what}")
+        if (folder / name).exists():
+            print_line(console, f"{folder / name}  {what}")
 
 
 def print_run(console: Console, history: RunHistory, folder: Path) -> None:
-    """Print a run: its steps, its epochs, measurements outside of its training, and how
-    it ended.
-    """
+    """Print a run: its steps, its epochs, measurements outside its training, and how it ended."""
     print_line(console, f"run {history.run_id}, started {history.created:%Y-%m-%d %H:%M}")
     hidden = len(history.steps[:-MAX_SHOWN_STEPS])
     if hidden:
@@ -233,9 +209,7 @@ def print_step(console: Console, details: StepDetails) -> None:
 
 
 def print_diff(console: Console, diff: str) -> None:
-    """Print a unified diff; a terminal gets colours, and dots in place of the positions
-    of lines.
-    """
+    """Print a unified diff; a terminal gets colours, and dots in place of positions of lines."""
     if console.is_terminal:
         text = escape_controls(hide_positions(diff))
         console.print(Syntax(text, "diff", background_color="default", word_wrap=True))
@@ -244,9 +218,7 @@ def print_diff(console: Console, diff: str) -> None:
 
 
 def hide_positions(diff: str) -> str:
-    """Return a unified diff with three dots between its parts, instead of the positions of their
-    lines.
-    """
+    """Return a unified diff with three dots between its parts, instead of positions of lines."""
     first, *others = POSITIONS.split(diff)
     return first + "...\n".join(others)
 
@@ -260,93 +232,68 @@ def build_score_table(
     """Return the scores of documents as a table."""
     metrics = [f"mean {escape_line(metric)}" for metric in facts.list_metrics(scores)]
     optional = ("soft score", *metrics, "sha-256", "solved", "95% interval", "unmeasured")
-    return build_table(
-        facts.list_score_columns(scores, with_hash=with_hash), width, optional=optional
-    )
+    return build_table(facts.list_score_rows(scores, with_hash=with_hash), width, optional=optional)
 
 
 def _print_steps(console: Console, steps: Sequence[facts.StepFact]) -> None:
     optional = ("epoch", "edits", "solved", "skill")
-    console.print(build_table(facts.list_step_columns(steps), console.width, optional=optional))
+    console.print(build_table([step.row for step in steps], console.width, optional=optional))
     print_line(console, facts.STEP_LEGEND)
 
 
 def build_run_table(runs: Sequence[RunListing], root: Path, width: int) -> Table:
     """Return a list of runs as a table; their folders are shown as below ``root``."""
     optional = ("date", "cost", "steps", "status", "baseline")
-    return build_table(
-        facts.list_run_columns(runs, root), width, optional=optional, wrapped=("folder",)
-    )
+    rows = [facts.build_run_row(run, root) for run in runs]
+    return build_table(rows, width, optional=optional, wrapped=("folder",))
 
 
 def build_cost_table(costs: Sequence[StageCost], width: int) -> Table:
-    """Return the calls, tokens, price and time of each step, one line each; step 0 is the
-    baseline.
-    """
-    steps = sum_step_costs(costs)
-    columns = {
-        "step": [str(cost.step) if cost.step else "baseline" for cost in steps],
-        "calls": [format_count(cost.usage.calls) for cost in steps],
-        "tokens in": [format_count(cost.usage.input_tokens) for cost in steps],
-        "tokens out": [format_count(cost.usage.output_tokens) for cost in steps],
-        "interrupted": [format_count(cost.unsettled) for cost in steps],
-        "cost": [facts.SpendFact(usage=cost.usage).price for cost in steps],
-        "time": [format_duration(cost.seconds) for cost in steps],
-    }
-    if not any(cost.unsettled for cost in steps):
-        del columns["interrupted"]
-    return build_table(columns, width)
+    """Return the calls, tokens, price and time of each step; step 0 is the baseline."""
+    rows = []
+    for cost in sum_step_costs(costs):
+        row = {"step": str(cost.step) if cost.step else "baseline"}
+        rows.append(
+            {**row, **facts.build_usage_row(cost.usage), "time": format_duration(cost.seconds)}
+        )
+    return build_table(rows, width)
 
 
 def build_estimate_table(estimate: CostEstimate, width: int) -> Table:
     """Return a table of the likely calls, tokens and price."""
-    rows = [
-        (
-            row.role,
-            row.purpose.replace("_", " "),
-            row.calls,
-            row.input_tokens + row.output_tokens,
-            row.usd,
-        )
+    likely = [
+        (row.role, row.purpose, row.calls, row.input_tokens + row.output_tokens, row.usd)
         for row in estimate.rows
     ]
-    calls = math.fsum(row[2] for row in rows)
-    tokens = math.fsum(row[3] for row in rows)
-    rows.append(("all", "", calls, tokens, estimate.usd))
-    columns = {
-        "role": [row[0] for row in rows],
-        "calls for": [row[1] for row in rows],
-        "calls": [format_count(round(row[2])) for row in rows],
-        "tokens": [format_count(round(row[3])) for row in rows],
-        "cost": ["unknown" if row[4] is None else format_usd(row[4]) for row in rows],
-    }
-    return build_table(columns, width)
+    calls = math.fsum(row.calls for row in estimate.rows)
+    likely.append(("all", "", calls, math.fsum(row[3] for row in likely), estimate.usd))
+    rows = []
+    for role, purpose, calls, tokens, usd in likely:
+        row = {"role": role, "calls for": purpose.replace("_", " ")}
+        row |= {"calls": format_count(round(calls)), "tokens": format_count(round(tokens))}
+        rows.append({**row, "cost": "unknown" if usd is None else format_usd(usd)})
+    return build_table(rows, width)
 
 
 def print_comparison(console: Console, comparison: RunComparison) -> None:
     """Print the runs of a comparison, their gains, the settings that differ, and their skills."""
-    scores = [score for run in comparison.runs for score in (run.val, run.test)]
-    is_partial = any(score is not None and score.unmeasured for score in scores)
-    table = build_table(
-        facts.list_comparison_columns(comparison),
-        console.width,
-        optional=("characters", "calls", "steps"),
-        wrapped=("run",),
-    )
-    console.print(table)
-    if is_partial:
+    rows = [facts.build_compared_row(run) for run in comparison.runs]
+    optional = ("characters", "calls", "steps")
+    console.print(build_table(rows, console.width, optional=optional, wrapped=("run",)))
+    if any(row[split].endswith("*") for row in rows for split in ("val", "test")):
         print_line(console, facts.UNMEASURED_NOTE)
     for line in facts.list_gain_lines(comparison):
         print_line(console, line)
-    rows = facts.list_setting_rows(comparison)
-    if rows:
-        names = [escape_line(run.name) for run in comparison.runs]
-        columns = {"setting": [escape_line(key) for key, _ in rows]}
-        for number, name in enumerate(names):
-            values = [shorten(escape_line(row[number]), MAX_SETTING_CHARS) for _, row in rows]
-            columns[name] = values
+    names = [escape_line(run.name) for run in comparison.runs]
+    settings = []
+    for setting in comparison.settings:
+        values = [escape_line(facts.format_setting(value)) for value in setting.values]
+        cells = [shorten(value, MAX_SETTING_CHARS) for value in values]
+        row = dict(zip(names, cells, strict=True))
+        settings.append({"setting": escape_line(setting.key), **row})
+    if settings:
         console.print()
-        console.print(build_table(columns, console.width, wrapped=names))
+        console.print(build_table(settings, console.width, wrapped=names))
     first, *others = comparison.runs
     for run, diff in zip(others, comparison.diffs, strict=True):
         if diff:
@@ -375,13 +322,10 @@ def print_items(
     for item in chosen:
         fact = facts.ItemFact(item=item)
         console.print(Text(f"{fact.title}, {fact.cost}", style="bold"), soft_wrap=True)
-        texts = fact.texts
-        if fact.metrics:
-            texts["metrics"] = fact.metrics.replace("\n", ", ")
         grid = Table.grid(padding=(0, GAP, 0, 0))
         grid.add_column(no_wrap=True, width=label_cells - GAP)
         grid.add_column(overflow="fold")
-        for name, text in texts.items():
+        for name, text in fact.texts.items():
             shown = shorten(escape_line(text), longest)
             if console.is_terminal:
                 grid.add_row(Text(name), Text(shown))

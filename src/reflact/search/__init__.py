@@ -1,3 +1,1 @@
-"""The search for a better document: sources of candidates, the race between them, and the choice of
-a source.
-"""
+"""The search for a better document: sources of candidates, their race, the choice of a source."""

@@ -38,9 +38,7 @@ FADING = 0.8
 
 
 class SourceChoice(FrozenModel):
-    """The source of a step; ``is_stalled``: no step gained anything lately, so it may ask for more
-    candidates.
-    """
+    """The source of a step; ``is_stalled``: no step gained anything lately."""
 
     name: str
     is_stalled: bool = False
@@ -97,9 +95,7 @@ def _draw_worth(name: str, records: Sequence[StepRecord], rng: Random) -> float:
 
 
 def _draw_rate(wins: float, losses: float, rng: Random) -> float:
-    """Return a draw of a rate of success, by the normal approximation of a beta distribution; from
-    ``random()`` alone.
-    """
+    """Return a draw of a rate of success: the normal approximation of a beta distribution."""
     total = wins + losses
     mean = wins / total
     deviation = math.sqrt(mean * (1 - mean) / (total + 1))
@@ -118,14 +114,13 @@ def _find_gain(record: StepRecord) -> float:
 # A step rolls out at most this part of a run's rollouts on train items, and at least one minibatch.
 STEPS_PER_BUDGET = 30
 
+
 # The part of a budget that is planned for rollouts.
 TARGET_SHARE = 0.7
 
 
 def estimate_rollouts(limits: BudgetConfig, spent: Usage, done: int) -> float:
-    """Return how many rollouts fit the limits if ``done`` rollouts cost what was spent; the
-    optimizer needs a share too.
-    """
+    """Return how many rollouts fit the limits if ``done`` rollouts cost what was spent."""
     costs = (
         (limits.max_calls, spent.calls),
         (limits.max_tokens, spent.input_tokens + spent.output_tokens),
@@ -136,20 +131,10 @@ def estimate_rollouts(limits: BudgetConfig, spent: Usage, done: int) -> float:
 
 
 def count_step_items(planned: float, minibatch_size: int) -> int | None:
-    """Return how many items a step may roll out if the run pays for so many rollouts; None for any
-    number.
-    """
-    return None if planned == math.inf else max(minibatch_size, int(planned) // STEPS_PER_BUDGET)
-
-
-def count_passes_left(
-    planned: float, *, n_items: int, baseline_passes: int, earlier: Sequence[StepRecord]
-) -> float:
-    """Return how many passes over the ``n_items`` validation items the rest of the planned rollouts
-    pays for.
-    """
-    used = baseline_passes * n_items + sum(record.n_rollouts for record in earlier)
-    return (planned - used) / n_items
+    """Return how many items a step may roll out if the run pays for so many; None: any number."""
+    if planned == math.inf:
+        return None
+    return max(minibatch_size, int(planned) // STEPS_PER_BUDGET)
 
 
 def count_new_rollouts(

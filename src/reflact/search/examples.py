@@ -1,6 +1,4 @@
-"""The source ``examples``: worked examples from train items, in sets that the race compares. Pure
-functions.
-"""
+"""The source ``examples``: worked examples from train items, in sets that the race compares."""
 
 from __future__ import annotations
 
@@ -38,8 +36,7 @@ def apply_examples(skill: Skill, examples: Sequence[WorkedExample]) -> Candidate
 
 
 def shuffle_answers(examples: Sequence[WorkedExample], seed: int) -> tuple[WorkedExample, ...]:
-    """Return the examples with their answers in another order: a control that tells form from
-    content.
+    """Return the examples with their answers shuffled: a control that tells form from content.
 
     No example keeps its answer, unless one answer serves more than half of them; then the result is
     empty.
@@ -59,9 +56,7 @@ def shuffle_answers(examples: Sequence[WorkedExample], seed: int) -> tuple[Worke
 
 
 def fit_examples(examples: Sequence[WorkedExample], max_bytes: int) -> tuple[WorkedExample, ...]:
-    """Return the examples, in their order, as long as they fit; one that is too long is passed
-    over.
-    """
+    """Return the examples that fit, in their order; one that is too long is passed over."""
     fitting: list[WorkedExample] = []
     left = max_bytes - len(HEADING)
     for example in examples:
@@ -96,9 +91,7 @@ def spread(
 def group_examples(
     pool: Sequence[WorkedExample], task_types: Sequence[str | None]
 ) -> tuple[str, ...]:
-    """Return the group of each example: its task type, or its answer if few answers serve all
-    tasks.
-    """
+    """Return the group of each example: its task type, or its answer if there are few answers."""
     if any(task_types):
         return tuple(kind or "" for kind in task_types)
     answers = [example.answer for example in pool]
@@ -114,9 +107,7 @@ def draw_first_sets(
     most: int,
     max_bytes: int,
 ) -> tuple[tuple[WorkedExample, ...], ...]:
-    """Return up to ``most`` sets of several sizes, the largest first; sizes below it are drawn more
-    than once.
-    """
+    """Return up to ``most`` sets of several sizes, the largest first, smaller ones repeatedly."""
     orders = [spread(pool, groups, seed, f"{label}/{draw}") for draw in range(most)]
     largest = [fit_examples(order, max_bytes) for order in orders]
     full = len(largest[0]) if largest else 0
@@ -164,9 +155,7 @@ def draw_variants(
 def _keep_distinct(
     sets: Sequence[tuple[WorkedExample, ...]],
 ) -> tuple[tuple[WorkedExample, ...], ...]:
-    """Return the sets that are not empty, without a later one of the same items in
-    another order.
-    """
+    """Return the sets that are not empty, each set of items once."""
     first: dict[frozenset[str], tuple[WorkedExample, ...]] = {}
     for each in sets:
         if each:

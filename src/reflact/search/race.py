@@ -1,5 +1,4 @@
-"""The race: candidates of a step are measured on growing slices of the validation split, and losers
-are dropped early.
+"""The race: candidates are measured on growing slices of the validation split; losers go early.
 
 All candidates are compared with the current document on the same items. Decisions are pure
 functions of the measured scores, so a resumed run repeats them. Source of the method: O. Maron and
@@ -47,9 +46,7 @@ class Contender(FrozenModel):
 
 
 class RaceResult(FrozenModel):
-    """What a race measured of each contender, in their order, and the index of the one that goes to
-    the gate.
-    """
+    """What a race measured of each contender, in order, and the index of the winner."""
 
     entries: tuple[RaceEntry, ...]
     winner: int | None = None
@@ -85,9 +82,7 @@ def plan_slices(n_items: int, passes: float) -> tuple[int, ...]:
 def limit_contenders(
     contenders: Sequence[Contender], slices: Sequence[int], rollouts: float
 ) -> Sequence[Contender]:
-    """Return the first contenders, one at least: as many as so many rollouts pay for, if the race
-    drops half each time.
-    """
+    """Return as many contenders as so many rollouts pay for, at least one."""
     first = slices[0]
     half = slices[max(0, len(slices) - 2)]
     whole = slices[-1]
@@ -100,8 +95,7 @@ def limit_contenders(
 
 
 def order_items(item_ids: Sequence[str], current: ItemScores) -> tuple[str, ...]:
-    """Return the items so that each slice holds solved and failed items in about the same
-    proportion.
+    """Return the items so that each slice holds solved and failed items in proportion.
 
     ``current`` are the current document's scores. Items without one stay where they are among the
     solved. Without this order, a first look might hold no item that a good document fails, and
@@ -128,8 +122,7 @@ async def run_race(
     measure: Measure,
     score: Callable[[Rollout], float | None],
 ) -> RaceResult:
-    """Measure contenders and the current document on growing slices, and return who goes to the
-    gate.
+    """Measure contenders and the current document on growing slices, and return who is left.
 
     Losers are dropped after each slice; one at most is left before the last slice, which the gate
     measures.
@@ -179,8 +172,7 @@ def choose_survivors(
     *,
     most: int,
 ) -> list[int]:
-    """Return the contenders that stay in a race, the best first; the earlier one of equals comes
-    first.
+    """Return the contenders that stay in a race, the best first, the earlier one of equals.
 
     One of which nothing could be measured stays only if that holds for all.
     """
@@ -204,9 +196,7 @@ def _is_beaten(scores: ItemScores, leader: ItemScores, settings: RaceSettings) -
 
 
 def _compare(scores: ItemScores, others: ItemScores, settings: RaceSettings) -> EffectBelief | None:
-    """Return the belief about the difference of two documents' means; None if no item is measured
-    under both.
-    """
+    """Return the belief about the difference of two documents; None without a common item."""
     pairs = [(score, others.get(item)) for item, score in scores.items()]
     differences = [
         mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None

@@ -1,6 +1,4 @@
-"""The source ``rewrite``: one call writes the whole document from cases, right and wrong, as text
-between fences.
-"""
+"""The source ``rewrite``: one call writes the whole document from cases, as text between fences."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ DOCUMENT_LANGUAGES = frozenset({"", "markdown", "md", "text", "txt", "plaintext"
 
 
 class RewriteInput(FrozenModel):
-    """What documents are written from: the cases, further right answers, and notes on what was
-    tried.
-    """
+    """What documents are written from: cases, right answers, and notes on what was tried."""
 
     cases: tuple[Case, ...]
     answers: tuple[WorkedExample, ...] = ()
@@ -102,8 +98,7 @@ def _show_material(cases: Sequence[Case], answers: Sequence[WorkedExample], toke
 
 
 def read_document(reply: str) -> str:
-    """Return the document in a reply: the longest text between fences, or all of the reply without
-    any.
+    """Return the document in a reply: the longest text between fences, or all without any.
 
     Blocks within the document that name a language belong to it, and so do those with fewer or
     other marks. Small models often leave the closing fence out: then the document ends with the
@@ -120,8 +115,7 @@ def read_document(reply: str) -> str:
 
 
 def _read_blocks(reply: str) -> list[str]:
-    """Return the texts of the outer blocks that can be documents, the last one even if it is never
-    closed.
+    """Return the outer blocks that can be documents, the last one even if it is never closed.
 
     Code alone, in a reply that says something beside it, is part of a document without fences.
     """

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -32,12 +32,6 @@ MAIN_FILE = "SKILL.md"
 
 MAX_NAME_CHARS = 64
 MAX_DESCRIPTION_CHARS = 1024
-MAX_BODY_LINES = 500
-
-# Recommended size of a body: 5,000 tokens of about 4 characters, and 500 lines. Larger ones have a
-# hint.
-MAX_BODY_CHARS = 20_000
-
 MAX_FILES = 1000
 
 # Bounds on the files of a folder; more is no skill but, for example, a whole repository.
@@ -46,8 +40,6 @@ MAX_FOLDER_BYTES = 64 * 1024 * 1024
 # Names of files and folders that programs make beside a skill; an export leaves them behind, like
 # hidden ones.
 CACHES = {"__pycache__", "node_modules", "venv", "Thumbs.db", "desktop.ini"}
-
-FRONT_MATTER_KEYS = {"name", "description", "license", "compatibility", "metadata", "allowed-tools"}
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _FILE_NAME = re.compile(r"(?:\w[\w.-]*/)*\w[\w.-]*\.md", re.ASCII)
@@ -71,11 +63,9 @@ class PackageFile(FrozenModel):
 
 
 class SkillPackage(FrozenModel):
-    """A package that can be written: its checked name and description, its files, and what to
-    improve.
+    """A package that can be written; its name and description are checked.
 
-    ``left_out`` are the files and folders beside the skill that no package has: hidden ones, caches
-    and links.
+    ``left_out`` are files and folders that no package has: hidden ones, caches and links.
     """
 
     name: str
@@ -88,10 +78,7 @@ class SkillPackage(FrozenModel):
 def load_skill(path: Path, files: Sequence[str] = ()) -> Skill:
     """Return the skill document in a file, or in the ``SKILL.md`` of a folder.
 
-    Args:
-        path: The file or the folder.
-        files: Further Markdown files of the folder that belong to the document, relative to the
-            folder.
+    ``files`` are further Markdown files that belong to the document, relative to the folder.
 
     Raises:
         SkillError: A file cannot be read or may not belong to the document, or the document is
@@ -106,7 +93,8 @@ def load_skill(path: Path, files: Sequence[str] = ()) -> Skill:
         text = _read_text(path)
     else:
         _check_files(files)
-        if not (path / MAIN_FILE).exists() and (best := path / "best_skill.md").is_file():
+        best = path / "best_skill.md"
+        if not (path / MAIN_FILE).exists() and best.is_file():
             raise SkillError(
                 f"{path} is the folder of a run and not of a skill; name its document: {best}"
             )
@@ -131,17 +119,10 @@ def build_package(
 ) -> SkillPackage:
     """Return the package of a skill document.
 
-    Its front matter stays byte for byte, unless a value is missing or replaced. A document without
-    front matter gets some.
-
-    Args:
-        skill: The document.
-        name: Replaces the name of the front matter; None: keep it.
-        description: Replaces its description. Both together also replace front matter that cannot
-            be read.
-        defaults: The name and the description if neither the front matter nor the caller has them.
-        source: A folder whose other files belong to the skill.
-        files: The further files that the document joins.
+    Its front matter stays byte for byte, unless a value is missing or replaced by ``name`` and
+    ``description``; both together also replace front matter that cannot be read. ``defaults`` are
+    the name and the description if neither the front matter nor the caller has them. ``source`` is
+    a folder whose other files belong to the skill, ``files`` are those that the document joins.
 
     Raises:
         SkillError: A name, a description or the front matter breaks the rules, or ``source`` cannot
@@ -151,7 +132,7 @@ def build_package(
     text, further = split_files(skill.text) if files else (skill.text, ())
     if [path for path, _ in further] != [*files]:
         raise SkillError("the document does not join the files that skill_files names")
-    hints = list[str]()
+    hints: tuple[str, ...] = ()
     try:
         known = read_front_matter(text)
     except SkillError as error:
@@ -165,15 +146,15 @@ def build_package(
             text = f"\n{text}"
         else:
             text = text[end:].lstrip("\r\n")
-            hints = [
-                "the front matter cannot be read, so only the new name and description are in it"
-            ]
-    name = str(known.get("name", defaults[0])) if name is None else name
-    description = (
-        str(known.get("description", defaults[1]))
-        if description is None
-        else " ".join(description.split())
-    )
+            hints = (
+                "the front matter cannot be read, so only the new name and description are in it",
+            )
+    if name is None:
+        name = str(known.get("name", defaults[0]))
+    if description is None:
+        description = str(known.get("description", defaults[1]))
+    else:
+        description = " ".join(description.split())
     check_name(name)
     check_description(description)
     for key, value in (("description", description), ("name", name)):
@@ -181,28 +162,23 @@ def build_package(
             text = _set_front_matter(text, key, value)
     trained = {MAIN_FILE: text, **dict(further)}
     others, left_out = ([], []) if source is None else _read_folder(source)
-    modes = {file.path: file.is_executable for file in others}
+    executable = {file.path for file in others if file.is_executable}
+    package_files = [
+        PackageFile(path=path, content=content.encode("utf-8"), is_executable=path in executable)
+        for path, content in trained.items()
+    ]
+    package_files += [file for file in others if file.path not in trained]
     return SkillPackage(
         name=name,
         description=description,
-        files=(
-            *(
-                PackageFile(
-                    path=path, content=content.encode("utf-8"), is_executable=modes.get(path, False)
-                )
-                for path, content in trained.items()
-            ),
-            *(file for file in others if file.path not in trained),
-        ),
+        files=tuple(package_files),
         left_out=tuple(left_out),
-        hints=(*hints, *_list_hints(text)),
+        hints=hints,
     )
 
 
 def suggest_name(text: str) -> str:
-    """Return a name that a text suggests: its letters and digits in lowercase, with hyphens; empty
-    if it has none.
-    """
+    """Return a name of a text's letters and digits, in lowercase with hyphens; may be empty."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:MAX_NAME_CHARS].rstrip("-")
 
@@ -265,8 +241,7 @@ def read_front_matter(text: str) -> dict[str, object]:
     return values
 
 
-# ---------------------------------------------------------------------------------------------
-# reading
+# ------------------------------------------------------------------------------------------ reading
 
 
 def _read_text(path: Path) -> str:
@@ -281,14 +256,9 @@ def _read_text(path: Path) -> str:
 
 
 def _resolve_inside(folder: Path, name: str) -> Path:
-    """Return the path of a file of a folder; SkillError if it lies outside or is reached through a
-    link.
-    """
+    """Return the path of a file of a folder; SkillError if a link leads to it or it is outside."""
     path = folder / name
-    if (
-        not path.resolve().is_relative_to(folder.resolve())
-        or path.resolve() != folder.resolve() / name
-    ):
+    if path.resolve() != folder.resolve() / name:
         raise SkillError(
             f"{path} is no plain path inside {folder}: links and .. are not allowed; name a file "
             "inside the folder"
@@ -317,8 +287,7 @@ def _check_front_matter(path: Path, text: str) -> None:
 
 
 def _read_folder(folder: Path) -> tuple[list[PackageFile], list[str]]:
-    """Return the files of a skill's folder, and the names of what no package has: hidden ones,
-    caches and links.
+    """Return the files of a skill's folder, and the names of what no package has.
 
     Raises:
         SkillError: The folder is gone or too large for a skill, or a file cannot be read.
@@ -359,8 +328,7 @@ def _read_folder(folder: Path) -> tuple[list[PackageFile], list[str]]:
     return files, left_out
 
 
-# ---------------------------------------------------------------------------------------------
-# writing
+# ------------------------------------------------------------------------------------------ writing
 
 
 def _front_matter_end(text: str) -> int:
@@ -394,19 +362,3 @@ def _set_front_matter(text: str, key: str, value: str) -> str:
             f"{key} in the front matter of the skill cannot be replaced; change it by hand"
         )
     return edited
-
-
-def _list_hints(text: str) -> Iterator[str]:
-    end = _front_matter_end(text)
-    body = text[end:].strip()
-    if not body:
-        yield "the body is empty"
-    if body.count("\n") >= MAX_BODY_LINES or len(body) > MAX_BODY_CHARS:
-        yield (
-            f"the body has {body.count(chr(10)) + 1:,} lines and {len(body):,} characters; at most "
-            f"{MAX_BODY_LINES} lines and about {MAX_BODY_CHARS:,} characters (5,000 tokens) are "
-            "recommended, because agents load it whole"
-        )
-    unknown = sorted(map(str, read_front_matter(text).keys() - FRONT_MATTER_KEYS))
-    if unknown:
-        yield f"hosts may refuse these keys of the front matter: {', '.join(unknown)}"

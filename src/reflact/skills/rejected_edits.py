@@ -1,6 +1,4 @@
-"""Rejected-edit memory: collects rejected edits and selects those relevant to given cases. Pure
-functions.
-"""
+"""Rejected-edit memory: collects rejected edits and selects those relevant to given cases."""
 
 from __future__ import annotations
 
@@ -12,8 +10,14 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from reflact.records import StepRecord
-from reflact.skills.document import UNSPACED_SCRIPTS
 from reflact.types import EditKind, EditResult, FrozenModel
+
+# Characters of scripts without spaces between words, as the inside of a character class: Thai, Lao,
+# Tibetan, Burmese, Khmer, kana and Han.
+UNSPACED_SCRIPTS = (
+    r"\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
+    r"\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
 
 # Minimum share of an edit's weight that its words in the text must have.
 MIN_RELEVANCE = 0.25
@@ -35,10 +39,9 @@ _FUNCTION_WORDS = frozenset(
 
 
 class RejectedEdit(FrozenModel):
-    """An edit that was part of a rejected candidate.
+    """An edit of a rejected candidate, whose scores in the gate's metric it has.
 
-    The scores are those of the whole candidate, in the gate's metric. ``origin`` is its step, such
-    as ``step 3``, or the id of another run.
+    ``origin`` is its step, such as ``step 3``, or the id of another run.
     """
 
     op: EditKind
@@ -48,15 +51,15 @@ class RejectedEdit(FrozenModel):
     score_after: float | None = None
     origin: str
 
-    @property
-    def text(self) -> str:
-        """The text that its relevance is computed from."""
-        return f"{self.target}\n{self.content}"
-
     @cached_property
     def words(self) -> frozenset[str]:
         """The content words of its text."""
-        return content_words(self.text)
+        return content_words(f"{self.target}\n{self.content}")
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What it does; white space makes no difference."""
+        return self.op, " ".join(self.target.split()), " ".join(self.content.split())
 
 
 def collect_rejected_edits(
@@ -72,24 +75,32 @@ def collect_rejected_edits(
     """
     edits = list(known)
     for record in records:
+        origin = f"step {record.step}" if run_id is None else run_id
         tried = [
-            _build_rejected_edit(result, record, run_id)
+            RejectedEdit(
+                op=result.edit.op,
+                target=result.edit.target,
+                content=result.edit.content,
+                score_before=record.verdict.current_score,
+                score_after=record.verdict.candidate_score,
+                origin=origin,
+            )
             for result in _list_tried_edits(record.edits)
         ]
         if record.verdict.refuted:
             edits.extend(tried)
         elif record.verdict.accepted:
-            accepted = {_key(edit) for edit in tried}
-            edits = [edit for edit in edits if _key(edit) not in accepted]
+            accepted = {edit.key for edit in tried}
+            edits = [edit for edit in edits if edit.key not in accepted]
     return deduplicate_edits(edits)
 
 
 def deduplicate_edits(edits: Iterable[RejectedEdit]) -> tuple[RejectedEdit, ...]:
-    """Return the last occurrence of each edit, in order; white space makes no difference."""
+    """Return the last occurrence of each edit, in order."""
     last: dict[tuple[str, str, str], RejectedEdit] = {}
     for edit in edits:
-        last.pop(_key(edit), None)
-        last[_key(edit)] = edit
+        last.pop(edit.key, None)
+        last[edit.key] = edit
     return tuple(last.values())
 
 
@@ -139,20 +150,3 @@ def _list_tried_edits(results: Sequence[EditResult]) -> list[EditResult]:
     ]
     suggested = [result for result in applied if result.edit.op == "suggest"]
     return suggested or applied
-
-
-def _build_rejected_edit(
-    result: EditResult, record: StepRecord, run_id: str | None
-) -> RejectedEdit:
-    return RejectedEdit(
-        op=result.edit.op,
-        target=result.edit.target,
-        content=result.edit.content,
-        score_before=record.verdict.current_score,
-        score_after=record.verdict.candidate_score,
-        origin=f"step {record.step}" if run_id is None else run_id,
-    )
-
-
-def _key(edit: RejectedEdit) -> tuple[str, str, str]:
-    return edit.op, " ".join(edit.target.split()), " ".join(edit.content.split())

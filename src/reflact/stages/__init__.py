@@ -1,11 +1,11 @@
-"""The six stages of a step as coroutines of typed values, for a loop of your own; see
-examples/own_loop.py.
-"""
+"""The six stages of a step as coroutines, for a loop of your own; see examples/own_loop.py."""
 
 from reflact.stages.aggregate import aggregate
 from reflact.stages.context import Journal, StageContext
+from reflact.stages.evaluate import evaluate_once as evaluate
+from reflact.stages.reflect import reflect
+from reflact.stages.rollout import roll_out
 from reflact.stages.select import select
-from reflact.stages.standalone import evaluate, reflect, roll_out
 from reflact.stages.update import update
 
 __all__ = [

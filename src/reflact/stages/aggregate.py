@@ -13,10 +13,8 @@ from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_edits, show_skill
 from reflact.stages.reply_models import (
     ReasonedMergeReply,
-    build_edit,
     check_reply,
     list_allowed_operations,
-    list_changes,
     merge_reply_type,
 )
 from reflact.types import (
@@ -36,9 +34,6 @@ SIDES: tuple[RolloutSource, ...] = ("failure", "success")
 # The kinds of edit in patches, unless the configuration allows fewer.
 OPERATIONS: tuple[EditKind, ...] = ("append", "insert_after", "replace", "delete")
 
-# What an edit does: its operation, its target, and its content without spaces around it.
-EditKey = tuple[str, str, str]
-
 
 async def aggregate(
     reports: Sequence[AnalystReport],
@@ -49,8 +44,7 @@ async def aggregate(
     operations: tuple[EditKind, ...] = OPERATIONS,
     notes: str = "",
 ) -> AggregateResult:
-    """Merge the patches of all reports: failures and successes separately, then both, failures
-    first.
+    """Merge the patches of all reports: failures and successes apart, then both, failures first.
 
     Groups of ``merge_batch_size`` patches are merged level by level, in the order of the reports. A
     single patch passes unchanged. If a merge call gives no valid reply, the group's edits are
@@ -60,30 +54,31 @@ async def aggregate(
     reports that it comes from; a report counts once, however many of its edits were merged.
     """
     ordered = sorted(reports, key=lambda r: (r.source_type, r.batch, r.index))
-    group_size = (config or AggregateConfig()).merge_batch_size
-    cases = tuple(len(report.item_ids) for report in ordered)
-    merger = _Merger(skill, context, group_size, operations, notes, cases)
-    leaves = [
-        (r.source_type, _build_leaf(n, r.patch)) for n, r in enumerate(ordered) if r.patch.edits
-    ]
-    sides = await fan_out(
-        merger.merge_tree,
-        [(side, [leaf for source, leaf in leaves if source == side]) for side in SIDES],
+    merger = _Merger(
+        skill=skill,
+        context=context,
+        group_size=(config or AggregateConfig()).merge_batch_size,
+        operations=operations,
+        notes=notes,
+        cases=tuple(len(report.item_ids) for report in ordered),
     )
-    nodes = [side for side in sides if side.proposals]
+    leaves: dict[RolloutSource, list[_Node]] = {side: [] for side in SIDES}
+    for position, report in enumerate(ordered):
+        if report.patch.edits:
+            leaves[report.source_type].append(_build_leaf(position, report.patch))
+    nodes = [node for node in await fan_out(merger.merge_tree, [*leaves.items()]) if node.proposals]
     pool = nodes[0] if nodes else _Node()
     if len(nodes) > 1:
         pool = await merger.merge_group(("merge_final", "final", nodes))
-        pool = replace(
-            pool, fallbacks=(*(f for node in nodes for f in node.fallbacks), *pool.fallbacks)
-        )
+        below = tuple(fallback for node in nodes for fallback in node.fallbacks)
+        pool = replace(pool, fallbacks=below + pool.fallbacks)
     edits = tuple(proposal.edit for proposal in merger.join(pool.proposals))
-    return AggregateResult(
-        patch=Patch(reasoning=pool.reasoning, edits=edits), fallbacks=pool.fallbacks
-    )
+    patch = Patch(reasoning=pool.reasoning, edits=edits)
+    return AggregateResult(patch=patch, fallbacks=pool.fallbacks)
 
 
-def _identify(edit: Edit) -> EditKey:
+def _identify(edit: Edit) -> tuple[str, str, str]:
+    """Return what an edit does."""
     return edit.op, edit.target, edit.content.strip()
 
 
@@ -105,24 +100,23 @@ class _Node:
 
 
 def _build_leaf(position: int, patch: Patch) -> _Node:
-    """Return the patch of one report with each edit once; its support stays, since the cases are
-    the same.
-    """
-    first = {_identify(edit): edit for edit in reversed(patch.edits)}
-    edits = [edit for edit in patch.edits if first[_identify(edit)] is edit]
+    """Return one report's patch with each edit once, whose support stays the same."""
+    unique = {_identify(edit): edit for edit in reversed(patch.edits)}
     reports = frozenset({position})
+    edits = tuple(edit for edit in patch.edits if unique[_identify(edit)] is edit)
     return _Node(patch.reasoning, tuple(_Proposal(edit, reports) for edit in edits))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Merger:
+    """``cases`` are the numbers of cases in the reports, by their positions."""
+
     skill: Skill
     context: StageContext
     group_size: int
     operations: tuple[EditKind, ...]
     notes: str
     cases: tuple[int, ...]
-    """The number of cases in each report, by its position."""
 
     async def merge_tree(self, side: tuple[RolloutSource, Sequence[_Node]]) -> _Node:
         source, leaves = side
@@ -151,64 +145,59 @@ class _Merger:
             proposals=len(edits),
             reasoned=self.context.prompts.is_reasoned(name),
         )
+        variables = {
+            "document": show_skill(self.skill),
+            "notes": self.notes,
+            "proposals": show_edits(edits),
+        }
+        material = [edit.content for edit in edits]
+        check = partial(check_reply, skill=self.skill, material=material)
         reply = await self.context.ask_or_fallback(
-            name,
-            {
-                "document": show_skill(self.skill),
-                "notes": self.notes,
-                "proposals": show_edits(edits),
-            },
-            reply_type,
-            part=part,
-            check=partial(check_reply, skill=self.skill, material=[edit.content for edit in edits]),
+            name, variables, reply_type, part=part, check=check
         )
         if isinstance(reply, NoReply):
-            replacement = "the proposals, concatenated without duplicates"
             fallback = Fallback(
-                label=f"{name}/{part}", reason=reply.reason, replacement=replacement
+                label=f"{name}/{part}",
+                reason=reply.reason,
+                replacement="the proposals, concatenated without duplicates",
             )
             return _Node(reasoning, proposals, (fallback,))
         if isinstance(reply, ReasonedMergeReply):
             reasoning = reply.reasoning
         merged = []
-        for change in list_changes(reply):
-            sources = [proposals[number - 1] for number in sorted(set(change.sources))]
-            merged.append(self._credit(build_edit(change), sources))
+        for change in reply.edits:
+            sources = [proposals[number - 1] for number in change.list_sources()]
+            merged.append(self._credit(change.build_edit(), sources))
         return _Node(reasoning, tuple(merged))
 
     def join(self, proposals: Sequence[_Proposal]) -> tuple[_Proposal, ...]:
-        """Return the proposals without equal edits, in order; an edit is supported by all reports
-        that have it.
-        """
-        unique: dict[EditKey, _Proposal] = {}
+        """Return the proposals in order without equal edits, each supported by all that have it."""
+        unique: dict[tuple[str, str, str], _Proposal] = {}
         for proposal in proposals:
             key = _identify(proposal.edit)
-            first = unique.get(key)
-            if first is None:
-                unique[key] = proposal
-                continue
-            reports = first.reports | proposal.reports
-            same = first.edit.source_type == proposal.edit.source_type
-            values = {
-                "support_count": self._count_cases(reports),
-                "source_type": first.edit.source_type if same else None,
-            }
-            unique[key] = _Proposal(first.edit.model_copy(update=values), reports)
+            first = unique.setdefault(key, proposal)
+            if first is not proposal:
+                values = self._summarize([first, proposal])
+                reports = first.reports | proposal.reports
+                unique[key] = _Proposal(first.edit.model_copy(update=values), reports)
         return tuple(unique.values())
 
     def _credit(self, edit: Edit, sources: Sequence[_Proposal]) -> _Proposal:
         """Return a merged edit with the source, support, level and evidence of its sources."""
-        kinds = {source.edit.source_type for source in sources}
-        reports = frozenset[int]().union(*(source.reports for source in sources))
+        evidence = dict.fromkeys(source.edit.evidence for source in sources)
         values = {
-            "source_type": kinds.pop() if len(kinds) == 1 else None,
-            "support_count": self._count_cases(reports),
+            **self._summarize(sources),
             "merge_level": 1 + max(source.edit.merge_level for source in sources),
-            "evidence": "; ".join(
-                dict.fromkeys(s.edit.evidence for s in sources if s.edit.evidence)
-            ),
+            "evidence": "; ".join(text for text in evidence if text),
         }
+        reports = frozenset[int]().union(*(source.reports for source in sources))
         return _Proposal(edit.model_copy(update=values), reports)
 
-    def _count_cases(self, reports: frozenset[int]) -> int:
-        return max(1, sum(self.cases[position] for position in reports))
+    def _summarize(self, sources: Sequence[_Proposal]) -> dict[str, object]:
+        """Return the source, and the support by the cases of all reports, of several proposals."""
+        kinds = {source.edit.source_type for source in sources}
+        reports = {position for source in sources for position in source.reports}
+        return {
+            "source_type": kinds.pop() if len(kinds) == 1 else None,
+            "support_count": max(1, sum(self.cases[position] for position in reports)),
+        }

@@ -1,6 +1,4 @@
-"""What the optimizer's calls of one step share, and the call that falls back if no reply
-is valid.
-"""
+"""What the optimizer's calls of one step share, and the call that may end without a reply."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ REPLY_TOKENS = 300
 
 @dataclass
 class AskedTokens:
-    """The estimated tokens of a step's calls; the same for a resumed step, whose replies are
-    stored.
-    """
+    """The estimated tokens of a step's calls; the same for a resumed step with stored replies."""
 
     tokens: int = 0
 
@@ -58,11 +54,8 @@ class Journal(DecisionLog):
 
     async def find(self, step: int, labels: Sequence[str]) -> Mapping[str, JsonValue]:
         """Return the outcomes among those of the labels."""
-        return {
-            label: self._outcomes[step, label]
-            for label in labels
-            if (step, label) in self._outcomes
-        }
+        known = [label for label in labels if (step, label) in self._outcomes]
+        return {label: self._outcomes[step, label] for label in known}
 
     async def put(self, step: int, label: str, value: JsonValue) -> None:
         """Keep an outcome; the first one under a label stays."""
@@ -99,29 +92,22 @@ class StageContext:
         check: Callable[[R], None] | None = None,
         shorten: Callable[[], Mapping[str, str]] | None = None,
     ) -> R | NoReply:
-        """Return the optimizer's reply, or ``NoReply`` if no attempt was valid, or the prompt was
-        too long or refused.
+        """Render a prompt and ask, as ``ask_rendered`` does.
 
-        If the prompt is too long, the call is repeated once with the variables of ``shorten``. That
-        and a missing reply are logged before they are used, so that a resumed run does the same.
-        The purpose of the call is the prompt's name, unless ``purpose`` is given. ``check`` raises
-        ValueError if a reply cannot be used.
-
-        Raises:
-            ProviderError: The endpoint refuses all calls, failed or could not be reached; nothing
-            is logged.
+        The purpose of the call is the prompt's name, unless ``purpose`` is given. ``shorten``
+        returns variables in place of some, for a prompt that is too long.
         """
 
-        def render(variables: Mapping[str, str]) -> RenderedPrompt:
-            return self.prompts.render(prompt, {"task": self.task, **variables})
+        def render(**changes: str) -> RenderedPrompt:
+            return self.prompts.render(prompt, {"task": self.task, **variables, **changes})
 
         return await self.ask_rendered(
-            render(variables),
+            render(),
             reply_type,
             purpose=purpose or prompt,
             part=part,
             check=check,
-            shorten=None if shorten is None else lambda: render(shorten()),
+            shorten=None if shorten is None else lambda: render(**shorten()),
         )
 
     async def ask_rendered(
@@ -134,7 +120,16 @@ class StageContext:
         check: Callable[[R], None] | None = None,
         shorten: Callable[[], RenderedPrompt] | None = None,
     ) -> R | NoReply:
-        """Ask with a rendered prompt, and as ``ask_or_fallback`` does."""
+        """Return the reply, or ``NoReply`` if none was valid, or the prompt too long or refused.
+
+        If the prompt is too long, the call is repeated once with the prompt of ``shorten``. That
+        and a missing reply are logged before they are used, so that a resumed run does the same.
+        ``check`` raises ValueError if a reply cannot be used.
+
+        Raises:
+            ProviderError: The endpoint refuses all calls, failed or could not be reached; nothing
+                is logged.
+        """
         self.asked.add(prompt)
         call_id = CallId(role="optimizer", purpose=purpose, step=self.step, part=part)
         no_reply = f"no_reply/{call_id.label}"

@@ -1,6 +1,4 @@
-"""Stage 6: compares a candidate with the current skill on the validation split, and lets the gate
-decide.
-"""
+"""Stage 6: compares a candidate with the current skill on the validation split, and decides."""
 
 from __future__ import annotations
 
@@ -13,10 +11,9 @@ from reflact.gate.greater_mean import (
     GateSettings,
     Ruling,
     ScorePair,
-    check_coverage,
+    check_pairs,
     choose_repeats,
     decide,
-    find_unconfirmed,
     has_disagreement,
 )
 from reflact.records import weigh_scores
@@ -25,6 +22,7 @@ from reflact.types import (
     Candidate,
     FrozenModel,
     GateAction,
+    Item,
     Measurement,
     Rollout,
     SelectResult,
@@ -46,15 +44,34 @@ class GateMetric(FrozenModel):
     An item is solved if its hard score reaches ``threshold``; None: if it is above 0.
     """
 
-    metric: Literal["hard", "soft", "mixed"]
+    metric: Literal["hard", "soft", "mixed"] = "hard"
     mixed_weight: float = 0.5
     threshold: float | None = None
 
+    @property
+    def soft_weight(self) -> float:
+        """The weight of the soft score, 0..1; the hard score has the rest."""
+        return {"hard": 0.0, "soft": 1.0, "mixed": self.mixed_weight}[self.metric]
+
     def score_rollout(self, rollout: Rollout) -> float | None:
         """Return a rollout's score in the metric, in 0..1; None if it is unmeasured."""
-        return (
-            None if rollout.score is None else self._combine(rollout.score.hard, rollout.score.soft)
-        )
+        if rollout.score is None:
+            return None
+        return weigh_scores(rollout.score.hard, rollout.score.soft, self.soft_weight)
+
+    def score_items(self, rollouts: Sequence[Rollout]) -> dict[str, float | None]:
+        """Return the scores of one pass by item."""
+        return {rollout.item_id: self.score_rollout(rollout) for rollout in rollouts}
+
+    def score_measurement(self, measurement: Measurement) -> float | None:
+        """Return a measurement in the metric; None if nothing was measured."""
+        if measurement.hard is None or measurement.soft is None:
+            return None
+        return weigh_scores(measurement.hard, measurement.soft, self.soft_weight)
+
+    def is_solved(self, rollout: Rollout) -> bool:
+        """Whether a rollout is measured and no failure."""
+        return rollout.score is not None and not is_failure(rollout, self.threshold)
 
     def score_pair(self, candidate: Rollout, current: Rollout) -> ScorePair:
         """Return the scores of two rollouts of an item."""
@@ -62,29 +79,10 @@ class GateMetric(FrozenModel):
             item_id=candidate.item_id,
             candidate=self.score_rollout(candidate),
             current=self.score_rollout(current),
-            candidate_solved=None
-            if candidate.score is None
-            else not is_failure(candidate, self.threshold),
-            current_solved=None
-            if current.score is None
-            else not is_failure(current, self.threshold),
+            is_lost=is_failure(candidate, self.threshold) and self.is_solved(current),
             candidate_refused=candidate.refused,
             current_refused=current.refused,
         )
-
-    def score_measurement(self, measurement: Measurement) -> float | None:
-        """Return a measurement in the metric; None if nothing was measured."""
-        if measurement.hard is None or measurement.soft is None:
-            return None
-        return self._combine(measurement.hard, measurement.soft)
-
-    @property
-    def soft_weight(self) -> float:
-        """The weight of the soft score, 0..1; the hard score has the rest."""
-        return {"hard": 0.0, "soft": 1.0, "mixed": self.mixed_weight}[self.metric]
-
-    def _combine(self, hard: float, soft: float) -> float:
-        return weigh_scores(hard, soft, self.soft_weight)
 
 
 def build_measurement(skill_hash: str, split: Split, rollouts: Sequence[Rollout]) -> Measurement:
@@ -96,20 +94,18 @@ def build_measurement(skill_hash: str, split: Split, rollouts: Sequence[Rollout]
     if any(rollout.skill_hash != skill_hash for rollout in rollouts):
         raise ValueError(f"rollouts of another skill than {skill_hash} cannot measure it")
     scores = [rollout.score for rollout in rollouts if rollout.score is not None]
+    lost = tuple(sorted({rollout.item_id for rollout in rollouts if rollout.score is None}))
+    n = len(scores)
+    if not n:
+        return Measurement(skill_hash=skill_hash, split=split, n=0, unmeasured=lost)
     return Measurement(
         skill_hash=skill_hash,
         split=split,
-        n=len(scores),
-        unmeasured=tuple(
-            sorted({rollout.item_id for rollout in rollouts if rollout.score is None})
-        ),
-        hard=_mean([score.hard for score in scores]),
-        soft=_mean([score.soft for score in scores]),
+        n=n,
+        unmeasured=lost,
+        hard=math.fsum(score.hard for score in scores) / n,
+        soft=math.fsum(score.soft for score in scores) / n,
     )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
 
 
 class EvaluationResult(FrozenModel):
@@ -142,10 +138,9 @@ def decide_without_evaluation(
         )
     if chosen.pool_size and not chosen.patch.edits:
         pool = f"{len(merged.patch.edits)} proposed edits"
+        reason = f"The schedule allows no edit in this step, so none of the {pool} was applied."
         if chosen.decision is not None:
             reason = f"The optimizer chose to apply none of the {pool}: {chosen.decision.reasoning}"
-        else:
-            reason = f"The schedule allows no edit in this step, so none of the {pool} was applied."
         return Verdict(action="no_change", reason=reason)
     name = known.get(candidate.skill.hash)
     if candidate.skill.hash == current.hash:
@@ -168,41 +163,38 @@ async def evaluate(
     metric: GateMetric,
     run_pass: PassRunner,
 ) -> EvaluationResult | None:
-    """Return the verdict on a candidate by the greater mean of one pass; None if a repeat shows a
-    noisy target.
+    """Accept a greater mean of one pass; None if a repeat shows that the target is noisy.
 
-    A candidate with a greater mean than the current skill is accepted. To become the best skill, it
-    must also have a greater mean than the best skill, unless that is the current one. ``run_pass``
-    rolls a skill out on the validation split.
+    To become the best skill, a candidate must also have a greater mean than the best skill, unless
+    that is the current one. ``run_pass`` rolls a skill out on the validation split.
     """
-    first = await roll_out_pairs(candidate, current, settings.item_ids, trial=0, run_pass=run_pass)
+    first = await _roll_out_pairs(candidate, current, settings.item_ids, 0, run_pass)
     scores = [metric.score_pair(*pair) for pair in first]
     ruling = decide(settings, scores)
     used = first
-
     if ruling.action == "accept" and settings.confirms:
-        repeats = choose_repeats(scores)
-        again = await roll_out_pairs(candidate, current, repeats, trial=1, run_pass=run_pass)
-        repeated = [metric.score_pair(*pair) for pair in again]
-        if has_disagreement(scores, repeated):
+        again = await _roll_out_pairs(candidate, current, choose_repeats(scores), 1, run_pass)
+        if has_disagreement(scores, [metric.score_pair(*pair) for pair in again]):
             return None
-        ruling = find_unconfirmed(scores, repeated) or ruling
         used = [*used, *again]
 
-    result = _build_result(first, used, candidate, current, ruling, metric=metric)
+    lost = tuple(side for pair in used for side in pair if side.score is None)
+    verdict = _build_verdict(first, candidate, current, ruling, metric)
     if ruling.action != "accept":
-        return result
-    if best.hash == current.hash:
-        return _change_verdict(result, action="accept_new_best", reason=ruling.reason)
+        return EvaluationResult(verdict=verdict, unmeasured=lost)
 
-    theirs = await run_pass(best, 0, settings.item_ids)
-    pairs = [metric.score_pair(side, other) for (side, _), other in zip(first, theirs, strict=True)]
-    second = decide(settings.model_copy(update={"no_regression": None}), pairs, other="best")
-    actions: dict[str, GateAction] = {"accept": "accept_new_best", "unmeasured": "unmeasured"}
-    action = actions.get(second.action, "accept")
-    lost = tuple(rollout for rollout in theirs if rollout.score is None)
-    result = result.model_copy(update={"unmeasured": result.unmeasured + lost})
-    return _change_verdict(result, action=action, reason=f"{ruling.reason} {second.reason}")
+    action: GateAction = "accept_new_best"
+    reason = ruling.reason
+    if best.hash != current.hash:
+        theirs = await run_pass(best, 0, settings.item_ids)
+        pairs = [metric.score_pair(new, old) for (new, _), old in zip(first, theirs, strict=True)]
+        second = decide(settings.model_copy(update={"no_regression": None}), pairs, other="best")
+        actions: dict[str, GateAction] = {"accept": "accept_new_best", "unmeasured": "unmeasured"}
+        action = actions.get(second.action, "accept")
+        reason = f"{reason} {second.reason}"
+        lost += tuple(rollout for rollout in theirs if rollout.score is None)
+    verdict = verdict.model_copy(update={"action": action, "reason": reason})
+    return EvaluationResult(verdict=verdict, unmeasured=lost)
 
 
 async def force_accept(
@@ -214,54 +206,70 @@ async def force_accept(
     run_pass: PassRunner,
 ) -> EvaluationResult:
     """Return the verdict if the gate is off: accepted if enough of one pass could be measured."""
-    pairs = await roll_out_pairs(candidate, current, settings.item_ids, trial=0, run_pass=run_pass)
-    scores = [metric.score_pair(*pair) for pair in pairs]
-    ruling = check_coverage(settings.coverage, scores)
+    pairs = await _roll_out_pairs(candidate, current, settings.item_ids, 0, run_pass)
+    lost = tuple(side for pair in pairs for side in pair if side.score is None)
+    ruling = check_pairs(settings.coverage, [metric.score_pair(*pair) for pair in pairs])
     if ruling is not None:
-        return _build_result(pairs, pairs, candidate, current, ruling, metric=metric)
-    ruling = Ruling(action="accept", reason="The gate is off: every candidate is accepted.")
-    result = _build_result(pairs, pairs, candidate, current, ruling, metric=metric)
-    return _change_verdict(result, action="force_accept", reason=ruling.reason)
+        verdict = _build_verdict(pairs, candidate, current, ruling, metric)
+    else:
+        ruling = Ruling(action="accept", reason="The gate is off: every candidate is accepted.")
+        verdict = _build_verdict(pairs, candidate, current, ruling, metric)
+        verdict = verdict.model_copy(update={"action": "force_accept"})
+    return EvaluationResult(verdict=verdict, unmeasured=lost)
 
 
-async def roll_out_pairs(
-    candidate: Skill, current: Skill, item_ids: Sequence[str], *, trial: int, run_pass: PassRunner
+async def evaluate_once(
+    candidate: Skill,
+    current: Skill,
+    items: Sequence[Item],
+    *,
+    roll_out: Callable[[Sequence[Item], Skill], Awaitable[Sequence[Rollout]]],
+    metric: GateMetric | None = None,
+) -> Verdict:
+    """Return the verdict on whether a candidate has a greater mean score, for a loop of your own.
+
+    ``items`` are those of the validation split. ``roll_out`` returns one rollout for each item
+    under a document, in their order. Without a ``metric``, the hard score counts.
+    """
+    by_id = {item.id: item for item in items}
+
+    async def run_pass(skill: Skill, trial: int, item_ids: Sequence[str]) -> Sequence[Rollout]:
+        return await roll_out([by_id[item_id] for item_id in item_ids], skill)
+
+    result = await evaluate(
+        candidate,
+        current,
+        current,
+        settings=GateSettings(item_ids=tuple(by_id)),
+        metric=metric or GateMetric(),
+        run_pass=run_pass,
+    )
+    assert result is not None, "only a repeat, which is off, finds out that a target is noisy"
+    return result.verdict
+
+
+async def _roll_out_pairs(
+    candidate: Skill, current: Skill, item_ids: Sequence[str], trial: int, run_pass: PassRunner
 ) -> RolloutPairs:
     """Return one trial of the items under both skills, whose passes run at the same time."""
     new, old = await fan_out(lambda skill: run_pass(skill, trial, item_ids), (candidate, current))
     return tuple(zip(new, old, strict=True))
 
 
-def _build_result(
-    pairs: RolloutPairs,
-    used: RolloutPairs,
-    candidate: Skill,
-    current: Skill,
-    ruling: Ruling,
-    *,
-    metric: GateMetric,
-) -> EvaluationResult:
-    """Return the verdict with the mean scores of one pass, without the repeats that are among the
-    ``used`` pairs.
-    """
+def _build_verdict(
+    pairs: RolloutPairs, candidate: Skill, current: Skill, ruling: Ruling, metric: GateMetric
+) -> Verdict:
+    """Return the verdict with the mean scores of the pairs that are measured on both sides."""
     measured = [pair for pair in pairs if all(side.score is not None for side in pair)]
-    lost = tuple(sorted({side.item_id for pair in pairs for side in pair if side.score is None}))
+    lost = {side.item_id for pair in pairs for side in pair if side.score is None}
+    unmeasured = {"unmeasured": tuple(sorted(lost))}
     new = build_measurement(candidate.hash, Split.val, [theirs for theirs, _ in measured])
     old = build_measurement(current.hash, Split.val, [ours for _, ours in measured])
-    verdict = Verdict(
+    return Verdict(
         action=ruling.action,
         reason=ruling.reason,
-        candidate=new.model_copy(update={"unmeasured": lost}),
-        current=old.model_copy(update={"unmeasured": lost}),
+        candidate=new.model_copy(update=unmeasured),
+        current=old.model_copy(update=unmeasured),
         candidate_score=metric.score_measurement(new),
         current_score=metric.score_measurement(old),
     )
-    unmeasured = tuple(side for pair in used for side in pair if side.score is None)
-    return EvaluationResult(verdict=verdict, unmeasured=unmeasured)
-
-
-def _change_verdict(
-    result: EvaluationResult, *, action: GateAction, reason: str
-) -> EvaluationResult:
-    verdict = result.verdict.model_copy(update={"action": action, "reason": reason})
-    return result.model_copy(update={"verdict": verdict})

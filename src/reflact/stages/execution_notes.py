@@ -28,7 +28,7 @@ from reflact.skills.document import (
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_skill
 from reflact.stages.reflect import Minibatch, ask_about_minibatch
-from reflact.stages.reply_models import narrow_reply_type
+from reflact.stages.reply_models import list_between, narrow_reply_type
 from reflact.types import AnalystReport, AppendixResult, Fallback, Skill
 
 MAX_REMINDERS = 3
@@ -68,10 +68,23 @@ class ReminderReply(ReplyModel):
     )
 
 
+class CompactReply(ReplyModel):
+    """Fewer notes that say the same."""
+
+    version: ClassVar[int] = 1
+    notes: list[Note] = Field(min_length=1, description="The notes, each one short sentence.")
+
+
 @lru_cache(maxsize=64)
 def lapse_reply_type(*, cases: int) -> type[LapseReply]:
     """Return the reply type for ``cases`` failures."""
     return narrow_reply_type(LapseReply, lapses=(list[Lapse], {"max_length": cases}))
+
+
+@lru_cache(maxsize=16)
+def compact_reply_type(*, most: int) -> type[CompactReply]:
+    """Return the reply type for at most ``most`` notes."""
+    return narrow_reply_type(CompactReply, notes=list_between(Note, 1, most))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +107,10 @@ class LapseTriage:
         A document without rules has no lapses. If the optimizer gives no valid reply, the analyst
         gets all cases, and the report states the reason.
         """
-        if not _rules_text(self.skill).strip() or (
-            batch.source == "success" and not self.successes
-        ):
+        if not _read_rules(self.skill).strip():
             return await self.analyse(batch)
         if batch.source == "success":
-            return await self._remind(batch)
+            return await self._remind(batch) if self.successes else await self.analyse(batch)
         cases = len(batch.items)
         check = partial(_check_lapses, skill=self.skill, cases=cases)
         reply = await self._ask(batch, lapse_reply_type(cases=cases), check)
@@ -108,13 +119,12 @@ class LapseTriage:
             return report.model_copy(update={"triage_no_reply_reason": reply.reason})
         lapsed = {lapse.case - 1 for lapse in reply.lapses}
         others = [n for n in range(cases) if n not in lapsed]
-        remaining = batch.model_copy(
-            update={
-                "items": tuple(batch.items[n] for n in others),
-                "rollouts": tuple(batch.rollouts[n] for n in others),
-            }
-        )
-        report = await self.analyse(remaining) if others else remaining.empty_report
+        report = batch.empty_report
+        if others:
+            items = tuple(batch.items[n] for n in others)
+            rollouts = tuple(batch.rollouts[n] for n in others)
+            rest = batch.model_copy(update={"items": items, "rollouts": rollouts})
+            report = await self.analyse(rest)
         return report.model_copy(
             update={
                 "item_ids": batch.empty_report.item_ids,
@@ -133,15 +143,10 @@ class LapseTriage:
     async def _ask(
         self, batch: Minibatch, reply_type: type[R], check: Callable[[R], None]
     ) -> R | NoReply:
-        variables = {"document": _show_rules(self.skill)}
+        variables = {"document": fence("document", _read_rules(self.skill).strip())}
+        name = f"lapse_{batch.source}"
         return await ask_about_minibatch(
-            self.context,
-            batch,
-            f"lapse_{batch.source}",
-            variables,
-            reply_type,
-            tokens=self.tokens,
-            check=check,
+            self.context, batch, name, variables, reply_type, tokens=self.tokens, check=check
         )
 
 
@@ -152,38 +157,20 @@ def _check_lapses(reply: LapseReply, *, skill: Skill, cases: int) -> None:
         raise ValueError(f"numbers go from 1 to {cases}; {', '.join(wrong)} is not among them")
     if len(set(numbers)) != len(numbers):
         raise ValueError("a case is named twice; name each one once")
-    rules = _flatten(_rules_text(skill))
+    rules = " ".join(_read_rules(skill).split())
     for lapse in reply.lapses:
-        if _flatten(lapse.rule) not in rules:
+        if " ".join(lapse.rule.split()) not in rules:
             raise ValueError(f"the document has no rule {lapse.rule!r}; copy one exactly")
         check_region_text(lapse.reminder)
 
 
-def _show_rules(skill: Skill) -> str:
-    return fence("document", _rules_text(skill).strip())
+def _check_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        check_region_text(note)
 
 
-def _rules_text(skill: Skill) -> str:
+def _read_rules(skill: Skill) -> str:
     return f"{editable_text(skill.text)}\n{read_guidance(skill.text)}"
-
-
-def _flatten(text: str) -> str:
-    return " ".join(text.split())
-
-
-class CompactReply(ReplyModel):
-    """Fewer notes that say the same."""
-
-    version: ClassVar[int] = 1
-    notes: list[Note] = Field(min_length=1, description="The notes, each one short sentence.")
-
-
-@lru_cache(maxsize=16)
-def compact_reply_type(*, most: int) -> type[CompactReply]:
-    """Return the reply type for at most ``most`` notes."""
-    return narrow_reply_type(
-        CompactReply, notes=(list[Note], {"min_length": 1, "max_length": most})
-    )
 
 
 async def update_appendix(
@@ -218,10 +205,8 @@ async def update_appendix(
             check=lambda reply: _check_notes(reply.notes),
         )
         if isinstance(reply, NoReply):
-            replacement = f"the {len(after)} notes stay as they are"
-            fallbacks = (
-                Fallback(label="consolidate", reason=reply.reason, replacement=replacement),
-            )
+            kept = f"the {len(after)} notes stay as they are"
+            fallbacks = (Fallback(label="consolidate", reason=reply.reason, replacement=kept),)
         else:
             after = merge_notes((), reply.notes)
     return AppendixResult(skill=replace_notes(skill, after), notes=after, fallbacks=fallbacks)
@@ -230,8 +215,3 @@ async def update_appendix(
 def carry_notes(skill: Skill, source: Skill) -> Skill:
     """Return a document with the notes of another one added to its own."""
     return replace_notes(skill, merge_notes(read_notes(skill.text), read_notes(source.text)))
-
-
-def _check_notes(notes: Sequence[str]) -> None:
-    for note in notes:
-        check_region_text(note)

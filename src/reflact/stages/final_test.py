@@ -1,6 +1,4 @@
-"""Statistics of the final test: scores of documents, improvements over the baseline, and the
-placebo.
-"""
+"""Statistics of the final test: scores, improvements over the baseline, and the placebo."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ OTHER_TASKS = "other"
 
 
 def make_placebo(text: str, template: Skill) -> Skill:
-    """Return a document about something else, cut or repeated to the length of ``template`` in
-    characters.
-    """
+    """Return a document about something else, with as many characters as ``template``."""
     size = len(template.text)
     repeats = size // max(len(text), 1) + 1
     return Skill(text=(text * repeats)[:size])
@@ -74,9 +70,7 @@ def measure_improvement(
     *,
     metric: GateMetric,
 ) -> Improvement | None:
-    """Return a skill's improvement over the baseline in a metric, paired by item; None without a
-    common item.
-    """
+    """Return the improvement over the baseline, paired by item; None without a common item."""
     before, after = _pair_by_item(baseline, rollouts, metric)
     if not before:
         return None
@@ -100,23 +94,22 @@ def judge_claim(
     metric: GateMetric,
     on_these_items: bool,
 ) -> Claim | None:
-    """Return the claim that the best skill is better than the baseline in a metric; None without a
-    common item.
+    """Return the claim that the best skill is better; None without a common item.
 
     ``on_these_items``: several trials of each item, whose variance within the items alone counts.
     """
     gain = measure_improvement("best", split, baseline, best, metric=metric)
+    if gain is None:
+        return None
     before = _group_by_item(baseline, metric)
     after = _group_by_item(best, metric)
     repeated = [i for i in before if len(before[i]) > 1 and len(after.get(i, ())) > 1]
-    if gain is not None and on_these_items and repeated:
+    if on_these_items and repeated:
         mean, low, high = within_item_interval(
             [before[i] for i in repeated], [after[i] for i in repeated]
         )
         gain = gain.model_copy(update={"n": len(repeated), "mean": mean, "low": low, "high": high})
         return Claim(improvement=gain, confirmed=gain.low > 0)
-    if gain is None:
-        return None
     chance = compute_chance(*_pair_by_item(baseline, best, metric))
     return Claim(improvement=gain, confirmed=gain.low > 0 and chance <= CLAIM_LEVEL, chance=chance)
 
@@ -151,12 +144,12 @@ def _score_task_types(
         return ()
     types = {item.id: item.task_type or OTHER_TASKS for item in items}
     buckets = []
-    for task_type in sorted({*types.values()}):
-        found = [rollout for rollout in rollouts if types.get(rollout.item_id) == task_type]
-        measured = build_measurement(skill.hash, split, found)
+    for name in sorted({*types.values()}):
+        of_type = [rollout for rollout in rollouts if types.get(rollout.item_id) == name]
+        measured = build_measurement(skill.hash, split, of_type)
         if measured.hard is not None and measured.soft is not None:
             bucket = TaskTypeScore(
-                task_type=task_type, n=measured.n, hard=measured.hard, soft=measured.soft
+                task_type=name, n=measured.n, hard=measured.hard, soft=measured.soft
             )
             buckets.append(bucket)
     return tuple(buckets)

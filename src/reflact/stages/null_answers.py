@@ -1,7 +1,6 @@
 """Null answers: constants that are graded in place of the target's answers, as a control.
 
-No model is called: a target replies with the constant to every message, and the environment grades
-as always.
+No model is called; the environment grades as always.
 """
 
 from __future__ import annotations
@@ -44,9 +43,7 @@ class NullAnswer(NamedTuple):
 
 
 def list_null_answers(environment: Environment, train: Sequence[Item]) -> tuple[NullAnswer, ...]:
-    """Return the constants: empty, a refusal, and the most frequent right answer of the train items
-    if there is one.
-    """
+    """Return the constants: empty, a refusal, and the most frequent right answer, if any."""
     constants = [NullAnswer("null_empty", ""), NullAnswer("null_refusal", REFUSAL)]
     frequent = find_frequent_answer(environment, train)
     if frequent is not None and all(frequent != constant.text for constant in constants):
@@ -55,15 +52,11 @@ def list_null_answers(environment: Environment, train: Sequence[Item]) -> tuple[
 
 
 def find_frequent_answer(environment: Environment, items: Sequence[Item]) -> str | None:
-    """Return the answer that is right for most items, and for at least two; the first one of
-    several.
-
-    None if no answer is right twice, or if the environment knows no right answers.
-    """
+    """Return the answer that is right for most items; None if none is known or right twice."""
     adapted = adapt_environment(environment)
-    counts = Counter(
-        answer for item in items for answer in dict.fromkeys(adapted.list_right_answers(item))
-    )
+    counts = Counter[str]()
+    for item in items:
+        counts.update(dict.fromkeys(adapted.list_right_answers(item), 1))
     answer, count = max(counts.items(), key=lambda entry: entry[1], default=("", 0))
     return answer if count > 1 else None
 
@@ -76,11 +69,8 @@ def choose_checked_items(items: Sequence[Item]) -> tuple[Item, ...]:
 
 
 def describe_high_scores(scores: Sequence[SkillScore]) -> str | None:
-    """Return a warning if a constant has a high score on train items; it names the best
-    constant.
-    """
-    measured = [score for score in scores if score.hard is not None]
-    best = max(measured, key=lambda score: score.hard or 0.0, default=None)
+    """Return a warning about the best constant if it has a high score on train items."""
+    best = max(scores, key=lambda score: score.hard or 0.0, default=None)
     if best is None or best.hard is None or best.hard < WARNING_SHARE:
         return None
     return (
@@ -90,9 +80,7 @@ def describe_high_scores(scores: Sequence[SkillScore]) -> str | None:
 
 
 class ConstantTarget:
-    """Replies with the same text to every message, under any document; implements
-    ``protocols.Target``.
-    """
+    """Implements ``protocols.Target``: replies with the same text to every message."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -112,12 +100,7 @@ class ConstantSession:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._turns: list[Turn] = []
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """The conversation so far."""
-        return tuple(self._turns)
+        self.turns: tuple[Turn, ...] = ()
 
     async def reply(self, message: str) -> str:
         """Return the text.
@@ -127,10 +110,8 @@ class ConstantSession:
             the score is 0.
         """
         await checkpoint()
-        if len(self._turns) >= 2 * MAX_REPLIES:
+        if len(self.turns) >= 2 * MAX_REPLIES:
             raise ContextOverflow(f"the conversation did not end after {MAX_REPLIES} equal replies")
-        self._turns += [
-            Turn(role="user", content=message),
-            Turn(role="assistant", content=self._text),
-        ]
+        answer = Turn(role="assistant", content=self._text)
+        self.turns += (Turn(role="user", content=message), answer)
         return self._text

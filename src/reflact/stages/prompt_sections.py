@@ -34,8 +34,9 @@ _LONG_TEXTS = 5
 # Words of trouble. Their first letters come first, since long texts are searched, and few letters
 # begin a word.
 _TROUBLE = re.compile(
-    r"(?=[cdefinrtuw])(?:error|exception|traceback|\b(?:fail|invalid|illegal|unexpected|unknown|denied|refused"
-    r"|forbidden|timed?[ -]?out|not found|no such|cannot|could not|unable|nothing happens|wrong\b|incorrect))",
+    r"(?=[cdefinrtuw])(?:error|exception|traceback|\b(?:fail|invalid|illegal|unexpected|unknown"
+    r"|denied|refused|forbidden|timed?[ -]?out|not found|no such|cannot|could not|unable"
+    r"|nothing happens|wrong\b|incorrect))",
     re.IGNORECASE,
 )
 
@@ -55,23 +56,16 @@ class Passage(FrozenModel):
     @cached_property
     def full_text(self) -> str:
         """The passage without cuts."""
-        return self.label + (
-            "\n".join(_format_turn(turn) for turn in self.turns) if self.turns else self.text
-        )
-
-    @cached_property
-    def size(self) -> int:
-        """The bytes of the passage without cuts."""
-        return count_bytes(self.full_text)
+        return self.label + ("\n".join(map(_format_turn, self.turns)) or self.text)
 
     def fit(self, max_bytes: int) -> str:
         """Return the passage in at most ``max_bytes``; cuts are marked, whatever the size."""
-        if self.size <= max_bytes:
+        if count_bytes(self.full_text) <= max_bytes:
             return self.full_text
         left = max_bytes - count_bytes(self.label)
-        return self.label + (
-            fit_conversation(self.turns, left) if self.turns else truncate(self.text, left)
-        )
+        if self.turns:
+            return self.label + fit_conversation(self.turns, left)
+        return self.label + truncate(self.text, left)
 
 
 def count_bytes(text: str) -> int:
@@ -94,8 +88,7 @@ def share_bytes(sizes: Sequence[int], max_bytes: int) -> tuple[int, ...]:
 
 
 def truncate(text: str, max_bytes: int) -> str:
-    """Return a text in at most ``max_bytes``: two thirds from its beginning, one third from its
-    end.
+    """Return a text in at most ``max_bytes``: two thirds from its beginning, the rest from its end.
 
     A mark between them states the size of the cut. If ``max_bytes`` is too small even for the mark,
     the result is the mark alone, or the text if it is shorter.
@@ -112,14 +105,13 @@ def truncate(text: str, max_bytes: int) -> str:
 
 
 def fit_conversation(turns: Sequence[Turn], max_bytes: int) -> str:
-    """Return a conversation in at most ``max_bytes``: its key turns, then as many others as fit,
-    last first.
+    """Return a conversation in at most ``max_bytes``: its key turns, then others that fit.
 
     The key turns are, in order of priority: the first turn and the first of the user; the last
     turn, the last answer and the turn before it; turns in which the user or a tool reports trouble;
     and turns before an answer that changes course, by words such as "instead". They share the bytes
-    as in ``share_bytes``. Cuts in a turn are marked; omitted turns are counted in a mark at their
-    position.
+    as in ``share_bytes``. Of the others, the last ones go first. Cuts in a turn are marked; omitted
+    turns are counted in a mark at their position.
     """
     texts = [_format_turn(turn) for turn in turns]
     sizes = [count_bytes(text) for text in texts]
@@ -153,13 +145,12 @@ def _key_turns(turns: Sequence[Turn]) -> list[int]:
 def _is_decisive(turns: Sequence[Turn], index: int) -> bool:
     if turns[index].role not in {"user", "tool"}:
         return False
-    following = turns[index + 1] if index + 1 < len(turns) else None
-    changes_course = (
-        following is not None
-        and following.role == "assistant"
-        and _CHANGE_OF_COURSE.search(following.content)
+    if _TROUBLE.search(turns[index].content):
+        return True
+    return any(
+        turn.role == "assistant" and _CHANGE_OF_COURSE.search(turn.content)
+        for turn in turns[index + 1 : index + 2]
     )
-    return bool(changes_course or _TROUBLE.search(turns[index].content))
 
 
 def _join_with_gaps(texts: Sequence[str], limits: Mapping[int, int]) -> Iterator[str]:
@@ -193,9 +184,7 @@ _SHOWN_EDIT_BYTES = 1500
 
 
 def show_skill(skill: Skill) -> str:
-    """Return the document's editable text, fenced; empty if there is none, because small models
-    quote the tags.
-    """
+    """Return the document's editable text, fenced; nothing if empty: small models quote tags."""
     text = editable_text(skill.text).strip("\n")
     return fence("document", text) if text.strip() else ""
 
@@ -208,27 +197,24 @@ def show_cases(
     ``tokens`` is the maximum of their estimated tokens. Short cases leave unused tokens to long
     ones.
     """
-    cases = [
-        _case_passages(rollout, item, failed) for rollout, item in zip(rollouts, items, strict=True)
-    ]
+    pairs = zip(rollouts, items, strict=True)
+    cases = [_case_passages(rollout, item, failed) for rollout, item in pairs]
     return "\n\n".join(_fence_cases(cases, tokens))
 
 
 def show_step_cases(failures: Sequence[Case], successes: Sequence[Case], *, tokens: int) -> str:
-    """Return all cases of a step, failures before successes, numbered throughout, in at most
-    ``tokens``.
-    """
+    """Return all cases of a step, failures first, numbered throughout, in at most ``tokens``."""
     cases = [_case_passages(c.rollout, c.item, c.failed) for c in (*failures, *successes)]
     shown = _fence_cases(cases, tokens)
-    groups = (
-        ("Cases in which the agent failed:", shown[: len(failures)]),
-        ("Cases in which the agent succeeded:", shown[len(failures) :]),
-    )
-    return "\n\n".join("\n\n".join((heading, *group)) for heading, group in groups if group)
+    if successes:
+        shown.insert(len(failures), "Cases in which the agent succeeded:")
+    if failures:
+        shown.insert(0, "Cases in which the agent failed:")
+    return "\n\n".join(shown)
 
 
 def _fence_cases(cases: Sequence[Sequence[Passage]], tokens: int) -> list[str]:
-    sizes = [sum(part.size for part in case) + len(case) - 1 for case in cases]
+    sizes = [sum(map(_size, case)) + len(case) - 1 for case in cases]
     limits = share_bytes(sizes, tokens * BYTES_PER_TOKEN)
     return [
         fence(f"case_{n}", _show_passages(case, limit))
@@ -249,8 +235,7 @@ def list_material(items: Sequence[Item], rollouts: Sequence[Rollout]) -> tuple[s
 
 
 def show_right_answers(examples: Sequence[WorkedExample], *, max_bytes: int) -> str:
-    """Return further tasks with their right answers as a note, as many as fit; empty if there are
-    none.
+    """Return further tasks with their right answers as a note, as many as fit.
 
     A text longer than a part of ``max_bytes`` is cut, so that at least some examples fit.
     """
@@ -282,36 +267,27 @@ def show_edits(edits: Sequence[Edit]) -> str:
 
 def show_task(*descriptions: str) -> str:
     """Return what is known of the tasks, the score and the agent as a note; empty if nothing is."""
-    return _show_note(
-        "Background, not part of the document",
-        "background",
-        filter(None, map(str.strip, descriptions)),
-    )
+    lines = filter(None, map(str.strip, descriptions))
+    return _show_note("Background, not part of the document", "background", lines)
 
 
 def show_figures(
     rollouts: Sequence[Rollout], items: Sequence[Item], failed: Collection[str]
 ) -> str:
-    """Return the figures of a step's rollouts as a note; ``failed`` are the ids of the failed
-    items.
-    """
+    """Return the figures of a step's rollouts as a note; ``failed`` are ids of items."""
     scores = [r.score for r in rollouts if r.score is not None]
     lines = [f"{len(rollouts)} tasks under the document as it is: {len(failed)} failed"]
     if scores:
         hard = fmean(s.hard for s in scores)
         soft = fmean(s.soft for s in scores)
-        lines.append(
-            f"mean score {hard:.3f}" + (f", with partial credit {soft:.3f}" if soft != hard else "")
-        )
+        credit = f", with partial credit {soft:.3f}" if soft != hard else ""
+        lines.append(f"mean score {hard:.3f}{credit}")
     if len(rollouts) > len(scores):
         lines.append(f"{len(rollouts) - len(scores)} could not be measured")
     kinds = Counter(item.task_type for item in items if item.task_type is not None)
     lost = Counter(item.task_type for item in items if item.id in failed)
-    lines += (
-        [f"{kind}: {lost[kind]} of {n} failed" for kind, n in sorted(kinds.items())]
-        if len(kinds) > 1
-        else []
-    )
+    if len(kinds) > 1:
+        lines += [f"{kind}: {lost[kind]} of {n} failed" for kind, n in sorted(kinds.items())]
     return _show_note("This step", "figures", lines)
 
 
@@ -322,9 +298,8 @@ def show_buffer(buffer: Sequence[StepBufferEntry]) -> str:
 
 def show_memory(edits: Sequence[RejectedEdit]) -> str:
     """Return rejected edits as a note; empty if there are none."""
-    return _show_note(
-        "Edits tried before that did not help", "rejected", map(_show_rejected_edit, edits)
-    )
+    lines = map(_show_rejected_edit, edits)
+    return _show_note("Edits tried before that did not help", "rejected", lines)
 
 
 def show_meta(meta: str) -> str:
@@ -360,16 +335,18 @@ def _case_passages(rollout: Rollout, item: Item, failed: bool) -> tuple[Passage,
 
 
 def show_json(value: JsonValue) -> str:
-    """Return a value as text: a text as it is, anything else as canonical JSON, and nothing for
-    None.
-    """
+    """Return a value as text: a text as it is, nothing for None, anything else as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else canonical_json(value)
 
 
+def _size(passage: Passage) -> int:
+    return count_bytes(passage.full_text)
+
+
 def _show_passages(case: Sequence[Passage], max_bytes: int) -> str:
-    limits = share_bytes([part.size for part in case], max_bytes - (len(case) - 1))
+    limits = share_bytes([_size(part) for part in case], max_bytes - (len(case) - 1))
     return "\n".join(part.fit(limit) for part, limit in zip(case, limits, strict=True))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TypeVar
 
 from pydantic import TypeAdapter
@@ -24,11 +24,9 @@ from reflact.stages.reply_models import (
     PatternReply,
     Reasoned,
     ReasonedPattern,
-    build_edit,
     check_reply,
     failure_reply_type,
     list_allowed_operations,
-    list_changes,
     success_reply_type,
 )
 from reflact.stages.rollout import RolloutRunner, log_unmeasured, require_coverage
@@ -73,19 +71,9 @@ class Minibatch(FrozenModel):
         return str(self.index) if self.batch == 0 else f"{self.batch}/{self.index}"
 
     def show_cases(self, tokens: int) -> str:
-        """Return its trajectories in at most so many estimated tokens; several parts of a prompt
-        ask for them.
-        """
-        if tokens not in self._shown:
-            failed = self.source == "failure"
-            self._shown[tokens] = show_cases(
-                self.rollouts, self.items, failed=failed, tokens=tokens
-            )
-        return self._shown[tokens]
-
-    @cached_property
-    def _shown(self) -> dict[int, str]:
-        return {}
+        """Return its trajectories in at most so many estimated tokens."""
+        failed = self.source == "failure"
+        return show_cases(self.rollouts, self.items, failed=failed, tokens=tokens)
 
     @property
     def empty_report(self) -> AnalystReport:
@@ -98,16 +86,8 @@ class Minibatch(FrozenModel):
 
 def shuffle_batch(values: Sequence[T], *, seed: int, step: int, batch: int = 0) -> tuple[T, ...]:
     """Return a batch in the order in which it is dealt."""
-    return shuffle(values, seed, f"reflect/{step}" if batch == 0 else f"reflect/{step}/{batch}")
-
-
-def classify_rollout(rollout: Rollout, threshold: float | None) -> RolloutSource | None:
-    """Return whether a rollout is a failure or a success; None if it is unmeasured (see
-    ``is_failure``).
-    """
-    if rollout.score is None:
-        return None
-    return "failure" if is_failure(rollout, threshold) else "success"
+    label = f"reflect/{step}" if batch == 0 else f"reflect/{step}/{batch}"
+    return shuffle(values, seed, label)
 
 
 def list_edit_kinds(config: UpdateConfig) -> tuple[EditKind, ...]:
@@ -133,13 +113,12 @@ class Analyst:
     async def report(self, batch: Minibatch) -> AnalystReport:
         """Return the report on a minibatch; without a valid reply it holds the reason alone."""
         prompt = f"{ANALYST_PROMPTS[self.config.mode]}_{batch.source}"
-        book = self.context.prompts
-        reasoned = book.is_reasoned(prompt)
-        cases = len(batch.items) if batch.source == "failure" else None
         kinds = list_allowed_operations(self.skill, list_edit_kinds(self.config))
-
+        cases = None
+        reasoned = self.context.prompts.is_reasoned(prompt)
         reply_type: type[AnalysisReply] = success_reply_type(kinds, most=self.max_edits)
-        if cases is not None:
+        if batch.source == "failure":
+            cases = len(batch.items)
             reply_type = failure_reply_type(
                 kinds, cases=cases, most=self.max_edits, reasoned=reasoned
             )
@@ -168,6 +147,38 @@ class Analyst:
         return _build_report(batch.empty_report, reply)
 
 
+async def reflect(
+    rollouts: Sequence[Rollout],
+    items: Sequence[Item],
+    skill: Skill,
+    *,
+    context: StageContext,
+    update: UpdateConfig | None = None,
+    config: ReflectConfig | None = None,
+    max_edits: int = 4,
+    notes: str = "",
+    threshold: float | None = None,
+) -> tuple[AnalystReport, ...]:
+    """Return the analysts' reports on minibatches of failures and of successes.
+
+    The ``rollouts`` under the ``skill`` are in the order of the items. Each analyst proposes at
+    most ``max_edits`` edits of the kinds in ``update``; ``notes`` tell it what was tried before. A
+    rollout is a success if its hard score reaches ``threshold``; None: if it is above 0.
+    """
+    config = config or ReflectConfig()
+    analyst = Analyst(
+        context=context,
+        skill=skill,
+        config=update or UpdateConfig(),
+        max_edits=max_edits,
+        tokens=config.trajectory_tokens,
+        notes=lambda _: notes,
+    )
+    dealer = MinibatchDealer(items, config, batch=0, threshold=threshold)
+    batches = [batch for rollout in rollouts for batch in dealer.add(rollout)]
+    return await fan_out(analyst.report, batches, limit=config.concurrency)
+
+
 async def ask_about_minibatch(
     context: StageContext,
     batch: Minibatch,
@@ -179,21 +190,15 @@ async def ask_about_minibatch(
     check: Callable[[R], None],
     purpose: str | None = None,
 ) -> R | NoReply:
-    """Ask about a minibatch's cases; if they do not fit the model's context, once more in half the
-    tokens.
-    """
-
-    def fill(tokens: int) -> Mapping[str, str]:
-        return {**variables, "cases": batch.show_cases(tokens)}
-
+    """Ask about a minibatch's cases; if they are too long, once more in half the tokens."""
     return await context.ask_or_fallback(
         prompt,
-        fill(tokens),
+        {**variables, "cases": batch.show_cases(tokens)},
         reply_type,
         purpose=purpose,
         part=batch.part,
         check=check,
-        shorten=lambda: fill(tokens // 2),
+        shorten=lambda: {"cases": batch.show_cases(tokens // 2)},
     )
 
 
@@ -202,30 +207,29 @@ def _build_report(blank: AnalystReport, reply: AnalysisReply) -> AnalystReport:
     patterns: tuple[FailurePattern, ...] = ()
     reasoning = ""
     if isinstance(reply, AnalystReply):
-        patterns = tuple(build_pattern(pattern, blank.item_ids) for pattern in reply.patterns)
+        patterns = tuple(_build_pattern(pattern, blank.item_ids) for pattern in reply.patterns)
         reasoning = "; ".join(pattern.description for pattern in patterns)
     if isinstance(reply, Reasoned):
         reasoning = reply.reasoning
 
     support = {"source_type": blank.source_type, "support_count": len(blank.item_ids)}
-    edits = tuple(build_edit(change).model_copy(update=support) for change in list_changes(reply))
+    edits = tuple(change.build_edit().model_copy(update=support) for change in reply.edits)
     patch = Patch(reasoning=reasoning, edits=edits)
     return blank.model_copy(update={"patch": patch, "patterns": patterns})
 
 
-def build_pattern(
+def _build_pattern(
     pattern: PatternReply | ReasonedPattern, item_ids: Sequence[str]
 ) -> FailurePattern:
-    """Return the pattern of a reply with the items of its cases, out of those that the prompt
-    showed.
+    """Return the pattern of a reply with the items of its cases.
 
     Small models name a count alone; it is at most that of the items.
     """
-    if isinstance(pattern, ReasonedPattern):
-        item_ids = [item_ids[number - 1] for number in sorted(set(pattern.cases))]
-    count = len(item_ids)
     if isinstance(pattern, PatternReply):
-        count = min(pattern.count, count)
+        count = min(pattern.count, len(item_ids))
+    else:
+        item_ids = [item_ids[number - 1] for number in sorted(set(pattern.cases))]
+        count = len(item_ids)
     return FailurePattern(
         type=pattern.type, count=count, description=pattern.description, item_ids=tuple(item_ids)
     )
@@ -240,17 +244,15 @@ def group_failures(
         reason = " ".join((rollout.feedback or "").split())
         if reason and is_failure(rollout, threshold):
             groups.setdefault(reason, []).append(rollout.item_id)
-    largest = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))[
-        :MAX_FAIL_REASONS
-    ]
+    largest = sorted(groups, key=lambda reason: (-len(groups[reason]), reason))
     return tuple(
         FailurePattern(
             type="feedback",
-            count=len(items),
+            count=len(groups[reason]),
             description=truncate(reason, FAIL_REASON_BYTES),
-            item_ids=tuple(items),
+            item_ids=tuple(groups[reason]),
         )
-        for reason, items in largest
+        for reason in largest[:MAX_FAIL_REASONS]
     )
 
 
@@ -296,8 +298,7 @@ async def roll_out_and_reflect(
     seed: int,
     threshold: float | None,
 ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
-    """Roll out a step's batches and analyse them; an item that occurs in several has a trial for
-    each.
+    """Roll out a step's batches and analyse them; an item in several of them has a trial for each.
 
     Returns:
         The rollouts in the order of the items, and the reports batch by batch, failures before
@@ -312,7 +313,6 @@ async def roll_out_and_reflect(
     ordered = [
         shuffle_batch(row, seed=seed, step=runner.step, batch=n) for n, row in enumerate(jobs)
     ]
-
     dealers = [
         MinibatchDealer([job.item for job in row], config, batch=n, threshold=threshold)
         for n, row in enumerate(ordered)
@@ -321,13 +321,16 @@ async def roll_out_and_reflect(
     def find_ready(batch: int, prefix: Sequence[Rollout]) -> list[_ReadyMinibatch]:
         return [(minibatch, prefix) for minibatch in dealers[batch].add(prefix[-1])]
 
+    def find_nothing(batch: int, prefix: Sequence[Rollout]) -> list[_ReadyMinibatch]:
+        return []
+
     async def report(case: _ReadyMinibatch) -> AnalystReport:
         minibatch, known = case
         finished = await analyse(minibatch)
         await log_unmeasured(known, decision_log=runner.decision_log, step=runner.step)
         return finished
 
-    ready = find_ready if config.overlap else lambda *_: []
+    ready = find_ready if config.overlap else find_nothing
     rows, early = await fan_out_then(
         runner.run,
         ordered,
@@ -341,15 +344,16 @@ async def roll_out_and_reflect(
     require_coverage(rollouts, 0.0)
     reports = [r for batch_reports in early for r in batch_reports]
     if not config.overlap:
-        prefixes = [
-            (batch, row[:n]) for batch, row in enumerate(rows) for n in range(1, len(row) + 1)
+        cases = [
+            case
+            for batch, row in enumerate(rows)
+            for n in range(1, len(row) + 1)
+            for case in find_ready(batch, row[:n])
         ]
-        cases = [case for prefix in prefixes for case in find_ready(*prefix)]
         reports += await fan_out(report, cases, limit=config.concurrency)
     await log_unmeasured(rollouts, decision_log=runner.decision_log, step=runner.step)
-    return rollouts, tuple(
-        sorted(reports, key=lambda r: (r.batch, SOURCES.index(r.source_type), r.index))
-    )
+    reports.sort(key=lambda r: (r.batch, SOURCES.index(r.source_type), r.index))
+    return rollouts, tuple(reports)
 
 
 class MinibatchDealer:
@@ -374,8 +378,8 @@ class MinibatchDealer:
 
     def add(self, rollout: Rollout) -> tuple[Minibatch, ...]:
         """Take the next rollout of the order, and return the minibatches that it completes."""
-        source = classify_rollout(rollout, self._threshold)
-        if source in self._members:
+        source: RolloutSource = "failure" if is_failure(rollout, self._threshold) else "success"
+        if rollout.score is not None and source in self._members:
             self._members[source].append((self._order[self._taken], rollout))
         self._taken += 1
         is_last = self._taken == len(self._order)

@@ -1,9 +1,8 @@
 """Reply types of the optimizer's calls, and their checks.
 
-Analysts and merges reply with changes of one kind. ``EditReply`` is what all of them say; the type
-that a model sees is narrowed to the fields, the operations and the bounds of its call. Prompts
-whose header names a ``Reasoned`` type ask for reasoning in free text first, and bound no length;
-the model's ``max_tokens`` does.
+Analysts and merges reply with changes of one kind. The type that a model sees has only the fields,
+the operations and the bounds of its call. Prompts whose header names a ``Reasoned`` type ask for
+reasoning in free text first, and bound no length; the model's ``max_tokens`` does.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, create_model
 
@@ -24,13 +23,14 @@ from reflact.types import Edit, EditKind, Item, Skill
 
 # The tags that fence material in prompts, and the names of a case's parts as tags.
 PLACEHOLDER = re.compile(
-    r"</?(?:document|proposal_\d+|case_\d+|answers|attempts|rejected|advice|guidance|notes|background"
-    r"|figures|evidence|task|remark|(?:right|wrong)[ _-]answer)_*>",
+    r"</?(?:document|proposal_\d+|case_\d+|answers|attempts|rejected|advice|guidance|notes"
+    r"|background|figures|evidence|task|remark|(?:right|wrong)[ _-]answer)_*>",
     re.IGNORECASE,
 )
 
 # A whole text in the tags of a document.
 WRAPPED_DOCUMENT = re.compile(r"\s*<(document_*)>\n?(.*?)\n?</\1>\s*", re.DOTALL)
+
 
 # The length from which a reference in a text counts as quoted, whatever stands beside it.
 MIN_QUOTED_LENGTH = 24
@@ -52,85 +52,34 @@ def unwrap_document(text: str) -> str:
     return wrapped[2] if wrapped else text
 
 
-# ---------------------------------------------------------------------------------------- one
-# change
+# -------------------------------------------------------------------------------- one change
 
 
 class EditReply(ReplyModel):
-    """One change to the document, as an analyst proposes it or a merge writes it."""
-
-    op: EditKind
-    target: str = ""
-    content: str = ""
-    evidence: str = ""
-    sources: tuple[int, ...] = ()
-
-
-class NarrowedEdit(ReplyModel):
-    """A change as a call asks for it: only with its fields, and within its bounds."""
+    """One change as a call asks for it; ``edit_reply_type`` adds the fields."""
 
     kind: ClassVar[EditKind] = "append"
 
-    def read(self) -> EditReply:
-        """Return the change; one without an operation has the kind of its type."""
-        return EditReply(**{"op": self.kind, **self.model_dump()})
+    def list_sources(self) -> list[int]:
+        """Return the numbers of the proposals that a merged change stands for."""
+        return sorted(set(self.model_dump()["sources"]))
+
+    def build_edit(self) -> Edit:
+        """Return the change as an edit, without what its operation does not use."""
+        values = self.model_dump()
+        op = values.get("op", self.kind)
+        target = "" if op == "append" else values.get("target", "")
+        content = "" if op == "delete" else unwrap_document(values["content"])
+        return Edit(op=op, target=target, content=content, evidence=values.get("evidence", ""))
 
 
-class NarrowedSuggestion(NarrowedEdit):
-    """A suggestion as a call asks for it."""
+class SuggestionReply(EditReply):
+    """One suggestion as a call asks for it."""
 
     kind: ClassVar[EditKind] = "suggest"
 
 
-class _Wording(NamedTuple):
-    """The name and the texts of a narrowed type, which are part of what the model is asked."""
-
-    name: str
-    doc: str
-    content: str
-
-
 _INSTRUCTION = "The instruction, in words that hold for new tasks, as Markdown."
-_PROPOSED = {
-    "append": _Wording(
-        "ReasonedAppend", "One addition to the document, with its evidence.", _INSTRUCTION
-    ),
-    "suggest": _Wording(
-        "ReasonedSuggestion",
-        "One thing that a revision of the document should do, with its evidence.",
-        "What to add, change, move or remove, with the new instruction in full.",
-    ),
-    "edit": _Wording(
-        "ReasonedEdit",
-        "One change to the document, with its evidence.",
-        f"{_INSTRUCTION} Empty for delete.",
-    ),
-}
-_MERGED = {
-    "append": _Wording(
-        "MergedAppend",
-        "An addition that stands for one or more of the proposed ones.",
-        "The text of the rule, and nothing else.",
-    ),
-    "suggest": _Wording(
-        "MergedSuggestion",
-        "A suggestion that stands for one or more of the proposed ones.",
-        "What the revision should do.",
-    ),
-    "edit": _Wording(
-        "ReasonedMergedEdit",
-        "A change that stands for one or more of the proposed ones.",
-        f"{_INSTRUCTION} Empty for delete.",
-    ),
-}
-
-# The wording for the first analyst's prompt, which asks for no evidence.
-_FIRST_APPEND = _Wording(
-    "AppendReply",
-    "One addition to the document.",
-    "The rule: the kind of task, then a right answer to imitate.",
-)
-
 _OPERATION = (
     "append: add content at the end. insert_after: add content after target's line. "
     "replace: put content in place of target. delete: remove target."
@@ -139,67 +88,82 @@ _TARGET = "Text copied exactly from the document, where it occurs once. Empty fo
 _EVIDENCE = "The cases that ask for it, and what in them does."
 _SOURCES = "Numbers of the proposals that this one stands for."
 
+# The name and the description of a proposed change, and the description of its content, by the
+# kinds of edit that are allowed. They are part of what a model is asked.
+_PROPOSED = {
+    "append": ("ReasonedAppend", "One addition to the document, with its evidence.", _INSTRUCTION),
+    "suggest": (
+        "ReasonedSuggestion",
+        "One thing that a revision of the document should do, with its evidence.",
+        "What to add, change, move or remove, with the new instruction in full.",
+    ),
+    "edit": (
+        "ReasonedEdit",
+        "One change to the document, with its evidence.",
+        f"{_INSTRUCTION} Empty for delete.",
+    ),
+}
 
-def proposal_reply_type(operations: tuple[EditKind, ...], *, reasoned: bool) -> type[NarrowedEdit]:
-    """Return the narrowed type of one proposed change of the given kinds.
+# The same of a change that stands for several proposed ones.
+_MERGED = {
+    "append": (
+        "MergedAppend",
+        "An addition that stands for one or more of the proposed ones.",
+        "The text of the rule, and nothing else.",
+    ),
+    "suggest": (
+        "MergedSuggestion",
+        "A suggestion that stands for one or more of the proposed ones.",
+        "What the revision should do.",
+    ),
+    "edit": (
+        "ReasonedMergedEdit",
+        "A change that stands for one or more of the proposed ones.",
+        f"{_INSTRUCTION} Empty for delete.",
+    ),
+}
+
+# The same of an addition in the first version of the analyst's prompt, which asks for no evidence.
+_FIRST_APPEND = (
+    "AppendReply",
+    "One addition to the document.",
+    "The rule: the kind of task, then a right answer to imitate.",
+)
+
+
+def edit_reply_type(
+    operations: tuple[EditKind, ...], *, reasoned: bool = True, proposals: int | None = None
+) -> type[EditReply]:
+    """Return the type of one change of the given kinds.
 
     If additions or suggestions alone are allowed, neither an operation nor a target is asked for.
-    The first analyst's prompt asks for no evidence of an addition (``reasoned`` is false).
+    ``proposals``: the change stands for some of so many numbered ones; None: it is a proposal.
     """
-    kind = _find_kind(operations)
-    if kind == "append" and not reasoned:
-        content = Field(min_length=1, description=_FIRST_APPEND.content)
-        return _create_edit_type(kind, _FIRST_APPEND, {"content": (str, content)})
-    wording = _PROPOSED[kind]
-    evidence = Field(min_length=1, description=_EVIDENCE)
-    fields = {**_content_fields(operations, wording), "evidence": (str, evidence)}
-    return _create_edit_type(kind, wording, fields)
+    kind = operations[0] if operations in {("append",), ("suggest",)} else "edit"
+    is_first = kind == "append" and not reasoned and proposals is None
+    name, doc, description = (_PROPOSED if proposals is None else _MERGED)[kind]
+    if is_first:
+        name, doc, description = _FIRST_APPEND
+    fields: dict[str, Any] = {"content": (str, Field(min_length=1, description=description))}
+    if kind == "edit":
+        fields = {
+            "op": (Literal[operations], Field(description=_OPERATION)),
+            "target": (str, Field(description=_TARGET)),
+            "content": (str, Field(description=description)),
+        }
+    if proposals is not None:
+        number = Annotated[int, Field(ge=1, le=proposals)]
+        bounds = Field(min_length=1, max_length=proposals, description=_SOURCES)
+        sources = {"sources": (list[number], bounds)}
+        # The order in which the fields are asked for belongs to the recorded prompts.
+        fields = fields | sources if kind == "edit" else sources | fields
+    elif not is_first:
+        fields["evidence"] = (str, Field(min_length=1, description=_EVIDENCE))
+    base = SuggestionReply if kind == "suggest" else EditReply
+    return create_model(name, __base__=base, __doc__=doc, **fields)
 
 
-def merged_reply_type(operations: tuple[EditKind, ...], *, proposals: int) -> type[NarrowedEdit]:
-    """Return the narrowed type of one change that stands for some of ``proposals``
-    numbered ones.
-    """
-    kind = _find_kind(operations)
-    wording = _MERGED[kind]
-    content = _content_fields(operations, wording)
-    number = Annotated[int, Field(ge=1, le=proposals)]
-    sources = {
-        "sources": (list[number], Field(min_length=1, max_length=proposals, description=_SOURCES))
-    }
-    # The order in which the fields are asked for belongs to the recorded prompts.
-    fields = content | sources if kind == "edit" else sources | content
-    return _create_edit_type(kind, wording, fields)
-
-
-def _find_kind(operations: tuple[EditKind, ...]) -> str:
-    return operations[0] if operations in {("append",), ("suggest",)} else "edit"
-
-
-def _content_fields(operations: tuple[EditKind, ...], wording: _Wording) -> dict[str, Any]:
-    if _find_kind(operations) != "edit":
-        return {"content": (str, Field(min_length=1, description=wording.content))}
-    return {
-        "op": (Literal[operations], Field(description=_OPERATION)),
-        "target": (str, Field(description=_TARGET)),
-        "content": (str, Field(description=wording.content)),
-    }
-
-
-def _create_edit_type(kind: str, wording: _Wording, fields: dict[str, Any]) -> type[NarrowedEdit]:
-    base = NarrowedSuggestion if kind == "suggest" else NarrowedEdit
-    return create_model(wording.name, __base__=base, __doc__=wording.doc, **fields)
-
-
-def build_edit(reply: EditReply) -> Edit:
-    """Return a proposed or merged change as an edit, without what its operation does not use."""
-    target = "" if reply.op == "append" else reply.target
-    content = "" if reply.op == "delete" else unwrap_document(reply.content)
-    return Edit(op=reply.op, target=target, content=content, evidence=reply.evidence)
-
-
-# -------------------------------------------------------------------------------------- whole
-# replies
+# -------------------------------------------------------------------------------- whole replies
 
 
 class PatternReply(ReplyModel):
@@ -243,7 +207,7 @@ class AnalystReply(ReplyModel):
     patterns: Sequence[PatternReply | ReasonedPattern] = Field(
         description="The kinds of mistake, most frequent first."
     )
-    edits: Sequence[NarrowedEdit] = Field(
+    edits: Sequence[EditReply] = Field(
         description="Changes to the document that would have helped."
     )
 
@@ -255,7 +219,7 @@ class ReasonedAnalystReply(AnalystReply, Reasoned):
 class ReasonedSuccessReply(Reasoned):
     """What an analyst learns from cases that went well, reasoning first."""
 
-    edits: Sequence[NarrowedEdit] = Field(
+    edits: Sequence[EditReply] = Field(
         description="Changes for what the document does not say yet; may be empty."
     )
 
@@ -264,7 +228,7 @@ class MergeReply(ReplyModel):
     """One list of changes made from several."""
 
     version: ClassVar[int] = 1
-    edits: Sequence[NarrowedEdit] = Field(description="The changes after merging.")
+    edits: Sequence[EditReply] = Field(description="The changes after merging.")
 
 
 class ReasonedMergeReply(MergeReply, Reasoned):
@@ -285,14 +249,8 @@ class ReasonedRankReply(ReplyModel):
 AnalysisReply = AnalystReply | ReasonedSuccessReply
 
 
-def list_changes(reply: AnalysisReply | MergeReply) -> tuple[EditReply, ...]:
-    """Return the changes of a reply, in order."""
-    return tuple(edit.read() for edit in reply.edits)
-
-
 def narrow_reply_type(base: type[R], **fields: tuple[Any, Mapping[str, Any]]) -> type[R]:
-    """Return a reply type with narrower fields, each given as its type and the arguments of
-    ``Field``.
+    """Return a reply type with narrower fields, each given as its type and ``Field`` arguments.
 
     The bounds become part of the schema, so that samplers that follow the schema cannot leave them.
     """
@@ -301,6 +259,11 @@ def narrow_reply_type(base: type[R], **fields: tuple[Any, Mapping[str, Any]]) ->
         for name, (kind, bounds) in fields.items()
     }
     return create_model(base.__name__, __base__=base, __doc__=base.__doc__, **narrowed)
+
+
+def list_between(kind: Any, fewest: int, most: int) -> tuple[Any, Mapping[str, Any]]:
+    """Return the field of a list of ``fewest`` to ``most`` values, for ``narrow_reply_type``."""
+    return list[kind], {"min_length": fewest, "max_length": most}
 
 
 @lru_cache(maxsize=64)
@@ -312,18 +275,15 @@ def failure_reply_type(
     There is at least one pattern and one edit. Several cases share a pattern, so small models name
     at most half as many patterns as cases, and at most three.
     """
-    pattern: type[ReplyModel] = PatternReply
-    most_patterns = max(1, min(3, cases // 2))
-    if reasoned:
-        number = Annotated[int, Field(ge=1, le=cases)]
-        numbers = (list[number], {"min_length": 1, "max_length": cases})
-        pattern = narrow_reply_type(ReasonedPattern, cases=numbers)
-        most_patterns = cases
-    return narrow_reply_type(
-        ReasonedAnalystReply if reasoned else AnalystReply,
-        patterns=(list[pattern], {"min_length": 1, "max_length": most_patterns}),  # type: ignore[valid-type]
-        edits=_list_field(proposal_reply_type(operations, reasoned=reasoned), min(1, most), most),
-    )
+    edit = edit_reply_type(operations, reasoned=reasoned)
+    edits = list_between(edit, min(1, most), most)
+    if not reasoned:
+        patterns = list_between(PatternReply, 1, max(1, min(3, cases // 2)))
+        return narrow_reply_type(AnalystReply, patterns=patterns, edits=edits)
+    number = Annotated[int, Field(ge=1, le=cases)]
+    pattern = narrow_reply_type(ReasonedPattern, cases=list_between(number, 1, cases))
+    patterns = list_between(pattern, 1, cases)
+    return narrow_reply_type(ReasonedAnalystReply, patterns=patterns, edits=edits)
 
 
 @lru_cache(maxsize=64)
@@ -331,7 +291,7 @@ def success_reply_type(
     operations: tuple[EditKind, ...], *, most: int
 ) -> type[ReasonedSuccessReply]:
     """Return the reply type for successes with at most ``most`` edits of the given kinds."""
-    edits = _list_field(proposal_reply_type(operations, reasoned=True), 0, most)
+    edits = list_between(edit_reply_type(operations), 0, most)
     return narrow_reply_type(ReasonedSuccessReply, edits=edits)
 
 
@@ -340,36 +300,26 @@ def merge_reply_type(
     operations: tuple[EditKind, ...], *, proposals: int, reasoned: bool = False
 ) -> type[MergeReply]:
     """Return the reply type of a merge of ``proposals`` numbered edits."""
-    merged = merged_reply_type(operations, proposals=proposals)
+    edits = list_between(edit_reply_type(operations, proposals=proposals), 1, proposals)
     base = ReasonedMergeReply if reasoned else MergeReply
-    return narrow_reply_type(base, edits=_list_field(merged, 1, proposals))
+    return narrow_reply_type(base, edits=edits)
 
 
 @lru_cache(maxsize=64)
 def rank_reply_type(*, proposals: int, budget: int) -> type[ReasonedRankReply]:
-    """Return the reply type of a ranking that selects ``budget`` of ``proposals``
-    numbered edits.
-    """
+    """Return the reply type of a ranking that selects ``budget`` of ``proposals`` edits."""
     number = Annotated[int, Field(ge=1, le=proposals)]
-    selected = (list[number], {"min_length": budget, "max_length": budget})
-    return narrow_reply_type(ReasonedRankReply, selected=selected)
-
-
-def _list_field(kind: type[ReplyModel], fewest: int, most: int) -> tuple[Any, Mapping[str, Any]]:
-    return list[kind], {"min_length": fewest, "max_length": most}  # type: ignore[valid-type]
+    return narrow_reply_type(ReasonedRankReply, selected=list_between(number, budget, budget))
 
 
 def list_allowed_operations(skill: Skill, allowed: tuple[EditKind, ...]) -> tuple[EditKind, ...]:
-    """Return the kinds of edit that a document admits; an empty document has no text for
-    an anchor.
-    """
+    """Return the kinds of edit that a document admits; an empty one has no text for an anchor."""
     if allowed == ("suggest",) or editable_text(skill.text).strip():
         return allowed
     return ("append",)
 
 
-# ---------------------------------------------------------------------------------------------
-# checks
+# -------------------------------------------------------------------------------- checks
 
 
 def check_reply(
@@ -382,46 +332,51 @@ def check_reply(
 ) -> None:
     """Refuse a reply that does not fit its ``cases`` or the document.
 
-    Args:
-        reply: What the optimizer says.
-        skill: The document.
-        cases: How many failures were shown.
-        items: The items whose answers an edit may not record.
-        material: What the cases or the proposals say, without the tags around them.
+    No edit may only record the answer of one of ``items``. ``material`` is what the cases or the
+    proposals say, without the tags around them.
 
     Raises:
         ValueError: A pattern claims more cases than there are, an edit cannot be applied or only
-        records the
-            answer of one of ``items``, a rule is in the document already, or a text holds a
-            placeholder of the prompt.
+            records an answer, or a text holds a placeholder of the prompt.
     """
     if cases is not None and isinstance(reply, AnalystReply):
         high = [p.type for p in reply.patterns if isinstance(p, PatternReply) and p.count > cases]
         if high:
             raise ValueError(f"there are {cases} cases; the count of {', '.join(high)} is larger")
-    edits = [build_edit(change) for change in list_changes(reply)]
-    _check_applicable(skill, edits)
-    _check_rules(edits, items)
+    edits = [change.build_edit() for change in reply.edits]
+    results = apply_edits(skill, [edit for edit in edits if edit.op != "suggest"]).results
+    # An edit that the document says already costs no further call: it is left out when the edits
+    # are applied.
+    wrong = [
+        f"edit {n} ({r.edit.op}): {r.reason}"
+        for n, r in enumerate(results, 1)
+        if r.status == "rejected" and r.reason != KNOWN_REASON
+    ]
+    if wrong:
+        raise ValueError("; ".join(wrong))
     for number, edit in enumerate(edits, 1):
+        for case, item in enumerate(items, 1):
+            if _records_answer(edit.content, item):
+                raise ValueError(
+                    f"edit {number} records the answer of case {case}, which will not come again; "
+                    "state the rule that leads to such answers, in words that hold for other tasks "
+                    "too"
+                )
         _check_placeholders(f"edit {number}", edit.content, (skill.text, *material))
 
 
-def _check_rules(edits: Sequence[Edit], items: Sequence[Item]) -> None:
-    """Refuse edits that only record the answer of an item."""
-    for number, edit in enumerate(edits, 1):
-        recorded = next(
-            (n for n, item in enumerate(items, 1) if records_answer(edit.content, item)), None
+def _check_placeholders(name: str, text: str, known: Iterable[str]) -> None:
+    """Refuse tags of prompts that are in no ``known`` text; small models copy them along."""
+    tags = {tag for tag in PLACEHOLDER.findall(text) if not any(tag in other for other in known)}
+    if tags:
+        raise ValueError(
+            f"{name} holds {', '.join(sorted(tags))}, which only marks the material; leave it out, "
+            "or write in its place what holds for other tasks too"
         )
-        if recorded is not None:
-            raise ValueError(
-                f"edit {number} records the answer of case {recorded}, which will not come again; "
-                "state the rule that leads to such answers, in words that hold for other tasks too"
-            )
 
 
-def records_answer(content: str, item: Item) -> bool:
-    """Whether a text quotes an item's reference and says hardly anything beside it and the item's
-    input.
+def _records_answer(content: str, item: Item) -> bool:
+    """Whether a text quotes an item's reference and says hardly anything beside it and the input.
 
     A reference of few characters may be part of a rule, such as ``even``. So it counts as quoted
     only if the text holds the item's input as well.
@@ -441,30 +396,6 @@ def _flatten(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _check_applicable(skill: Skill, edits: Sequence[Edit]) -> None:
-    results = apply_edits(skill, [edit for edit in edits if edit.op != "suggest"]).results
-    # An edit that the document says already costs no further call: it is left out when the edits
-    # are applied.
-    wrong = [
-        f"edit {n} ({r.edit.op}): {r.reason}"
-        for n, r in enumerate(results, 1)
-        if r.status == "rejected" and r.reason != KNOWN_REASON
-    ]
-    if wrong:
-        raise ValueError("; ".join(wrong))
-
-
-def _check_placeholders(name: str, text: str, known: Iterable[str]) -> None:
-    copied = sorted(
-        {tag for tag in PLACEHOLDER.findall(text) if not any(tag in other for other in known)}
-    )
-    if copied:
-        raise ValueError(
-            f"{name} holds {', '.join(copied)}, which only marks the material; leave it out, or "
-            "write in its place what holds for other tasks too"
-        )
-
-
 def check_ranking(reply: ReasonedRankReply) -> None:
     """Refuse a ranking that selects a number twice."""
     if len(set(reply.selected)) != len(reply.selected):
@@ -472,11 +403,7 @@ def check_ranking(reply: ReasonedRankReply) -> None:
 
 
 def check_whole_document(skill: Skill, document: str, material: Iterable[str] = ()) -> None:
-    """Refuse a text that cannot replace the document's unprotected text; the same text is valid.
-
-    Placeholders of prompts are refused unless the old document or the ``material`` holds them,
-    because small models copy them along with the text.
-    """
+    """Refuse a text that cannot replace the document's unprotected text; the same text is valid."""
     if is_same_body(skill.text, document):
         return
     _check_placeholders("the document", document, (skill.text, *material))

@@ -38,6 +38,7 @@ from reflact.errors import (
 from reflact.gate.greater_mean import count_required
 from reflact.jsonutil import replace_surrogates
 from reflact.protocols import DecisionLog, Environment, RolloutStore, Session, Target
+from reflact.stages.context import Journal
 from reflact.types import Grade, Item, Rollout, Score, Skill, digest_json
 
 # Takes a finished rollout, and whether it was found in the store.
@@ -48,6 +49,9 @@ FATAL_STATUSES = frozenset({404, 301, 302, 303, 307, 308})
 
 # How often a rollout begins if its workers end; after that it is unmeasured.
 MAX_TRIES = 3
+
+# Rollouts in flight in a loop of your own.
+CONCURRENCY = 8
 
 
 def derive_rollout_seed(item: Item, trial: int) -> int:
@@ -63,24 +67,23 @@ def build_rollout_key(
     environment: str,
     feedback: bool,
     trial: int,
-    phase: str | None,
 ) -> str:
     """Return the digest of everything that a rollout's score depends on, 64 hexadecimal digits.
 
-    ``target`` and ``environment`` are their identities; a phase is part of the key unless all
-    phases share rollouts.
+    ``target`` and ``environment`` are their identities.
     """
-    parts: dict[str, JsonValue] = {
-        "kind": "rollout",
-        "version": 1,
-        "skill": skill_hash,
-        "item": item.fingerprint,
-        "target": target,
-        "environment": environment,
-        "feedback": feedback,
-        "trial": trial,
-    }
-    return digest_json(parts if phase is None else {**parts, "phase": phase})
+    return digest_json(
+        {
+            "kind": "rollout",
+            "version": 1,
+            "skill": skill_hash,
+            "item": item.fingerprint,
+            "target": target,
+            "environment": environment,
+            "feedback": feedback,
+            "trial": trial,
+        }
+    )
 
 
 def label_unmeasured(key: str) -> str:
@@ -120,8 +123,7 @@ class RolloutJob(NamedTuple):
     key: str
 
 
-# Keeps an exception of the caller's code in a rollout; it gets and returns why the rollout is
-# unmeasured, or raises.
+# Keeps an exception of the caller's code; it returns why the rollout is unmeasured, or raises.
 ExceptionCallback = Callable[[RolloutJob, Exception, str], Awaitable[str]]
 
 
@@ -131,14 +133,15 @@ async def _return_reason(job: RolloutJob, error: Exception, reason: str) -> str:
 
 @dataclass(kw_only=True)
 class RolloutRunner:
-    """Rolls items out; stored rollouts and logged unmeasured ones are not run again, equal keys run
-    once.
+    """Rolls items out; what is stored, or logged as unmeasured, is not run again.
 
     ``feedback``: rollouts carry the environment's feedback for the analysts. ``limit`` is the
-    maximum of rollouts in flight, or a semaphore that several runners share. Rollouts are reused
-    within a ``phase`` only, or among all phases that are None. ``on_rollout`` is called with each
-    rollout when it first finishes, in any order, and whether it was found in the store, and
-    ``on_exception`` with each exception of the environment's or the target's own code.
+    maximum of rollouts in flight, or a semaphore that several runners share. ``on_rollout`` is
+    called with each rollout when it first finishes, in any order, and whether it was found in the
+    store, and ``on_exception`` with each exception of the environment's or the target's own code.
+
+    Methods raise AccessDenied, BadRequest or BudgetSpent if the endpoint serves no request of this
+    kind, or the budget allows no further call.
     """
 
     target: Target | TargetAdapter
@@ -148,7 +151,6 @@ class RolloutRunner:
     step: int
     feedback: bool
     limit: Limit
-    phase: str | None = None
     on_rollout: RolloutCallback | None = None
     on_exception: ExceptionCallback = _return_reason
     _known: dict[str, Rollout] = field(default_factory=dict, init=False)
@@ -160,26 +162,15 @@ class RolloutRunner:
         self._target = adapt_target(self.target)
         self._environment = adapt_environment(self.environment)
 
-    async def roll_out(
-        self, items: Sequence[Item], skill: Skill, *, coverage: float | None, trial: int = 0
-    ) -> tuple[Rollout, ...]:
-        """Return one rollout for each item, in the order of the items.
+    async def roll_out_trials(
+        self, items: Sequence[Item], skill: Skill, trials: Sequence[int]
+    ) -> tuple[tuple[Rollout, ...], ...]:
+        """Return the rollouts of trials that run together, each in the order of the items.
 
-        A rollout has no score if the provider or the environment failed. It is logged under the
-        step before it is returned, so that a resumed run decides on the same evidence. ``coverage``
-        is the share of items that must be measured, 0..1, and at least one; None: any number, and
-        the caller logs the unmeasured ones.
-
-        Raises:
-            RunFailed: Less than ``coverage`` of the items could be measured; nothing is logged.
-            AccessDenied, BadRequest: The endpoint serves no request of this kind.
-            BudgetSpent: A limit of the budget allows no further call.
+        A rollout has no score if the provider or the environment failed. The caller logs it before
+        it decides, so that a resumed run decides on the same evidence.
         """
-        (rollouts,) = await self.roll_out_trials(items, skill, (trial,))
-        if coverage is not None:
-            require_coverage(rollouts, coverage)
-            await log_unmeasured(rollouts, decision_log=self.decision_log, step=self.step)
-        return rollouts
+        return await self._run_groups([self._make_jobs(items, skill, trial) for trial in trials])
 
     async def roll_out_pass(
         self, items: Sequence[Item], skill: Skill, *, trial: int
@@ -187,57 +178,13 @@ class RolloutRunner:
         """Return one trial of the items, in their order; the caller logs unmeasured rollouts.
 
         An unmeasured rollout is retried once after all others have finished, unless it is refused.
-        Raises as ``roll_out``.
         """
-        jobs = [self.make_job(item, skill, trial) for item in items]
-        (first,) = await self._run_groups([jobs])
-        lost = [
-            job
-            for job, rollout in zip(jobs, first, strict=True)
-            if rollout.score is None and not rollout.refused
-        ]
-        if not lost:
-            return first
-        retried = {r.key: r for r in await fan_out(self.retry, lost, limit=self.limit)}
-        return tuple(retried.get(rollout.key, rollout) for rollout in first)
-
-    async def read_stored(
-        self, items: Sequence[Item], skill: Skill, *, trial: int
-    ) -> tuple[Rollout, ...]:
-        """Return the stored rollouts of a trial, in the order of the items; one that is missing is
-        left out.
-        """
-        jobs = [self.make_job(item, skill, trial) for item in items]
-        await self.find_stored(jobs)
-        return tuple(self._known[job.key] for job in jobs if job.key in self._known)
-
-    def make_job(self, item: Item, skill: Skill, trial: int) -> RolloutJob:
-        """Return the job of an item's trial under a skill.
-
-        Its key is a digest of everything that the score depends on: 64 hexadecimal digits.
-        """
-        key = build_rollout_key(
-            item,
-            skill.hash,
-            target=self._target.identity,
-            environment=self._environment.identity,
-            feedback=self.feedback,
-            trial=trial,
-            phase=self.phase,
-        )
-        return RolloutJob(item, skill, trial, key)
-
-    def make_batch_jobs(
-        self, batches: Sequence[Sequence[Item]], skill: Skill
-    ) -> list[list[RolloutJob]]:
-        """Return the jobs of a step's batches; an item that occurs in several has a trial
-        for each.
-        """
-        trials: defaultdict[str, Iterator[int]] = defaultdict(count)
-        return [
-            [self.make_job(item, skill, next(trials[item.id])) for item in batch]
-            for batch in batches
-        ]
+        jobs = self._make_jobs(items, skill, trial)
+        (rollouts,) = await self._run_groups([jobs])
+        lost = {r.key for r in rollouts if r.score is None and not r.refused}
+        again = [job for job in jobs if job.key in lost]
+        retried = {r.key: r for r in await fan_out(self._retry, again, limit=self.limit)}
+        return tuple(retried.get(rollout.key, rollout) for rollout in rollouts)
 
     async def roll_out_batches(
         self, batches: Sequence[Sequence[Item]], skills: Sequence[Skill]
@@ -249,24 +196,59 @@ class RolloutRunner:
         Raises:
             RunFailed: No rollout of a skill could be measured.
         """
-        groups = [
-            [job for batch in self.make_batch_jobs(batches, skill) for job in batch]
-            for skill in skills
-        ]
-        rollouts = await self._run_groups(groups)
-        for part in rollouts:
-            require_coverage(part, 0.0)
-        return rollouts
+        rows = [self.make_batch_jobs(batches, skill) for skill in skills]
+        groups = await self._run_groups([[job for jobs in row for job in jobs] for row in rows])
+        for rollouts in groups:
+            require_coverage(rollouts, 0.0)
+        return groups
 
-    async def roll_out_trials(
-        self, items: Sequence[Item], skill: Skill, trials: Sequence[int]
-    ) -> tuple[tuple[Rollout, ...], ...]:
-        """Return the rollouts of several trials, which run together; the caller logs unmeasured
-        ones.
-        """
-        return await self._run_groups(
-            [[self.make_job(item, skill, t) for item in items] for t in trials]
+    async def read_stored(
+        self, items: Sequence[Item], skill: Skill, *, trial: int
+    ) -> tuple[Rollout, ...]:
+        """Return those rollouts of a trial that are stored, in the order of the items."""
+        jobs = self._make_jobs(items, skill, trial)
+        await self.find_stored(jobs)
+        return tuple(self._known[job.key] for job in jobs if job.key in self._known)
+
+    def make_job(self, item: Item, skill: Skill, trial: int) -> RolloutJob:
+        """Return the job of an item's trial under a skill."""
+        key = build_rollout_key(
+            item,
+            skill.hash,
+            target=self._target.identity,
+            environment=self._environment.identity,
+            feedback=self.feedback,
+            trial=trial,
         )
+        return RolloutJob(item, skill, trial, key)
+
+    def make_batch_jobs(
+        self, batches: Sequence[Sequence[Item]], skill: Skill
+    ) -> list[list[RolloutJob]]:
+        """Return the jobs of a step's batches; an item in several of them has a trial for each."""
+        trials: defaultdict[str, Iterator[int]] = defaultdict(count)
+        return [
+            [self.make_job(item, skill, next(trials[item.id])) for item in batch]
+            for batch in batches
+        ]
+
+    async def find_stored(self, jobs: Sequence[RolloutJob]) -> None:
+        """Read the stored rollouts of the jobs, and why others were logged as unmeasured."""
+        stored = await self.store.find_rollouts([job.key for job in jobs])
+        self._known.update(stored)
+        self._stored.update(stored)
+        labels = [label_unmeasured(job.key) for job in jobs if job.key not in self._known]
+        self._logged.update(await self.decision_log.find(self.step, labels))
+
+    async def run(self, job: RolloutJob) -> Rollout:
+        """Return a job's rollout, and report it."""
+        rollout = await self._run_once(job)
+        if self.on_rollout is not None:
+            await self.on_rollout(rollout, job.key in self._stored)
+        return rollout
+
+    def _make_jobs(self, items: Sequence[Item], skill: Skill, trial: int) -> list[RolloutJob]:
+        return [self.make_job(item, skill, trial) for item in items]
 
     async def _run_groups(
         self, groups: Sequence[Sequence[RolloutJob]]
@@ -277,23 +259,15 @@ class RolloutRunner:
         finished = iter(await fan_out(self.run, jobs, limit=self.limit))
         return tuple(tuple(next(finished) for _ in group) for group in groups)
 
-    async def find_stored(self, jobs: Sequence[RolloutJob]) -> None:
-        """Read the stored rollouts of the jobs, and why others were logged as unmeasured."""
-        stored = await self.store.find_rollouts([job.key for job in jobs])
-        self._known.update(stored)
-        self._stored.update(stored)
-        labels = [label_unmeasured(job.key) for job in jobs if job.key not in self._known]
-        self._logged.update(await self.decision_log.find(self.step, labels))
-
-    async def retry(self, job: RolloutJob) -> Rollout:
-        """Return a job's rollout; run it again if it is unmeasured and not logged."""
+    async def _retry(self, job: RolloutJob) -> Rollout:
+        """Run an unmeasured job again; equal jobs do it once."""
         known = self._known.get(job.key)
         if known is not None and known.score is None:
             del self._known[job.key]
-        return await self.run(job, is_first=False)
+        return await self._run_once(job)
 
-    async def run(self, job: RolloutJob, *, is_first: bool = True) -> Rollout:
-        """Return a job's rollout; an unmeasured one is not run again before ``retry``."""
+    async def _run_once(self, job: RolloutJob) -> Rollout:
+        """Return a job's known rollout, or wait for the same job, or run it."""
         key = job.key
         while key in self._running:
             await self._running[key].wait()
@@ -303,10 +277,7 @@ class RolloutRunner:
                 self._known[key] = await self._run_new(job)
             finally:
                 self._running.pop(key).set()
-        finished = self._known[key]
-        if is_first and self.on_rollout is not None:
-            await self.on_rollout(finished, key in self._stored)
-        return finished
+        return self._known[key]
 
     async def _run_new(self, job: RolloutJob, tries: int = MAX_TRIES) -> Rollout:
         blank = Rollout(
@@ -317,7 +288,7 @@ class RolloutRunner:
             return blank.model_copy(update={"error": str(logged), "refused": True})
 
         session: Session | None = None
-        item = copy_item(job.item)
+        item = _copy_item(job.item)
         try:
             session = self._target.session_for(item, job.skill, rollout=job.key)
             seed = derive_rollout_seed(job.item, job.trial)
@@ -331,43 +302,58 @@ class RolloutRunner:
                 raise
             if isinstance(error, WorkerLost) and tries > 1:
                 return await self._run_new(job, tries - 1)
-            return await self._describe_lost(job, blank, error, session)
-
-        feedback = graded.feedback if self.feedback else None
-        finished = blank.model_copy(
-            update={
-                "turns": read_turns(session),
-                "answer": replace_surrogates(graded.answer),
-                "score": graded.score,
-                "feedback": None if feedback is None else replace_surrogates(feedback),
-            }
-        )
-        await self.store.store_rollout(finished)
-        return finished
-
-    async def _describe_lost(
-        self, job: RolloutJob, blank: Rollout, error: Exception, session: Session | None
-    ) -> Rollout:
-        """Return a rollout without a score, with the reason; an exception of the caller's code is
-        kept.
-        """
-        reason = read_text(error)
-        if not isinstance(error, ReflactError) or isinstance(error, EnvironmentFailure):
-            reason = describe_exception(job.item, error, self._target, session)
-            reason = await self.on_exception(job, error, reason)
-        return blank.model_copy(
-            update={
+            reason = read_text(error)
+            if not isinstance(error, ReflactError) or isinstance(error, EnvironmentFailure):
+                reason = describe_exception(job.item, error, self._target, session)
+                reason = await self.on_exception(job, error, reason)
+            changes = {
                 "error": replace_surrogates(reason),
                 "turns": read_turns(session),
                 "refused": isinstance(error, RequestRefused),
             }
-        )
+            return blank.model_copy(update=changes)
+
+        feedback = graded.feedback if self.feedback else None
+        changes = {
+            "turns": read_turns(session),
+            "answer": replace_surrogates(graded.answer),
+            "score": graded.score,
+            "feedback": None if feedback is None else replace_surrogates(feedback),
+        }
+        finished = blank.model_copy(update=changes)
+        await self.store.store_rollout(finished)
+        return finished
 
 
-def copy_item(item: Item) -> Item:
-    """Return an item for one rollout, whose code may change lists and mappings in it without effect
-    on others.
-    """
+def _copy_item(item: Item) -> Item:
+    """Return an item for one rollout, whose code may change lists and mappings in it."""
     parts = (item.input, item.reference, item.metadata)
     is_changeable = any(isinstance(part, list | dict) and part for part in parts)
     return item.model_copy(deep=True) if is_changeable else item
+
+
+async def roll_out(
+    items: Sequence[Item],
+    skill: Skill,
+    *,
+    target: Target,
+    environment: Environment,
+    journal: Journal | None = None,
+    trial: int = 0,
+) -> tuple[Rollout, ...]:
+    """Return one rollout for each item, in their order; one that failed has no score.
+
+    Rollouts that a ``journal`` has are not run again; without one, nothing is kept.
+    """
+    journal = Journal() if journal is None else journal
+    runner = RolloutRunner(
+        target=target,
+        environment=environment,
+        store=journal,
+        decision_log=journal,
+        step=0,
+        feedback=True,
+        limit=CONCURRENCY,
+    )
+    (rollouts,) = await runner.roll_out_trials(items, skill, (trial,))
+    return rollouts

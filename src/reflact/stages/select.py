@@ -43,8 +43,7 @@ async def choose_step_size(
     figures: str,
     default: int,
 ) -> StepSize | Fallback:
-    """Let the optimizer decide how many of the pooled edits a step applies; without a valid reply
-    ``default``.
+    """Let the optimizer decide how many pooled edits a step applies; a fallback names ``default``.
 
     The pool must not be empty. ``notes`` are the epoch's earlier steps and the optimizer's memory,
     ``figures`` those of the step's rollouts (``show_figures``).
@@ -56,9 +55,8 @@ async def choose_step_size(
         step_size_reply_type(offered=len(pool)),
     )
     if isinstance(reply, NoReply):
-        return Fallback(
-            label="step_size", reason=reply.reason, replacement=f"at most {default} edits"
-        )
+        replacement = f"at most {default} edits"
+        return Fallback(label="step_size", reason=reply.reason, replacement=replacement)
     return StepSize(**reply.model_dump())
 
 
@@ -71,14 +69,12 @@ async def select(
     attempts: str = "",
     notes: str = "",
 ) -> SelectResult:
-    """Select at most ``budget`` edits; None takes all, and a pool within the budget passes
-    unchanged.
+    """Select at most ``budget`` edits; None takes all.
 
     ``attempts`` are the epoch's earlier steps with their verdicts, ``notes`` the optimizer's
-    memory.
-
-    The optimizer ranks a larger pool. If it gives no valid ranking, the edits with the highest
-    support are taken, earlier ones first among equals, and the result records the fallback.
+    memory. The optimizer ranks a pool that is larger than the budget. If it gives no valid ranking,
+    the edits with the highest support are taken, earlier ones first among equals, and the result
+    records the fallback.
     """
     pool = merged.patch.edits
     outcome = SelectResult(patch=merged.patch, pool_size=len(pool), budget=budget)
@@ -96,7 +92,8 @@ async def select(
         fallback = Fallback(
             label="ranking", reason=reply.reason, replacement="the edits with the highest support"
         )
-        patch = Patch(reasoning=merged.patch.reasoning, edits=sort_by_support(pool)[:budget])
+        best = sorted(pool, key=lambda edit: -edit.support_count)[:budget]
+        patch = Patch(reasoning=merged.patch.reasoning, edits=tuple(best))
         return outcome.model_copy(update={"patch": patch, "fallbacks": (fallback,)})
     patch = Patch(reasoning=reply.reasoning, edits=tuple(pool[n - 1] for n in reply.selected))
     return outcome.model_copy(update={"patch": patch, "ranked": True})
@@ -111,11 +108,6 @@ def _describe_pool(pool: Sequence[Edit], skill: Skill, notes: str) -> dict[str, 
     }
 
 
-def sort_by_support(edits: Sequence[Edit]) -> tuple[Edit, ...]:
-    """Return the edits in order of falling support; equal ones keep their order."""
-    return tuple(sorted(edits, key=lambda e: -e.support_count))
-
-
 SchedulerName = Literal["constant", "linear", "cosine"]
 
 
@@ -128,14 +120,7 @@ def edit_budget(
     ``constant`` or the run has one step. Between them the budget falls linearly, or along half a
     cosine wave (Loshchilov and Hutter, SGDR, 2017, without restarts). It is rounded to the nearest
     integer, halves upward.
-
-    Raises:
-        ValueError: An argument is out of its range.
     """
-    if not 1 <= step <= total_steps:
-        raise ValueError(f"step {step} is not within 1..{total_steps}")
-    if not 0 <= floor <= max_edits:
-        raise ValueError(f"floor {floor} is not within 0..{max_edits}")
     if scheduler == "constant" or total_steps == 1:
         return max_edits
     done = (step - 1) / (total_steps - 1)

@@ -1,6 +1,4 @@
-"""The slow update at the end of an epoch: compares two epochs' skills and writes guidance from
-that.
-"""
+"""The end of an epoch: compares two epochs' skills, and writes guidance and advice from that."""
 
 from __future__ import annotations
 
@@ -40,6 +38,18 @@ class GuidanceReply(ReplyModel):
     )
 
 
+class MemoryReply(ReplyModel):
+    """What to remember about editing this document."""
+
+    version: ClassVar[int] = 1
+    reasoning: str = Field(description="Which changes helped, which hurt, and why.")
+    memory: str = Field(
+        min_length=1,
+        description="Advice for future edits: which kinds help here, which do not, what to try "
+        "next.",
+    )
+
+
 async def slow_update(
     earlier: Skill,
     current: Skill,
@@ -67,18 +77,6 @@ async def slow_update(
     )
 
 
-class MemoryReply(ReplyModel):
-    """What to remember about editing this document."""
-
-    version: ClassVar[int] = 1
-    reasoning: str = Field(description="Which changes helped, which hurt, and why.")
-    memory: str = Field(
-        min_length=1,
-        description="Advice for future edits: which kinds help here, which do not, what to try "
-        "next.",
-    )
-
-
 async def update_meta_skill(
     earlier: Skill,
     current: Skill,
@@ -101,9 +99,8 @@ async def update_meta_skill(
         "memory": show_meta(memory),
         "comparison": comparison,
     }
-    return await context.ask_or_fallback(
-        "meta_skill", variables, MemoryReply, part=f"epoch-{epoch}"
-    )
+    part = f"epoch-{epoch}"
+    return await context.ask_or_fallback("meta_skill", variables, MemoryReply, part=part)
 
 
 CHANGED_CATEGORIES: frozenset[ComparisonCategory] = frozenset({"improved", "regressed"})
@@ -130,6 +127,11 @@ class ComparedItem(FrozenModel):
     category: ComparisonCategory
     before: Rollout
     after: Rollout
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether its outcome differs."""
+        return self.category in CHANGED_CATEGORIES
 
     @property
     def comparison(self) -> ItemComparison:
@@ -162,8 +164,7 @@ async def compare_skills(
     seed: int,
     epoch: int,
 ) -> Comparison:
-    """Compare two skills on train items: up to ``config.samples`` items on which both were
-    measured.
+    """Compare two skills on up to ``config.samples`` train items on which both were measured.
 
     The items are shuffled with ``seed + 2000 * epoch``. ``mixed`` takes the first ones. ``changed``
     and ``unchanged`` select items whose outcome differs, or does not. They roll out as many further
@@ -174,13 +175,12 @@ async def compare_skills(
         RunFailed: No item of the first round was measured under both skills.
     """
     order = shuffle(items, seed + 2000 * epoch, "slow")
-    selected: list[ComparedItem] = []
-    measured: list[ComparedItem] = []
     samples = config.samples
     policy = config.pair_policy
-    at_once = (
-        1 if earlier.hash == later.hash else 2
-    )  # the second of equal skills reads the rollouts of the first
+    # The second of equal skills reads the rollouts of the first.
+    at_once = 1 if earlier.hash == later.hash else 2
+    selected: list[ComparedItem] = []
+    measured: list[ComparedItem] = []
     for start in range(0, len(order), samples):
         chunk = order[start : start + samples]
         before, after = await fan_out(partial(roll, chunk), (earlier, later), limit=at_once)
@@ -191,17 +191,14 @@ async def compare_skills(
             raise RunFailed(
                 f"no train item could be measured under both skills; one failure: {lost.error}"
             )
-        selected += [
-            p
-            for p in pairs
-            if policy == "mixed" or (p.category in CHANGED_CATEGORIES) == (policy == "changed")
-        ]
+        if policy != "mixed":
+            pairs = tuple(pair for pair in pairs if pair.is_changed == (policy == "changed"))
+        selected += pairs
         if policy == "mixed" or len(selected) >= samples:
             break
     chosen = tuple(selected[:samples])
-    return Comparison(
-        chosen=chosen, left_out=tuple(pair for pair in measured if pair not in chosen)
-    )
+    left_out = tuple(pair for pair in measured if pair not in chosen)
+    return Comparison(chosen=chosen, left_out=left_out)
 
 
 def categorize_items(
@@ -210,9 +207,7 @@ def categorize_items(
     after: Sequence[Rollout],
     threshold: float | None,
 ) -> tuple[ComparedItem, ...]:
-    """Return the items with their categories; an item that is unmeasured on either side is left
-    out.
-    """
+    """Return the items with their categories, without those unmeasured on either side."""
     return tuple(
         ComparedItem(
             item=item,
@@ -230,20 +225,15 @@ def show_comparison(pairs: Sequence[ComparedItem], *, tokens: int) -> str:
 
     Each case shows the later trajectory, and the earlier answer if it differs.
     """
-    first = sorted(pairs, key=lambda p: p.category not in CHANGED_CATEGORIES)
-    share = max(1, tokens // len(first))
-    found = Counter(p.category for p in pairs)
-    counts = ", ".join(
-        f"{found[name]} {words}" for name, words in CATEGORY_WORDS.items() if found[name]
-    )
-    cases = [fence(f"case_{n}", _show_item(p, share)) for n, p in enumerate(first, 1)]
-    return "\n\n".join([f"{len(pairs)} tasks: {counts}.", *cases])
-
-
-def _show_item(pair: ComparedItem, tokens: int) -> str:
-    lines = [f"outcome: {CATEGORY_WORDS[pair.category]}"]
-    if pair.before.answer != pair.after.answer:
-        lines.append(f"earlier answer: {pair.before.answer}")
-    now_failed = pair.category in {"regressed", "persistent_failure"}
-    lines.append(show_case(pair.after, pair.item, failed=now_failed, tokens=tokens))
-    return "\n".join(lines)
+    share = max(1, tokens // len(pairs))
+    counted = Counter(pair.category for pair in pairs)
+    counts = [f"{counted[name]} {words}" for name, words in CATEGORY_WORDS.items() if counted[name]]
+    sections = [f"{len(pairs)} tasks: {', '.join(counts)}."]
+    for number, pair in enumerate(sorted(pairs, key=lambda p: not p.is_changed), 1):
+        lines = [f"outcome: {CATEGORY_WORDS[pair.category]}"]
+        if pair.before.answer != pair.after.answer:
+            lines.append(f"earlier answer: {pair.before.answer}")
+        failed = pair.category in {"regressed", "persistent_failure"}
+        lines.append(show_case(pair.after, pair.item, failed=failed, tokens=share))
+        sections.append(fence(f"case_{number}", "\n".join(lines)))
+    return "\n\n".join(sections)

@@ -27,13 +27,11 @@ class RewriteReply(ReplyModel):
 async def update(
     skill: Skill, chosen: SelectResult, *, context: StageContext, attempts: str = ""
 ) -> Candidate:
-    """Return the candidate: edits and whole drafts are applied; one call rewrites the text by
-    suggestions.
+    """Return the candidate with the edits applied; one call rewrites the text by suggestions.
 
-    That call sees ``attempts``, the epoch's earlier steps with their verdicts.
-
-    Protected regions stay byte-identical. If the rewrite call gives no valid reply, the document
-    stays as it is, and the candidate records the fallback.
+    That call sees ``attempts``, the epoch's earlier steps with their verdicts. If it gives no valid
+    reply, the document stays as it is, and the candidate records the fallback. Protected regions
+    stay byte-identical.
     """
     edits = chosen.patch.edits
     if not edits or edits[0].op != "suggest":

@@ -69,12 +69,12 @@ class Database:
 
     Attributes:
         fence: Called at the start of each write transaction; it may raise to refuse the
-        transaction. n_transactions: How many write transactions were committed.
+            transaction.
+        n_transactions: How many write transactions were committed.
 
     Raises:
-        StoreError: On opening and from every method; names the file and the problem. A process that
-        was
-            forked from the one that opened the database is refused.
+        StoreError: On opening and from every method; names the file and the problem. A fork of the
+            process that opened the database is refused.
         DataError: From every method; a text or a number cannot be stored in a file.
     """
 
@@ -94,8 +94,8 @@ class Database:
         self._lock_timeout = lock_timeout
         self._grace = grace
         self._read_only = read_only
-        self._pid = os.getpid()
-        self._is_open = False
+        self._pid = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = threading.Event()
         self._writes: _Queue = SimpleQueue()
         self._reads: _Queue = SimpleQueue()
@@ -105,6 +105,7 @@ class Database:
 
     async def __aenter__(self) -> Self:
         self._pid = os.getpid()
+        self._loop = asyncio.get_running_loop()
         for future in (self._opened, self._closed):
             future.set_running_or_notify_cancel()  # a cancelled caller does not cancel them
         self._writer.start()
@@ -113,7 +114,6 @@ class Database:
         except BaseException as error:
             await self._close(type(error))
             raise
-        self._is_open = True
         return self
 
     async def __aexit__(
@@ -122,7 +122,6 @@ class Database:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._is_open = False
         await self._close(kind)
 
     async def check_integrity(self) -> None:
@@ -130,9 +129,7 @@ class Database:
         ((found, *_), *_) = await self.fetch_rows("PRAGMA integrity_check(1)")
         if found != "ok":
             shown = " ".join(str(found).split())
-            raise StoreError(
-                f"database {self.path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} ({shown})"
-            )
+            raise self._refuse(f"{SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} ({shown})")
 
     async def write(self, work: Callable[[Tables], T]) -> T:
         """Run a function in a write transaction and return its result once that is on disk.
@@ -141,9 +138,7 @@ class Database:
         cancelled caller returns at once; its function still runs and is committed.
         """
         if self._read_only:
-            raise StoreError(
-                f"database {self.path}: it was opened read-only; open it without read_only"
-            )
+            raise self._refuse("it was opened read-only; open it without read_only")
         return await self._submit(self._writes, work)
 
     async def read(self, work: Callable[[Tables], T]) -> T:
@@ -180,16 +175,20 @@ class Database:
         return await future
 
     def _require_open(self) -> None:
-        if not self._is_open:
-            raise StoreError(f"database {self.path}: it is not open; use it inside `async with`")
+        if self._loop is None:
+            raise self._refuse("it is not open; use it inside `async with`")
         if os.getpid() != self._pid:
-            raise StoreError(
-                f"database {self.path}: process {self._pid} opened it, and this process is a fork "
-                "of that one; open it anew in this process"
+            raise self._refuse(
+                f"process {self._pid} opened it, and this process is a fork of that one; open it "
+                "anew in this process"
             )
+
+    def _refuse(self, reason: str) -> StoreError:
+        return StoreError(f"database {self.path}: {reason}")
 
     async def _close(self, error_type: type[BaseException] | None) -> None:
         """End the threads after their jobs; if cancelled, wait no longer than the grace."""
+        self._loop = None
         self._writes.put(None)
         is_cancelled = error_type is not None and issubclass(
             error_type, anyio.get_cancelled_exc_class()
@@ -237,25 +236,19 @@ class Database:
     def _open_file(self) -> Tables:
         """Return the connection that writes; if nothing is written, one that checks the schema."""
         if self.path.exists() and not self.path.is_file():
-            raise StoreError(
-                f"database {self.path}: it cannot be opened, since it is no regular file"
-            )
-        if self._read_only:
-            tables = self._connect(is_reader=True)
-            if self._has_pending_migrations(tables):
-                tables.close()
-                raise StoreError(
-                    f"database {self.path}: reflact has stored nothing in it; name another file"
-                )
-            return tables
+            raise self._refuse("it cannot be opened, since it is no regular file")
+        if not self._read_only:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                reason = error.strerror or error
+                raise self._refuse(f"cannot make its folder: {reason}") from error
+        tables = self._connect(is_reader=self._read_only)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            reason = error.strerror or error
-            raise StoreError(f"database {self.path}: cannot make its folder: {reason}") from error
-        tables = self._connect()
-        try:
-            self._retry_while_locked(lambda: self._prepare(tables))
+            if not self._read_only:
+                self._retry_while_locked(lambda: self._prepare(tables))
+            elif self._has_pending_migrations(tables):
+                raise self._refuse("reflact has stored nothing in it; name another file")
         except BaseException:
             tables.close()
             raise
@@ -299,9 +292,9 @@ class Database:
             known = {step.name for step in self._schema.pending(empty)}
         unknown = [done.name for done in self._schema.applied(tables) if done.name not in known]
         if unknown:
-            written = f"it was written by another version of reflact (schema step {unknown[-1]})"
-            raise StoreError(
-                f"database {self.path}: {written}; use that version, or name another file"
+            raise self._refuse(
+                f"it was written by another version of reflact (schema step {unknown[-1]}); use "
+                "that version, or name another file"
             )
         return bool(self._schema.pending(tables))
 
@@ -349,11 +342,8 @@ class Database:
             except sqlite3.OperationalError as error:
                 code = getattr(error, "sqlite_errorcode", 0)  # a text that is no UTF-8 has none
                 is_locked = code & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-                if (
-                    not is_locked
-                    or time.monotonic() >= end
-                    or self._is_closing.wait(LOCK_POLL_SECONDS / 10)
-                ):
+                is_late = time.monotonic() >= end
+                if not is_locked or is_late or self._is_closing.wait(LOCK_POLL_SECONDS / 10):
                     raise
             else:
                 return

@@ -8,13 +8,13 @@ import json
 import re
 import sqlite3
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
 from reflact.errors import DataError, RunConflict, StoreError
 from reflact.jsonutil import describe_problems, list_field_differences
+from reflact.text import shorten
 from reflact.types import canonical_json
 
 SQLITE_REASONS: Mapping[int, str] = {
@@ -47,11 +47,9 @@ PROMPT_ADVICE = (
     "use the same prompts (a new version of reflact, preset or prompts.folder has changed them)"
 )
 
-# Values in a conflict: their number, their length, and how much stands before the first difference
-# of long ones.
+# Values in a conflict: their number and their length.
 MAX_SHOWN_DIFFERENCES = 5
 MAX_SHOWN_CHARS = 60
-SHOWN_BEFORE_CHANGE = 20
 
 # Errors of the driver for values that SQLite cannot store.
 UNSTORABLE_ERRORS = (UnicodeEncodeError, OverflowError)
@@ -114,37 +112,27 @@ def describe_changes(before: Mapping[str, JsonValue], after: Mapping[str, JsonVa
     """Return a phrase for each difference of two identities; a setting says more than the identity
     of its object.
     """
-    texts = {
-        key: tuple(
-            canonical_json(each[key]) if key in each else "absent" for each in (before, after)
-        )
-        for key in sorted({*before, *after}, key=lambda key: (key in RESTORE_ADVICE, key))
-    }
-    changed = {key: pair for key, pair in texts.items() if pair[0] != pair[1]}
+    keys = sorted({*before, *after}, key=lambda key: (key in RESTORE_ADVICE, key))
+    changed = [key for key in keys if _write(before, key) != _write(after, key)]
     explained = {key.partition(".")[0] for key in changed if "." in key}
     phrases = list[str]()
-    for key, pair in changed.items():
+    for key in changed:
         fields = list_field_differences([before.get(key), after.get(key)])
-        if key not in explained or not (fields or key == "data"):
-            details = {
-                f"{key} ({name})": tuple(map(canonical_json, each)) for name, each in fields.items()
-            }
-            phrases += [
-                _describe_change(name, *each) for name, each in (details or {key: pair}).items()
-            ]
+        if key in explained and (fields or key == "data"):
+            continue
+        for name, pair in fields.items():
+            phrases.append(_describe_change(f"{key} ({name})", *map(canonical_json, pair)))
+        if not fields:
+            phrases.append(_describe_change(key, _write(before, key), _write(after, key)))
     return phrases
 
 
-def _describe_change(name: str, *texts: str) -> str:
-    """Return what was and what is now; of long texts what is near the first difference, and hashes
-    not at all.
-    """
-    if all(re.fullmatch('"[0-9a-f]{64}"', text) for text in texts):
+def _write(identity: Mapping[str, JsonValue], key: str) -> str:
+    return canonical_json(identity[key]) if key in identity else "absent"
+
+
+def _describe_change(name: str, was: str, now: str) -> str:
+    """Return what was and what is now, but for hashes."""
+    if all(re.fullmatch('"[0-9a-f]{64}"', text) for text in (was, now)):
         return f"{name} has changed"
-    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
-    end = (begin := max(0, common - SHOWN_BEFORE_CHANGE)) + MAX_SHOWN_CHARS
-    cuts = (f"{'...' * (begin > 0)}{text[begin:end]}{'...' * (end < len(text))}" for text in texts)
-    was, now = (
-        text if len(text) <= MAX_SHOWN_CHARS else cut for text, cut in zip(texts, cuts, strict=True)
-    )
-    return f"{name} was {was} and is now {now}"
+    return f"{name} was {shorten(was, MAX_SHOWN_CHARS)} and is now {shorten(now, MAX_SHOWN_CHARS)}"

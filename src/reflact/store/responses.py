@@ -53,7 +53,10 @@ CALL_VALUES = (
 SETTLE_CALL = (
     f"UPDATE calls SET state = 'settled', {', '.join(f'{name} = ?' for name in USAGE_COLUMNS)}"  # noqa: S608
 )
-ROLLOUT_CALLS_QUERY = f"SELECT call_id, {', '.join(USAGE_COLUMNS)} FROM calls WHERE call_id LIKE '%/rollout=%' ORDER BY id"  # noqa: S608
+ROLLOUT_CALLS_QUERY = (
+    f"SELECT call_id, {', '.join(USAGE_COLUMNS)} FROM calls"  # noqa: S608 - constants
+    " WHERE call_id LIKE '%/rollout=%' ORDER BY id"
+)
 
 # Calls with a price, and those whose worst case may have been charged.
 PAID = "usd IS NOT NULL"
@@ -136,10 +139,6 @@ class SQLiteResponseStore:
         """Remove the responses under some keys; what they cost stays in the ledger."""
         sql = "DELETE FROM responses WHERE key IN (SELECT value FROM json_each(?))"
         await self._database.execute(sql, (json.dumps(list(keys)),))
-
-    async def settle(self, reservation: CallReservation, usage: Usage) -> None:
-        """Settle a call without a stored response."""
-        await self._database.write(lambda tables: _settle(tables, reservation, usage))
 
     async def release(self, reservation: CallReservation) -> None:
         """Remove an open call that cost nothing."""
@@ -318,10 +317,14 @@ def _sum_groups(
     worst_usd = _sum_prices(tables, run_id, columns, "worst_usd", UNSETTLED)
     names = ("calls", "input_tokens", "cached_tokens", "output_tokens", "uncounted")
     worst_names = ("calls", "input_tokens", "output_tokens")
-    sql = f"SELECT {columns}, {SPEND_SUMS} FROM calls WHERE run_id = ? GROUP BY {columns} ORDER BY {columns}"  # noqa: S608
+    sql = (
+        f"SELECT {columns}, {SPEND_SUMS} FROM calls WHERE run_id = ?"  # noqa: S608 - constants
+        f" GROUP BY {columns} ORDER BY {columns}"
+    )
     for row in tables.execute(sql, (run_id,)).fetchall():
         size = len(columns.split(", "))
-        group, (unsettled, *sums) = row[:size], row[size:]
+        group = row[:size]
+        unsettled, *sums = row[size:]
         usage = Usage(**dict(zip(names, sums[:5], strict=True)), usd=usd.get(group))
         worst = Usage(**dict(zip(worst_names, sums[5:], strict=True)), usd=worst_usd.get(group))
         role, purpose = group[-2:]

@@ -32,7 +32,6 @@ from reflact.records import (
     SkillScore,
     SkillVersion,
     StageCost,
-    StageTime,
     StepRecord,
     StoredStatus,
 )
@@ -117,32 +116,21 @@ class SQLiteRunStore(SQLiteResponseStore):
         """Start or resume a run, and own it; RunConflict names each key of another identity."""
 
         def start(tables: Tables) -> tuple[RunState | None, int]:
-            state = open_or_resume(tables)
+            runs = tables.table("runs")
+            texts = {"config": canonical_json(config)}
+            if not runs.count_where("run_id = ?", [run_id]):
+                runs.insert({"run_id": run_id, "identity": canonical_json(dict(identity)), **texts})
+            else:
+                before = parse_identity(run_id, read_run(tables, run_id)["identity"])
+                if differences := describe_changes(before, identity):
+                    raise build_conflict(run_id, self._database.path, differences)
+                if resume:
+                    runs.update(run_id, {**texts, "status": None, "reason": None})
+                    mark_unsettled(tables, run_id)
             if claims:
                 sql = "UPDATE runs SET owners = owners + 1, owner = ? WHERE run_id = ?"
                 tables.execute(sql, (self._ownership.owner if self._ownership else None, run_id))
-            return state, read_run(tables, run_id)["owners"]
-
-        def open_or_resume(tables: Tables) -> RunState | None:
-            runs = tables.table("runs")
-            try:
-                stored = runs.get(run_id)
-            except NotFoundError:
-                texts = {
-                    "identity": canonical_json(dict(identity)),
-                    "config": canonical_json(config),
-                }
-                runs.insert({"run_id": run_id, **texts})
-                return None
-            before = parse_identity(run_id, stored["identity"])
-            if differences := describe_changes(before, identity):
-                raise build_conflict(run_id, self._database.path, differences)
-            if resume:
-                runs.update(
-                    run_id, {"config": canonical_json(config), "status": None, "reason": None}
-                )
-                mark_unsettled(tables, run_id)
-            return read_state(tables, run_id)
+            return read_state(tables, run_id), read_run(tables, run_id)["owners"]
 
         claims = self._ownership is not None and self._database.fence is None
         state, owners = await self._database.write(start)
@@ -307,14 +295,6 @@ class SQLiteRunStore(SQLiteResponseStore):
 
         return await self._database.write(add)
 
-    async def stage_times(self, run_id: str) -> tuple[StageTime, ...]:
-        """Return the active time of each stage over all starts of the run."""
-        seconds: dict[str, float] = {}
-        for cost in await self.stage_costs(run_id):
-            if cost.seconds:
-                seconds[cost.stage] = seconds.get(cost.stage, 0.0) + cost.seconds
-        return tuple(StageTime(stage=stage, seconds=seconds[stage]) for stage in sorted(seconds))
-
     async def stage_costs(self, run_id: str) -> tuple[StageCost, ...]:
         """Return what each stage of each step took: steps in order, stages as they ended first."""
 
@@ -322,19 +302,17 @@ class SQLiteRunStore(SQLiteResponseStore):
             sql = (
                 "SELECT step, stage, seconds FROM stage_times WHERE run_id = ? ORDER BY step, rowid"
             )
-            seconds = {
-                (step, stage): spent for step, stage, spent in tables.execute(sql, (run_id,))
-            }
+            seconds = {(step, stage): time for step, stage, time in tables.execute(sql, (run_id,))}
             spend = sum_spend_by_stage(tables, run_id)
             keys = sorted({**seconds, **spend}, key=lambda key: key[0])
             return tuple(
                 StageCost(
-                    step=step,
-                    stage=stage,
-                    seconds=seconds.get((step, stage), 0.0),
-                    spend=spend.get((step, stage), ()),
+                    step=key[0],
+                    stage=key[1],
+                    seconds=seconds.get(key, 0.0),
+                    spend=spend.get(key, ()),
                 )
-                for step, stage in keys
+                for key in keys
             )
 
         return await self._database.read(read)
@@ -466,20 +444,16 @@ IDLE_RUNS = (
 )
 
 
+# The tables with rows of one run; the run itself is the last one.
+TABLES_OF_A_RUN = ("calls", "faults", "stage_times", "events", "decision_log", "failures", "runs")
+
+
 def delete_idle_runs(tables: Tables, *, run_id: str) -> None:
     """Delete the other runs that left no work, if the store does not contain this one."""
     if tables.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone():
         return
     for (idle,) in tables.execute(IDLE_RUNS).fetchall():
-        for name in (
-            "calls",
-            "faults",
-            "stage_times",
-            "events",
-            "decision_log",
-            "failures",
-            "runs",
-        ):
+        for name in TABLES_OF_A_RUN:
             tables.table(name).delete_where("run_id = ?", [idle])
 
 

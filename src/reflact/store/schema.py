@@ -140,12 +140,10 @@ CREATE TABLE memory_pairs (
     number INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
     status TEXT NOT NULL
-        CHECK (status IN ('candidate', 'quarantined', 'promoted', 'rejected', 'archived')),
+        CHECK (status IN ('quarantined', 'promoted', 'rejected', 'archived')),
     reason TEXT,
     failed_test INTEGER NOT NULL DEFAULT 0,
     utility REAL NOT NULL DEFAULT 0.5,
-    created_by TEXT NOT NULL,
-    created_at TEXT NOT NULL,
     changed_at TEXT NOT NULL,
     subject TEXT NOT NULL,
     pair TEXT NOT NULL,
@@ -156,7 +154,7 @@ CREATE INDEX memory_pairs_by_status ON memory_pairs (status, id);
 CREATE INDEX memory_pairs_by_subject ON memory_pairs (subject);
 CREATE INDEX memory_pairs_weakest ON memory_pairs (
     failed_test DESC, utility, status = 'promoted', changed_at, number
-) WHERE status IN ('candidate', 'quarantined', 'promoted');
+) WHERE status IN ('quarantined', 'promoted');
 
 CREATE TABLE memory_tests (
     number INTEGER PRIMARY KEY,
@@ -185,7 +183,6 @@ CREATE TABLE traces (
     id TEXT PRIMARY KEY,
     purpose TEXT NOT NULL,
     content_hash TEXT NOT NULL,
-    n_labelled INTEGER NOT NULL DEFAULT 0,
     at TEXT NOT NULL DEFAULT {CURRENT_TIME}
 );
 

@@ -9,10 +9,10 @@ from reflact.protocols import Session, Target
 from reflact.types import Item, Skill, Turn
 
 if TYPE_CHECKING:
-    from reflact.targets.agent_process import CommandLimits
+    from reflact.agents.agent_process import CommandLimits
+    from reflact.agents.command import CommandTarget
+    from reflact.agents.function import AgentRollout, FunctionTarget
     from reflact.targets.chat import ChatTarget
-    from reflact.targets.command import CommandTarget
-    from reflact.targets.function import AgentRollout, FunctionTarget
     from reflact.targets.pydantic_ai import PydanticAITarget
 
 __all__ = [
@@ -32,10 +32,10 @@ __all__ = [
 __getattr__ = load_exports(
     __name__,
     {
-        "targets.agent_process": ("CommandLimits",),
+        "agents.agent_process": ("CommandLimits",),
+        "agents.command": ("CommandTarget",),
+        "agents.function": ("AgentRollout", "FunctionTarget"),
         "targets.chat": ("ChatTarget",),
-        "targets.command": ("CommandTarget",),
-        "targets.function": ("AgentRollout", "FunctionTarget"),
         "targets.pydantic_ai": ("PydanticAITarget",),
     },
 )

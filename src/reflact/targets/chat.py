@@ -26,9 +26,7 @@ class ChatTarget:
 
     @property
     def identity(self) -> str:
-        """The model's identity, the texts around the skill and ``CHAT_TARGET_VERSION``, as
-        canonical JSON.
-        """
+        """The model's identity and the texts around the skill, as canonical JSON."""
         return identify_chat_target(
             self._llm.identity, preamble=self._preamble, postamble=self._postamble
         )
@@ -54,11 +52,7 @@ class ChatSession:
         return tuple(Turn(role=message.role, content=message.content) for message in self._messages)
 
     async def reply(self, message: str) -> str:
-        """Send a message after all earlier ones and return the answer.
-
-        Raises:
-            ModelError: There is no answer; the message is not added to the conversation.
-        """
+        """Send a message after all earlier ones and return the answer."""
         messages = (*self._messages, Message(role="user", content=message))
         reply = await self._llm.ask(
             RenderedPrompt(

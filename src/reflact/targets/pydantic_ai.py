@@ -16,6 +16,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from pydantic import JsonValue, TypeAdapter
@@ -40,7 +41,7 @@ from pydantic_ai.messages import (
     ToolReturnPart,
     UserPromptPart,
 )
-from pydantic_ai.models import Model, ModelRequestContext, ModelRequestParameters, infer_model
+from pydantic_ai.models import Model, ModelRequestContext, infer_model
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import RunContext, ToolDefinition
@@ -72,6 +73,7 @@ UNSTABLE_FIELDS = frozenset(
         "provider_details",
         "provider_response_id",
         "metadata",
+        "instructions",
     }
 )
 
@@ -84,7 +86,8 @@ ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 # region.
 TOOL_SECTION = re.compile(
     r"^##[ \t]+Tool:[ \t]*`?([\w.-]+)`?[ \t]*\r?$(.*?)"
-    r"(?=^\#{1,2}[ \t]|<!--[ \t]*(?:EXAMPLES_START|SLOW_UPDATE_START|APPENDIX_START|SKILL_FILE)\b|\Z)",
+    r"(?=^\#{1,2}[ \t]|<!--[ \t]*(?:EXAMPLES_START|SLOW_UPDATE_START|APPENDIX_START|SKILL_FILE)\b"
+    r"|\Z)",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -133,11 +136,7 @@ class PydanticAITarget(Generic[D, Out]):
 
     @property
     def identity(self) -> str:
-        """The agent's model and settings, tools, system prompts, output, limits and version, as
-        canonical JSON.
-
-        In a run, the settings are those in force under ``models.target``.
-        """
+        """The agent's model, settings in force, tools, prompts, output and limits, as JSON."""
         return self._identity or self._describe()
 
     def _describe(self) -> str:
@@ -151,7 +150,10 @@ class PydanticAITarget(Generic[D, Out]):
                 "settings": _dump_settings({**self._own_settings, **self._settings}),
                 "system_prompts": list(getattr(agent, "_system_prompts", ())),
                 "output": agent.output_json_schema(),
-                "toolsets": [_identify_toolset(toolset) for toolset in _list_toolsets(agent)],
+                "toolsets": [
+                    [type(one).__name__, one.id, *map(_dump_tool, _list_tools(one))]
+                    for one in _list_toolsets(agent)
+                ],
                 "limits": None if self._limits is None else _dump(asdict(self._limits)),
                 **({"train_tools": True} if self._train_tools else {}),
             }
@@ -159,46 +161,41 @@ class PydanticAITarget(Generic[D, Out]):
 
     @property
     def instructions(self) -> str:
-        """The literal instructions of the agent, with which a training begins unless ``skill``
-        names a document.
-        """
+        """The literal instructions of the agent, with which a training may begin."""
         own = getattr(getattr(self._agent, "wrapped", self._agent), "_instructions", ())
         return "\n\n".join(each.instruction for each in own if isinstance(each.instruction, str))
 
     @property
     def _own_settings(self) -> Mapping[str, Any]:
-        """The settings of the agent and its model, without those that a function of the agent
-        makes.
-        """
+        """The settings of the agent and its model that no function makes."""
         chosen = getattr(self._agent, "model_settings", None)
         return {**(self._model.settings or {}), **(chosen if isinstance(chosen, Mapping) else {})}
 
     @property
     def description(self) -> str:
-        """The agent's tools and their parameters, for the optimizer, and how the document may
-        describe them.
-        """
-        tools = [tool for toolset in _list_toolsets(self._agent) for tool in _list_tools(toolset)]
-        listed = ["The agent has these tools:", *map(_describe_tool, tools)] if tools else []
-        return "\n".join([*listed, TOOLS_ARE_TRAINED] if self._train_tools else listed)
+        """The agent's tools, for the optimizer, and how the document may describe them."""
+        lines = []
+        for toolset in _list_toolsets(self._agent):
+            for tool in _list_tools(toolset):
+                names = ", ".join(tool.parameters_json_schema.get("properties", {}))
+                text = " ".join((tool.description or "no description").split())
+                lines.append(f"- {tool.name}({names}): {text}")
+        if lines:
+            lines.insert(0, "The agent has these tools:")
+        if self._train_tools:
+            lines.append(TOOLS_ARE_TRAINED)
+        return "\n".join(lines)
 
     def describe_model(self, config: ModelConfig) -> ModelConfig:
-        """Return the settings of ``models.target`` with the agent's model and endpoint.
-
-        Raises:
-            ConfigError: The settings name a model.
-        """
+        """Return the settings of ``models.target`` with the agent's model and endpoint."""
         if config.model:
             raise ConfigError(
                 "models.target.model has no effect on a pydantic-ai agent, which has its own "
                 "model: remove the key, and set the model in the agent"
             )
         host = re.match(r"https?://[^/?#@\s]+", self._model.base_url or "")
-        url = (
-            host[0]
-            if host
-            else f"https://{re.sub('[^a-z0-9-]', '-', self._model.system.lower())}.invalid"
-        )
+        system = re.sub("[^a-z0-9-]", "-", self._model.system.lower())
+        url = f"https://{system}.invalid" if host is None else host[0]
         return config.model_copy(
             update={
                 "model": self._name,
@@ -212,9 +209,7 @@ class PydanticAITarget(Generic[D, Out]):
         )
 
     def connect(self, sender: RequestSender, config: ModelConfig) -> PydanticAITarget[D, Out]:
-        """Return the same target with its requests going through a run, under the settings of
-        ``models.target``.
-        """
+        """Return the same target in a run, under the settings of ``models.target``."""
         connected = copy.copy(self)
         connected._sender = sender
         chosen = {name: getattr(config, name) for name in ("temperature", "max_tokens")}
@@ -225,11 +220,7 @@ class PydanticAITarget(Generic[D, Out]):
         return connected
 
     def session(self, skill: Skill, *, rollout: str) -> AgentSession[D, Out]:
-        """Start a run of an agent without dependencies; ``rollout`` is the rollout's key.
-
-        Raises:
-            ConfigError: The target has ``deps``, which need an item.
-        """
+        """Start a run of an agent without dependencies; ``rollout`` is the rollout's key."""
         if self._deps is not None:
             raise ConfigError("the agent's deps need an item: start its sessions with session_for")
         return self.session_for(Item(id=rollout, input=""), skill, rollout=rollout)
@@ -258,21 +249,20 @@ class AgentSession(Generic[D, Out]):
         return tuple(_list_turns(self._capability.messages))
 
     async def reply(self, message: str) -> str:
-        """Run the agent on a message after all earlier ones and return its output, as text or else
-        as JSON.
+        """Run the agent on a message after all earlier ones; return its output, as text or as JSON.
 
         Raises:
-            ReplyError: The agent gave no valid output, or reached one of its limits; its rollout
-                scores 0.
-            ModelError: Its model gave no answer.
+            ReplyError: It gave no valid output, or reached a limit; its rollout scores 0.
             EnvironmentFailure: A tool, an instruction function or ``deps`` raised an error.
         """
         target = self._target
         capability = self._capability
         try:
             if not self._deps:
-                made: Any = None if target._deps is None else target._deps(self._item)
-                self._deps.append(await made if inspect.isawaitable(made) else made)
+                deps: Any = None if target._deps is None else target._deps(self._item)
+                if inspect.isawaitable(deps):
+                    deps = await deps
+                self._deps.append(deps)
             result = await target._agent.run(
                 message,
                 deps=self._deps[0],
@@ -295,11 +285,7 @@ class AgentSession(Generic[D, Out]):
 
 
 class _RolloutCapability(AbstractCapability[D]):
-    """Puts the skill in place of the agent's literal instructions, and its requests through the
-    run.
-
-    ``tools`` has the new descriptions of tools by their names.
-    """
+    """Puts the skill in place of literal instructions, and requests through the run."""
 
     def __init__(
         self,
@@ -328,9 +314,7 @@ class _RolloutCapability(AbstractCapability[D]):
     async def before_model_request(
         self, ctx: RunContext[D], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        """Replace the literal instructions of the agent; those of functions, toolsets and
-        capabilities stay.
-        """
+        """Replace the literal instructions; those of functions and toolsets stay."""
         self.messages = list(request_context.messages)
         parameters = request_context.model_request_parameters
         others = [part for part in parameters.instruction_parts or () if not _is_literal(part)]
@@ -351,21 +335,19 @@ class _RolloutCapability(AbstractCapability[D]):
         if self._sender is None:
             response = await handler(request_context)
         else:
-            answered = sum(
-                isinstance(message, ModelResponse) for message in request_context.messages
-            )
+            messages = request_context.messages
+            answered = sum(isinstance(message, ModelResponse) for message in messages)
             call_id = CallId(
                 role="target", purpose="rollout", rollout=self._rollout, number=answered
             )
-
-            async def ask() -> AgentAnswer:
-                return await _ask_model(handler, request_context)
-
-            body = {"model": self._model, **_write_request(request_context)}
-            text = await self._sender.send(body, call_id=call_id, answer=ask)
-            (read,) = ModelMessagesTypeAdapter.validate_json(text)
-            assert isinstance(read, ModelResponse)
-            response = read
+            text = await self._sender.send(
+                {"model": self._model, **_write_request(request_context)},
+                call_id=call_id,
+                answer=partial(_ask_model, handler, request_context),
+            )
+            (message,) = ModelMessagesTypeAdapter.validate_json(text)
+            assert isinstance(message, ModelResponse)
+            response = message
         self.messages = [*request_context.messages, response]
         return response
 
@@ -373,11 +355,7 @@ class _RolloutCapability(AbstractCapability[D]):
 async def _ask_model(
     handler: WrapModelRequestHandler, request_context: ModelRequestContext
 ) -> AgentAnswer:
-    """Ask an agent's model once.
-
-    Raises:
-        ConnectionError: It cannot be reached.
-    """
+    """Ask an agent's model once."""
     try:
         response = await handler(request_context)
     except ModelHTTPError:
@@ -395,42 +373,33 @@ def _write_request(request_context: ModelRequestContext) -> dict[str, JsonValue]
     """Return all that an answer depends on, without what differs between equal runs."""
     parameters = request_context.model_request_parameters
     settings = _dump_settings(request_context.model_settings)
-    cap = settings.get("max_tokens") if isinstance(settings, dict) else None
-    tools = [_dump_tool(tool) for tool in (*parameters.function_tools, *parameters.output_tools)]
-    return {
-        **({} if cap is None else {"max_tokens": cap}),
+    tools = (*parameters.function_tools, *parameters.output_tools)
+    schema = parameters.output_object
+    request: dict[str, JsonValue] = {
         "settings": settings,
         "instructions": InstructionPart.join(parameters.instruction_parts or ()),
-        "messages": _drop_unstable(
-            ModelMessagesTypeAdapter.dump_python(request_context.messages, mode="json")
-        ),
-        "tools": tools,
-        "output": _describe_output(parameters),
+        "messages": _dump_messages(request_context.messages),
+        "tools": [_dump_tool(tool) for tool in tools],
+        "output": {
+            "mode": parameters.output_mode,
+            "text": parameters.allow_text_output,
+            "schema": None if schema is None else _dump(schema.json_schema),
+            "native_tools": [_dump(tool) for tool in parameters.native_tools],
+        },
     }
+    if settings.get("max_tokens") is not None:
+        request["max_tokens"] = settings["max_tokens"]
+    return request
 
 
-def _describe_output(parameters: ModelRequestParameters) -> JsonValue:
-    wanted = parameters.output_object
-    return {
-        "mode": parameters.output_mode,
-        "text": parameters.allow_text_output,
-        "schema": None if wanted is None else _dump(wanted.json_schema),
-        "native_tools": [_dump(tool) for tool in parameters.native_tools],
-    }
-
-
-def _drop_unstable(value: Any) -> JsonValue:
-    """Return messages without unstable fields; the arguments and results of tools stay whole."""
-    if not isinstance(value, list):
-        return _dump(value)
-    return [
-        {
-            name: _drop_unstable(part) if name == "parts" else part
-            for name, part in entry.items()
-            if name not in UNSTABLE_FIELDS and name != "instructions"
-        }
-        for entry in value
-    ]
+def _dump_messages(messages: list[ModelMessage]) -> JsonValue:
+    """Return messages without unstable fields; arguments and results of tools stay whole."""
+    dumped: list[dict[str, Any]] = ModelMessagesTypeAdapter.dump_python(messages, mode="json")
+    for message in dumped:
+        for entry in (message, *message["parts"]):
+            for name in UNSTABLE_FIELDS & entry.keys():
+                del entry[name]
+    return cast("JsonValue", dumped)
 
 
 def _dump_tool(tool: ToolDefinition) -> JsonValue:
@@ -442,7 +411,7 @@ def _dump_tool(tool: ToolDefinition) -> JsonValue:
     }
 
 
-def _dump_settings(settings: Mapping[str, Any] | None) -> JsonValue:
+def _dump_settings(settings: Mapping[str, Any] | None) -> dict[str, JsonValue]:
     return {
         name: _dump(value)
         for name, value in sorted((settings or {}).items())
@@ -470,16 +439,13 @@ def _is_literal(part: InstructionPart) -> bool:
 
 
 def _split_tools(text: str) -> tuple[str, Mapping[str, str]]:
-    """Return a skill without its sections on tools, and the description of each tool that a section
-    describes.
-    """
-    found: dict[str, str] = {}
-    for section in TOOL_SECTION.finditer(text):
-        parts = (found.get(section[1], ""), section[2].strip())
-        found[section[1]] = "\n\n".join(filter(None, parts))
-    return TOOL_SECTION.sub("", text), {
-        name: description for name, description in found.items() if description
-    }
+    """Return a skill without its sections on tools, and their texts by the tools' names."""
+    described: dict[str, str] = {}
+    for name, section in TOOL_SECTION.findall(text):
+        if section.strip():
+            before = [described[name]] if name in described else []
+            described[name] = "\n\n".join([*before, section.strip()])
+    return TOOL_SECTION.sub("", text), described
 
 
 def _list_toolsets(agent: AbstractAgent[Any, Any]) -> Sequence[AbstractToolset[Any]]:
@@ -496,52 +462,30 @@ def _list_tools(toolset: AbstractToolset[Any]) -> Sequence[ToolDefinition]:
     return [tool.tool_def for tool in toolset.tools.values()]
 
 
-def _identify_toolset(toolset: AbstractToolset[Any]) -> JsonValue:
-    return [type(toolset).__name__, toolset.id, *map(_dump_tool, _list_tools(toolset))]
-
-
-def _describe_tool(tool: ToolDefinition) -> str:
-    names = ", ".join(tool.parameters_json_schema.get("properties", {}))
-    text = " ".join((tool.description or "no description").split())
-    return f"- {tool.name}({names}): {text}"
-
-
 def _list_turns(messages: Sequence[ModelMessage]) -> Iterator[Turn]:
-    """Yield a run's messages as turns; a tool call is a turn of the assistant, its result one of
-    the tool.
-    """
+    """Yield messages as turns; calls of tools are the assistant's, results the tool's."""
     for message in messages:
         for part in message.parts:
             match part:
-                case UserPromptPart(content=str(text)):
+                case UserPromptPart(content=content):
+                    text = content if isinstance(content, str) else _write_json(content)
                     yield Turn(role="user", content=text)
-                case UserPromptPart():
-                    yield Turn(role="user", content=_write_json(part.content))
                 case TextPart(content=text) if text:
                     yield Turn(role="assistant", content=text)
-                case ToolCallPart():
-                    yield Turn(
-                        role="assistant",
-                        content=f"calls {part.tool_name}({part.args_as_json_str()})",
-                    )
-                case ToolReturnPart():
-                    yield Turn(
-                        role="tool", content=f"{part.tool_name}: {part.model_response_str()}"
-                    )
-                case RetryPromptPart():
-                    yield Turn(
-                        role="tool",
-                        content=f"{part.tool_name or 'output'}: {part.model_response()}",
-                    )
+                case ToolCallPart(tool_name=name):
+                    text = f"calls {name}({part.args_as_json_str()})"
+                    yield Turn(role="assistant", content=text)
+                case ToolReturnPart(tool_name=name):
+                    yield Turn(role="tool", content=f"{name}: {part.model_response_str()}")
+                case RetryPromptPart(tool_name=name):
+                    text = f"{name or 'output'}: {part.model_response()}"
+                    yield Turn(role="tool", content=text)
 
 
 def _resolve_model(model: Model | str | None) -> Model:
-    """Return an agent's model; one that cannot be connected yet raises its error when it is asked.
+    """Return an agent's model; one that cannot be connected raises its error when it is asked.
 
     A replayed run asks no model, and so needs no key.
-
-    Raises:
-        ConfigError: The agent has no model.
     """
     if model is None:
         raise ConfigError("the pydantic-ai agent has no model: set one in the agent")

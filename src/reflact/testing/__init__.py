@@ -16,7 +16,7 @@ Nothing here calls a model, opens a connection, or depends on time or a global r
 from __future__ import annotations
 
 from reflact.prompts import find_data_folder
-from reflact.testing.doubles import Fault, FaultyTransport, InMemoryRunStore, Truncation
+from reflact.testing.doubles import Fault, FaultyTransport, InMemoryRunStore
 from reflact.testing.llm import ScriptedCall, ScriptedLLM, append_reply
 from reflact.testing.toy import TOY_RULES, ToyEnvironment, ToyRule, ToyTarget, toy_optimizer
 
@@ -30,7 +30,6 @@ __all__ = [
     "ToyEnvironment",
     "ToyRule",
     "ToyTarget",
-    "Truncation",
     "append_reply",
     "find_data_folder",
     "toy_optimizer",

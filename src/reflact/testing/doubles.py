@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import sqlite3
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import httpx
 from anyio.lowlevel import checkpoint
@@ -18,23 +18,10 @@ from reflact.store.errors import UNSTORABLE_ERRORS, translate_error
 from reflact.store.runs import SQLiteRunStore
 from reflact.store.schema import SCHEMA
 
+Fault: TypeAlias = httpx.Response | httpx.TransportError
+"""A response that is served instead of the server's, or an error that is raised.
 
-class Truncation(NamedTuple):
-    """The answer begins and breaks off.
-
-    Args:
-        after: Bytes of the body that arrive.
-        silent: Whether the body then ends like a complete one, without a connection error.
-    """
-
-    after: int = 0
-    silent: bool = False
-
-
-Fault: TypeAlias = httpx.Response | httpx.TransportError | Truncation
-"""A response that is served instead of the server's, an error that is raised, or a broken answer.
-
-The server works only for requests whose answer is truncated or late (``httpx.ReadTimeout``)."""
+The server works only for requests whose answer is late (``httpx.ReadTimeout``)."""
 
 
 class FaultyTransport(httpx.AsyncBaseTransport):
@@ -65,40 +52,11 @@ class FaultyTransport(httpx.AsyncBaseTransport):
         if isinstance(fault, httpx.ReadTimeout):
             await response.aclose()
             raise fault
-        if isinstance(fault, Truncation):
-            headers = [
-                (name, value)
-                for name, value in response.headers.raw
-                if name.lower() != b"content-length"
-            ]
-            stream = _TruncatedStream(response, fault)
-            return httpx.Response(response.status_code, headers=headers, stream=stream)
         return response
 
     async def aclose(self) -> None:
         """Close the inner transport."""
         await self._inner.aclose()
-
-
-class _TruncatedStream(httpx.AsyncByteStream):
-    def __init__(self, response: httpx.Response, fault: Truncation) -> None:
-        self._response = response
-        self._fault = fault
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        left = self._fault.after
-        assert isinstance(self._response.stream, httpx.AsyncByteStream)
-        async for chunk in self._response.stream:
-            if left > 0:
-                yield chunk[:left]
-            left -= len(chunk)
-            if left <= 0:
-                break
-        if not self._fault.silent:
-            raise httpx.RemoteProtocolError("injected: the connection broke")
-
-    async def aclose(self) -> None:
-        await self._response.aclose()
 
 
 T = TypeVar("T")

@@ -142,9 +142,7 @@ def add_reasoning(
 def describe_pattern(
     reply_type: type[ReplyModel], name: str, count: int, description: str
 ) -> dict[str, JsonValue]:
-    """Return a failure pattern of the first ``count`` cases, in the shape of the reply type's
-    patterns.
-    """
+    """Return a failure pattern of the first ``count`` cases, in the reply type's shape."""
     (kind,) = get_args(reply_type.model_fields["patterns"].annotation)
     share: dict[str, JsonValue] = {"count": count}
     if "cases" in kind.model_fields:

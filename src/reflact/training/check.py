@@ -1,10 +1,7 @@
-"""Checks a configuration: the target answers one train item, and each other role gives one small
-reply.
-"""
+"""Checks a configuration: the target answers one train item, and each other role a small call."""
 
 from __future__ import annotations
 
-import math
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,7 +10,7 @@ from pydantic import Field
 
 from reflact import events
 from reflact.adapters import describe_exception
-from reflact.config.models import ModelConfig, ModelsConfig
+from reflact.config.models import ModelConfig
 from reflact.config.training import ReplayConfig, TrainerConfig
 from reflact.errors import EnvironmentFailure, ReflactError, ReplyError
 from reflact.llm.pricing import usd_of
@@ -21,8 +18,9 @@ from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.protocols import Session
 from reflact.records import Usage
 from reflact.training.cost_estimate import estimate_run
-from reflact.training.open_run import connect_run
-from reflact.training.plan import Overrides, prepare_run
+from reflact.training.open_run import connect_run, start
+from reflact.training.plan import Overrides, list_roles, prepare_run
+from reflact.training.preflight import test_skill
 from reflact.training.rollouts import manage_environment
 from reflact.training.run import Run
 from reflact.training.trouble import list_answer_faults
@@ -34,7 +32,8 @@ CHECK_PROMPT = RenderedPrompt(
     messages=(
         Message(
             role="user",
-            content='This is a test of the connection. Reply with this JSON object: {"word": "ready"}',
+            content="This is a test of the connection. Reply with this JSON object: "
+            '{"word": "ready"}',
         ),
     ),
 )
@@ -97,9 +96,16 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
     """
     from reflact.store.runs import open_store
 
-    models = _limit_retries(config.models)
+    models = config.models
+    for role in list_roles(config):
+        settings: ModelConfig = getattr(models, role)
+        retries = min(CHECK_RETRIES, settings.max_retries)
+        limited = settings.model_copy(update={"max_retries": retries})
+        models = models.model_copy(update={role: limited})
     config = config.model_copy(update={"replay": ReplayConfig(), "models": models})
     plan = prepare_run(config, overrides or Overrides())
+    data = plan.data
+    item = data.train[0]
     finished: list[events.ModelCallFinished] = []
 
     async def collect(event: events.Event) -> None:
@@ -110,44 +116,30 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="reflact-check-"))
         store = await stack.enter_async_context(open_store(Path(folder) / "run.db"))
         run = await stack.enter_async_context(connect_run(plan, store, collect))
-        await store.open_run(plan.run_id, plan.identity, plan.config.model_dump(mode="json"))
-        run.budget.begin((), 0.0)
-        item = plan.data.train[0]
+        await start(run)
         async with manage_environment(run.plan.environment, run.failures):
-            skill = await _test_skill(run)
+            warning = await test_skill(run)
             grade = await _grade_item(item, run)
         if plan.overrides.optimizer is None:
             await _ask_optimizer(run)
-        roles = [
-            await _describe_role(role, finished, run)
-            for role in dict.fromkeys(e.role for e in finished)
-        ]
+        asked = dict.fromkeys(event.role for event in finished)
+        roles = [await _describe_role(role, finished, run) for role in asked]
         warnings = await list_answer_faults(store, plan.run_id, plan.config)
+    skill = None
+    if warning is not None:
+        skill = warning or "the agent's request has it, so it is in force"
+    calls = {row.role: row.calls for row in estimate_run(plan).rows}
     return SetupCheck(
-        n_train=len(plan.data.train),
-        n_val=len(plan.data.val),
-        n_test=len(plan.data.test),
+        n_train=len(data.train),
+        n_val=len(data.val),
+        n_test=len(data.test),
         roles=tuple(roles),
         item=item,
         grade=grade,
         skill=skill,
-        target_calls=math.fsum(
-            row.calls for row in estimate_run(plan).rows if row.role == "target"
-        ),
+        target_calls=calls.get("target", 0.0),
         warnings=warnings,
     )
-
-
-async def _test_skill(run: Run) -> str | None:
-    """Return in words if the skill reaches an agent; None if that was not tested."""
-    plan = run.plan
-    if plan.target is None or not plan.target.preflight:
-        return None
-    settings = plan.config.models.target
-    warning = await plan.target.test_skill(
-        plan.environment, plan.data.train, plan.initial_skill, settings
-    )
-    return warning or "the agent's request has it, so it is in force"
 
 
 async def _ask_optimizer(run: Run) -> None:
@@ -156,19 +148,13 @@ async def _ask_optimizer(run: Run) -> None:
     try:
         await run.optimizer.ask(CHECK_PROMPT, ReadyReply, call_id=call_id)
     except ReplyError as error:
-        raise _explain_mute_optimizer(error, run.config.models.optimizer) from None
-
-
-def _explain_mute_optimizer(error: ReplyError, settings: ModelConfig) -> ReplyError:
-    """Return the error of a check whose optimizer gave no valid reply, in words of the
-    configuration.
-    """
-    return ReplyError(
-        f"models.optimizer: {settings.title} was asked for a reply in JSON of a given form, and "
-        f"none of its {len(error.reasons)} replies had it ({error.reasons[-1]}); name another "
-        "model with models.optimizer.model, or another way to ask with models.optimizer.mode",
-        reasons=error.reasons,
-    )
+        raise ReplyError(
+            f"models.optimizer: {run.config.models.optimizer.title} was asked for a reply in JSON "
+            f"of a given form, and none of its {len(error.reasons)} replies had it "
+            f"({error.reasons[-1]}); name another model with models.optimizer.model, or another "
+            "way to ask with models.optimizer.mode",
+            reasons=error.reasons,
+        ) from None
 
 
 async def _grade_item(item: Item, run: Run) -> Grade:
@@ -214,12 +200,3 @@ async def _describe_role(
         usage=usage,
         mode=None if role == "target" or mode is None else str(mode),
     )
-
-
-def _limit_retries(models: ModelsConfig) -> ModelsConfig:
-    limited = {
-        role: settings.model_copy(update={"max_retries": min(CHECK_RETRIES, settings.max_retries)})
-        for role in ModelsConfig.model_fields
-        if isinstance(settings := getattr(models, role), ModelConfig)
-    }
-    return models.model_copy(update=limited)

@@ -1,13 +1,12 @@
 """Estimates the calls and tokens of a run before any call.
 
 The plan determines the counts of rollouts and calls. The rest are stated assumptions, until the
-mean consumption of earlier calls of the same purpose is known.
+mean consumption of a role's earlier calls is known.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
@@ -21,11 +20,10 @@ from reflact.llm.pricing import (
     EstimateRow,
     usd_of,
 )
-from reflact.records import Spend
+from reflact.records import Spend, Usage
 from reflact.search.race import plan_slices
 from reflact.search.rewrite import CASE_TOKENS, DOCUMENTS
 from reflact.training.plan import RunPlan
-from reflact.training.trouble import PREFLIGHT
 from reflact.types import Item, Split, canonical_json
 
 # Candidates of a step, in estimates.
@@ -37,11 +35,8 @@ ROLLOUTS_PER_CANDIDATE = 8
 # The passes of a candidate before the ranked gate decides, on average.
 RANKED_PASSES = 1.5
 
-# The size of the call that tests the optimizer's connection.
-PREFLIGHT_BYTES = 70.0
-
-# What a prompt shows beside its own text and the document, if it shows no trajectories.
-OTHER_BYTES = 2000.0
+# What a role's calls are for, in words.
+PURPOSES = {"target": "rollout", "optimizer": "steps", "critic": "score"}
 
 
 class RunCostEstimate(CostEstimate):
@@ -53,7 +48,7 @@ class RunCostEstimate(CostEstimate):
 def estimate_run(
     plan: RunPlan, *, done: int = 0, skill: str | None = None, spent: Sequence[Spend] = ()
 ) -> RunCostEstimate:
-    """Return the likely calls, tokens and money of a run's remaining steps, by role and purpose.
+    """Return the likely calls, tokens and money of a run's remaining steps, by role.
 
     Args:
         plan: The run.
@@ -62,110 +57,88 @@ def estimate_run(
         spent: Consumption of earlier calls, in this run or a similar one.
     """
     document = len((plan.initial_skill.text if skill is None else skill).encode())
-    means = {(entry.role, entry.purpose): entry.usage for entry in spent if entry.usage.calls}
     steps = max(0, plan.steps_per_epoch * plan.config.train.num_epochs - done)
     rows = []
-    for (role, purpose), calls in count_calls(plan, steps).items():
+    known = []
+    for role, calls in count_calls(plan, steps).items():
         model = getattr(plan.config.models, role)
-        if (role, purpose) in means:
-            usage = means[role, purpose]
-            given = usage.input_tokens / usage.calls
-            written = usage.output_tokens / usage.calls
-        else:
-            given = (
-                _estimate_bytes(plan, role, purpose, document) / BYTES_PER_TOKEN + MESSAGE_TOKENS
-            )
-            written = (model.max_tokens or UNCAPPED_REPLY_TOKENS) / 4
+        used = sum((entry.usage for entry in spent if entry.role == role), Usage())
+        given = _estimate_bytes(plan, role, document) / BYTES_PER_TOKEN + MESSAGE_TOKENS
+        written = (model.max_tokens or UNCAPPED_REPLY_TOKENS) / 4
+        if used.calls:
+            known.append(role)
+            given = used.input_tokens / used.calls
+            written = used.output_tokens / used.calls
         row = EstimateRow(
             role=role,
-            purpose=purpose,
+            purpose=PURPOSES[role],
             calls=calls,
             input_tokens=calls * given,
             output_tokens=calls * written,
         )
         rows.append(row.with_price(partial(usd_of, config=model)))
-    known = sorted(purpose for _, purpose in means)
-    return RunCostEstimate(
-        steps=steps, rows=tuple(rows), assumptions=_list_assumptions(plan, known)
-    )
+    assumptions = _list_assumptions(plan, known)
+    return RunCostEstimate(steps=steps, rows=tuple(rows), assumptions=assumptions)
 
 
-def count_calls(plan: RunPlan, steps: int) -> dict[tuple[str, str], float]:
-    """Return the likely calls of a run's last steps, by role and purpose."""
+def count_calls(plan: RunPlan, steps: int) -> dict[str, float]:
+    """Return the likely calls of a run's last steps, by role."""
     config = plan.config
-    train = config.train
+    n_train = len(plan.data.train)
     n_val = len(plan.data.val)
-    is_new = steps == plan.steps_per_epoch * train.num_epochs
-    sources = config.search.sources
-    has_ends = config.slow_update.enabled or config.meta_skill.enabled
-    # The first epoch has nothing to compare.
-    ends = min(train.num_epochs - 1, math.ceil(steps / plan.steps_per_epoch)) if has_ends else 0
+    is_new = steps == plan.steps_per_epoch * config.train.num_epochs
     is_ranked = config.gate.enabled and config.gate.policy == "ranked"
     decision = (RANKED_PASSES if is_ranked else 1.0) * n_val
+    if not config.search.is_published:
+        decision += CANDIDATES * plan_slices(n_val, math.inf)[0]
+    slow = config.slow_update
+    # The first epoch has nothing to compare.
+    ends = min(config.train.num_epochs - 1, math.ceil(steps / plan.steps_per_epoch))
+    compared = min(slow.samples, n_train) + (decision if slow.enabled and slow.gated else 0)
+    has_ends = slow.enabled or config.meta_skill.enabled
 
-    batch = min(train.batch_size, len(plan.data.train))
-    rolled = round(steps * len(plan.data.train) / plan.steps_per_epoch)
-    looks = 0.0 if config.search.is_published else CANDIDATES * plan_slices(n_val, math.inf)[0]
-    compared = min(config.slow_update.samples, len(plan.data.train))
-    if config.slow_update.enabled and config.slow_update.gated:
-        compared += round(decision)
     placebo = int(config.test.placebo)
     final = len(plan.data.test) * (2 + placebo) if config.test.enabled else n_val * placebo
-    rollouts = rolled + steps * (decision + looks) + ends * compared + final
+    rolled = round(steps * n_train / plan.steps_per_epoch)
+    rollouts = rolled + steps * decision + ends * compared * has_ends
     rollouts += config.baseline_passes * n_val * is_new
-    if train.max_rollouts is not None:
-        rollouts = train.max_rollouts + final
+    rollouts = (config.train.max_rollouts or rollouts) + final
 
-    calls: dict[tuple[str, str], float] = {("target", "rollout"): rollouts}
-    asked: Counter[str] = Counter()
+    sources = config.search.sources
+    asked = ends * (slow.enabled + config.meta_skill.enabled)
     if "rewrite" in sources:
-        asked["write_document"] = round(DOCUMENTS * steps / len(sources))
+        asked += round(DOCUMENTS * steps / len(sources))
     if "edits" in sources and plan.proposer is None:
-        for purpose, amount in _count_step_calls(config, batch).items():
-            asked[purpose] += math.ceil(steps / len(sources)) * amount
-    asked["slow_update"] = ends * config.slow_update.enabled
-    asked["meta_skill"] = ends * config.meta_skill.enabled
-    is_tested = config.models.is_optimizer_separate and config.replay.cassette is None
-    asked[PREFLIGHT] = int(is_tested and is_new)
-    calls |= {("optimizer", purpose): amount for purpose, amount in asked.items()}
+        asked += math.ceil(steps / len(sources)) * _count_step_calls(plan)
 
-    critic = config.critic
-    scores = critic.max_anchors if critic.memory is not None and is_new else 0.0
-    if config.environment.grader == "critic":
-        # Of the null answers it grades the refusal, once for each item of the last split.
-        refusals = len(plan.data.test if config.test.enabled else plan.data.val)
-        scores += rollouts + refusals * config.test.null_answers
-    elif critic.annotate:
-        scores += rolled / 2
+    calls = {"target": rollouts, "optimizer": asked}
     if config.uses_critic:
-        calls["critic", "score"] = scores * critic.n_samples
-    return {key: amount for key, amount in calls.items() if amount}
+        graded = rollouts if config.environment.grader == "critic" else rolled / 2
+        anchors = config.critic.max_anchors if config.critic.memory is not None and is_new else 0
+        calls["critic"] = (graded + anchors) * config.critic.n_samples
+    return {role: amount for role, amount in calls.items() if amount}
 
 
-def _count_step_calls(config: TrainerConfig, batch: int) -> Counter[str]:
-    """Return the calls of one step of edits with batches of a size, half of whose rollouts fail."""
+def _count_step_calls(plan: RunPlan) -> int:
+    """Return the optimizer's calls in a step of edits, half of whose rollouts fail."""
+    config = plan.config
     if config.update.mode == "full_rewrite":
-        return Counter(write_document=1)
-    n = config.train.accumulation
+        return 1
+    batch = min(config.train.batch_size, len(plan.data.train))
     minibatch = config.reflect.minibatch_size
-    share = 1 if config.reflect.failure_only else 2
-    failure = n * math.ceil(batch / share / minibatch)
-    success = 0 if config.reflect.failure_only else failure
-    calls = Counter(analyst_failure=failure, analyst_success=success)
-    if config.appendix.enabled:
-        calls += Counter(lapse_failure=failure, lapse_success=success)
-    # A tree over so many reports has so many nodes.
-    reports = n * math.ceil(batch / minibatch)
-    calls["merge"] = math.ceil((reports - 1) / (config.aggregate.merge_batch_size - 1))
-    calls["merge_final"] = int(success > 0)
-    calls["ranking"] = int(config.select.lr_control != "none" and failure + success > 1)
-    calls["step_size"] = int(config.select.lr_control == "autonomous")
-    calls["rewrite"] = int(config.update.mode == "rewrite")
-    return calls
+    sides = 1 if config.reflect.failure_only else 2
+    reports = config.train.accumulation * sides * math.ceil(batch / sides / minibatch)
+    # A tree over so many reports has so many nodes, and one more joins its two sides.
+    merges = math.ceil((reports - 1) / (config.aggregate.merge_batch_size - 1)) + (sides > 1)
+    ranking = config.select.lr_control != "none" and reports > 1
+    step_size = config.select.lr_control == "autonomous"
+    rewrite = config.update.mode == "rewrite"
+    analyses = reports * (1 + config.appendix.enabled)
+    return analyses + merges + ranking + step_size + rewrite
 
 
 def _list_assumptions(plan: RunPlan, known: Sequence[str]) -> tuple[str, ...]:
-    config = plan.config
+    config: TrainerConfig = plan.config
     consumption = (
         f"a token is {BYTES_PER_TOKEN:g} bytes of text, and a reply takes a quarter of its limit"
     )
@@ -187,27 +160,20 @@ def _list_assumptions(plan: RunPlan, known: Sequence[str]) -> tuple[str, ...]:
     return tuple(assumptions)
 
 
-def _estimate_bytes(plan: RunPlan, role: str, purpose: str, document: int) -> float:
-    """Return the estimated bytes of a call's prompt."""
-    sizes = {
-        name: len(prompt.system + prompt.user) for name, prompt in plan.prompts.prompts.items()
-    }
+def _estimate_bytes(plan: RunPlan, role: str, document: int) -> float:
+    """Return the estimated bytes of the prompt of a role's call."""
     item = fmean(_measure_item(item) for split in Split for item in plan.data.items(split))
     if role == "target":
         return document + item
+    prompts = plan.prompts.prompts
     if role == "critic":
         critic = plan.config.critic
         examples = 0 if critic.memory is None else critic.example_tokens
-        return sizes["critic"] + 3 * item + examples * BYTES_PER_TOKEN
-    if purpose == PREFLIGHT:
-        return PREFLIGHT_BYTES
-    reflect = plan.config.reflect
-    shown = OTHER_BYTES
-    if purpose.startswith(("analyst", "lapse")):
-        shown = min(item * reflect.minibatch_size, BYTES_PER_TOKEN * reflect.trajectory_tokens)
-    elif purpose == "write_document":
-        shown = min(item * len(plan.data.train), 2 * CASE_TOKENS * BYTES_PER_TOKEN)
-    return sizes.get(purpose, max(sizes.values(), default=0)) + document + shown
+        prompt = prompts["critic"]
+        return len(prompt.system + prompt.user) + 3 * item + examples * BYTES_PER_TOKEN
+    instructions = fmean(len(prompt.system + prompt.user) for prompt in prompts.values())
+    cases = min(item * plan.config.train.batch_size, 2 * CASE_TOKENS * BYTES_PER_TOKEN)
+    return instructions + document + cases
 
 
 def _measure_item(item: Item) -> int:

@@ -5,10 +5,10 @@ It is imported only by runs with a critic, since the start of a run is waited fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pydantic import JsonValue, TypeAdapter
+from pydantic import TypeAdapter
 
 from reflact.adapters import EnvironmentAdapter
 from reflact.calibration.critic import Critic
@@ -19,40 +19,33 @@ from reflact.calibration.grading import (
     measure_critic_on_steps,
 )
 from reflact.calibration.labeled_steps import list_pair_steps
-from reflact.config.training import TrainerConfig
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.errors import ConfigError
 from reflact.memory.models import ContrastPair
 from reflact.memory.store import MemoryStore
-from reflact.prompts import PromptBook
-from reflact.protocols import LLM, DecisionLog
+from reflact.protocols import LLM
 from reflact.records import CriticAccuracy, CriticDescription
+from reflact.training.plan import RunPlan
 
 if TYPE_CHECKING:
     from reflact.store.runs import SQLiteRunStore
+    from reflact.training.run import Run
 
 PAIRS_ADAPTER: TypeAdapter[tuple[ContrastPair, ...]] = TypeAdapter(tuple[ContrastPair, ...])
 ACCURACY_ADAPTER: TypeAdapter[CriticAccuracy | None] = TypeAdapter(CriticAccuracy | None)
-PAIRS_LABEL = "critic_pairs"
-ACCURACY_LABEL = "critic_accuracy"
 
 
-async def pin_critic(
-    llm: LLM,
-    store: SQLiteRunStore,
-    *,
-    config: TrainerConfig,
-    prompts: PromptBook,
-    run_id: str,
-    identity: Mapping[str, JsonValue],
-) -> Critic:
-    """Return a run's critic with the pairs that were promoted at the run's first start."""
-    decision_log = store.decision_log(run_id)
-    critic = Critic(llm, settings=config.critic.settings, prompts=prompts)
+async def connect_critic(plan: RunPlan, store: SQLiteRunStore, llm: LLM) -> tuple[RunPlan, Critic]:
+    """Return a plan whose environment or annotator is the run's critic, and the critic.
+
+    It has the pairs that were promoted at the run's first start.
+    """
+    config = plan.config
+    settings = config.critic
 
     async def read_pairs() -> tuple[ContrastPair, ...]:
         pairs: tuple[ContrastPair, ...] = ()
-        path = config.critic.memory
+        path = settings.memory
         if path is not None:
             if not path.is_file():
                 raise ConfigError(
@@ -60,23 +53,30 @@ async def pin_critic(
                 )
             async with MemoryStore(path) as memory:
                 pairs = (await Critic(llm, memory=memory).pin()).pairs or ()
-        await store.open_run(run_id, identity, config.model_dump(mode="json"), resume=False)
+        row = config.model_dump(mode="json")
+        await store.open_run(plan.run_id, plan.identity, row, resume=False)
         return pairs
 
-    pairs = await decision_log.once(0, PAIRS_LABEL, read_pairs, PAIRS_ADAPTER)
-    return critic.pin_to(pairs)
+    log = store.decision_log(plan.run_id)
+    pairs = await log.once(0, "critic_pairs", read_pairs, PAIRS_ADAPTER)
+    critic = Critic(llm, settings=settings.settings, prompts=plan.prompts).pin_to(pairs)
+    if settings.annotate:
+        plan = replace(plan, annotator=CriticAnnotator(critic))
+    environment = plan.environment
+    if config.environment.grader == "critic" and isinstance(environment.own, DatasetEnvironment):
+        grader = CriticGrader(critic, pass_threshold=settings.pass_threshold)
+        environment = EnvironmentAdapter(environment.own.with_grader(grader))
+    return replace(plan, environment=environment, critic=environment.scored_by), critic
 
 
-async def measure_critic(
-    critic: Critic, config: TrainerConfig, decision_log: DecisionLog
-) -> CriticDescription:
-    """Return a run's critic with its accuracy on the memory's anchors, which are scored once in a
-    run.
+async def measure_critic(run: Run, critic: Critic) -> CriticDescription:
+    """Return a run's critic with its accuracy on the memory's anchors, scored once in a run.
 
     Raises:
         ProviderError, BudgetSpent: Its endpoint or the run's budget failed.
         StoreError: The memory cannot be read.
     """
+    config = run.config
 
     async def measure() -> CriticAccuracy | None:
         anchors: tuple[ContrastPair, ...] = ()
@@ -90,17 +90,5 @@ async def measure_critic(
         )
         return describe_critic(critic, measurements).accuracy
 
-    accuracy = await decision_log.once(0, ACCURACY_LABEL, measure, ACCURACY_ADAPTER)
+    accuracy = await run.decision_log.once(0, "critic_accuracy", measure, ACCURACY_ADAPTER)
     return describe_critic(critic, None).model_copy(update={"accuracy": accuracy})
-
-
-def grade_with_critic(
-    environment: EnvironmentAdapter, critic: Critic, config: TrainerConfig
-) -> tuple[EnvironmentAdapter, CriticAnnotator | None]:
-    """Return the environment, graded by the run's critic if the configuration says so, and an
-    annotator if it asks.
-    """
-    if config.environment.grader == "critic" and isinstance(environment.own, DatasetEnvironment):
-        grader = CriticGrader(critic, pass_threshold=config.critic.pass_threshold)
-        environment = EnvironmentAdapter(environment.own.with_grader(grader))
-    return environment, CriticAnnotator(critic) if config.critic.annotate else None

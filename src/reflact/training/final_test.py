@@ -1,6 +1,4 @@
-"""The end of a run: comparison of the last skill with the best one, final measurements, and their
-controls.
-"""
+"""The end of a run: the last skill against the best, final scores and controls; and ``eval``."""
 
 from __future__ import annotations
 
@@ -9,19 +7,34 @@ from functools import partial
 
 from reflact import events
 from reflact.concurrency import start_ahead
-from reflact.records import PromotionRecord, RunState, SkillScore, SkillVersion
+from reflact.errors import DataError
+from reflact.protocols import EventCallback
+from reflact.records import (
+    EVALUATION_LABEL,
+    PromotionRecord,
+    RunState,
+    SkillComparison,
+    SkillScore,
+    SkillVersion,
+)
 from reflact.search.examples import apply_examples, shuffle_answers
-from reflact.stages.final_test import judge_claim, make_placebo, measure_improvement, score_skill
+from reflact.stages.final_test import judge_claim, make_placebo, measure_improvement
 from reflact.training.gating import judge
-from reflact.training.preflight import UNMEASURABLE, grade_constant, list_constants
+from reflact.training.open_run import open_run, start
+from reflact.training.plan import RunPlan
+from reflact.training.preflight import check_skill
 from reflact.training.rollouts import (
     FIRST_REPORT_TRIAL,
-    require_trials,
-    roll_out_trials,
+    UNMEASURABLE,
+    MeasuredSkill,
+    list_constants,
+    manage_environment,
+    measure_constant,
+    measure_skill,
 )
 from reflact.training.run import Run
 from reflact.training.state import choose_best, find_current, replaces_best
-from reflact.types import Rollout, Skill, Split
+from reflact.types import Control, Skill, Split
 
 # The names of final scores, in the order of reports.
 SCORE_ORDER = (
@@ -39,10 +52,10 @@ SCORE_ORDER = (
 # gains.
 REPORT_TRIALS = 4
 
-# A split, and the hash of the document that is rolled out on it.
+# A split, and the hash of the document that is measured on it.
 DocumentKey = tuple[Split, str]
 
-Trials = tuple[tuple[Rollout, ...], ...]
+Take = Callable[[DocumentKey], Awaitable[MeasuredSkill]]
 
 
 def find_promotion_rival(state: RunState) -> SkillVersion | None:
@@ -82,11 +95,11 @@ async def judge_promotion(run: Run, state: RunState) -> PromotionRecord:
 
 
 async def final_test(run: Run, state: RunState) -> None:
-    """Measure baseline, best and last skill on the validation and the test split, then controls on
-    the last one.
+    """Measure baseline, best and last skill on the validation and test split, then controls.
 
     A failed measurement is named in ``missing`` and does not affect the others. Documents are
-    rolled out together, or one after another if a budget may end between them.
+    rolled out together, or one after another if a budget may end between them. Equal texts are
+    measured once, under the first of their names.
     """
     async with run.timer.stage("final_test", step=state.step, name="final test"):
         documents, controls = await _choose_documents(run, state)
@@ -99,21 +112,27 @@ async def final_test(run: Run, state: RunState) -> None:
             splits.append(Split.test)
         last = splits[-1]
 
-        calls = _plan_rollouts(run, splits, documents, controls, state)
+        calls: dict[DocumentKey, Callable[[], Awaitable[MeasuredSkill]]] = {}
+        wanted = [(split, *named) for split in splits for named in documents.items()]
+        wanted += [(last, *named) for named in controls.items()]
+        for split, name, skill in wanted:
+            trials = _list_trials(run, split, state)
+            measure = partial(
+                measure_skill, run, name, skill, split, step=state.step, trials=trials
+            )
+            calls.setdefault((split, skill.hash), measure)
         async with start_ahead(calls, lazily=run.config.budget.is_limited) as take:
             for split in splits:
-                rollouts = await _measure_documents(run, split, documents, state, take)
-                for name in [name for name in ("best", "final") if name in rollouts]:
-                    await _measure_improvement(run, name, split, rollouts, state)
-            _judge_claim(run, last, rollouts, state)
+                measured = await _measure_documents(run, split, documents, state, take)
+                await _measure_improvements(run, split, measured, state)
+            _judge_claim(run, last, measured, state)
             for answer in constants:
-                items = run.plan.data.items(last)
                 try:
-                    score = await grade_constant(run, answer, last, items, step=state.step)
+                    graded = await measure_constant(run, answer, last, step=state.step)
                 except UNMEASURABLE as error:
                     run.results.missing.append(f"{answer.name} on {last.value}: {error}")
                     continue
-                await _add_score(run, score, state)
+                await _add_score(run, graded.score, state)
             await _measure_documents(run, last, controls, state, take)
 
 
@@ -135,80 +154,56 @@ async def _choose_documents(run: Run, state: RunState) -> tuple[dict[str, Skill]
     return documents, controls
 
 
-def _plan_rollouts(
-    run: Run,
-    splits: Sequence[Split],
-    documents: Mapping[str, Skill],
-    controls: Mapping[str, Skill],
-    state: RunState,
-) -> dict[DocumentKey, Callable[[], Awaitable[Trials]]]:
-    """Return the functions that roll the documents out, in order of importance.
-
-    Equal texts are measured once, under the first of their names.
-    """
-    wanted = [(split, *named) for split in splits for named in documents.items()]
-    wanted += [(splits[-1], *named) for named in controls.items()]
-    planned: dict[DocumentKey, Callable[[], Awaitable[Trials]]] = {}
-    for split, name, skill in wanted:
-        trials = _list_trials(run, split, state)
-        roll_out = partial(roll_out_trials, run, split, skill, trials, step=state.step, note=name)
-        planned.setdefault((split, skill.hash), roll_out)
-    return planned
-
-
 async def _measure_documents(
-    run: Run,
-    split: Split,
-    documents: Mapping[str, Skill],
-    state: RunState,
-    take: Callable[[DocumentKey], Awaitable[Trials]],
-) -> dict[str, tuple[Rollout, ...]]:
-    """Measure documents on a split, and return the rollouts of those that could be measured."""
-    rollouts: dict[str, tuple[Rollout, ...]] = {}
-    items = run.plan.data.items(split)
+    run: Run, split: Split, documents: Mapping[str, Skill], state: RunState, take: Take
+) -> dict[str, MeasuredSkill]:
+    """Return what was measured of documents on a split, without those that could not be."""
+    measured: dict[str, MeasuredSkill] = {}
     for name, skill in documents.items():
         try:
-            trials = await take((split, skill.hash))
-            await require_trials(run, trials, step=state.step)
+            measured[name] = await take((split, skill.hash))
         except UNMEASURABLE as error:
             run.results.missing.append(f"{name} on {split.value}: {error}")
             continue
-        rollouts[name] = tuple(rollout for trial in trials for rollout in trial)
-        for rollout in rollouts[name]:
+        for rollout in measured[name].rollouts:
             if rollout.score is None:
                 run.results.unmeasured.setdefault(rollout.item_id, rollout.error)
-        score = score_skill(name, skill, split, rollouts[name], items, metric=run.plan.metric)
         is_selected = _is_selected(run, name, skill, split, state)
-        await _add_score(run, score.model_copy(update={"selected_on": is_selected}), state)
-    return rollouts
+        update = {"name": name, "selected_on": is_selected}
+        await _add_score(run, measured[name].score.model_copy(update=update), state)
+    return measured
 
 
-async def _measure_improvement(
-    run: Run, name: str, split: Split, rollouts: Mapping[str, tuple[Rollout, ...]], state: RunState
+async def _measure_improvements(
+    run: Run, split: Split, measured: Mapping[str, MeasuredSkill], state: RunState
 ) -> None:
-    baseline = rollouts.get("baseline", ())
-    gain = measure_improvement(name, split, baseline, rollouts[name], metric=run.plan.metric)
-    if gain is None:
-        run.results.missing.append(
-            f"improvement of {name} on {split.value}: the baseline has no score on its items"
-        )
-        return
-    run.results.improvements.append(gain)
-    await run.emit(events.ImprovementMeasured(run_id=run.id, step=state.step, improvement=gain))
+    baseline = measured["baseline"].rollouts if "baseline" in measured else ()
+    for name in ("best", "final"):
+        if name not in measured:
+            continue
+        rollouts = measured[name].rollouts
+        gain = measure_improvement(name, split, baseline, rollouts, metric=run.plan.metric)
+        if gain is None:
+            run.results.missing.append(
+                f"improvement of {name} on {split.value}: the baseline has no score on its items"
+            )
+            continue
+        run.results.improvements.append(gain)
+        await run.emit(events.ImprovementMeasured(run_id=run.id, step=state.step, improvement=gain))
 
 
 def _judge_claim(
-    run: Run, split: Split, rollouts: Mapping[str, tuple[Rollout, ...]], state: RunState
+    run: Run, split: Split, measured: Mapping[str, MeasuredSkill], state: RunState
 ) -> None:
-    if state.best.skill_hash == run.plan.initial_skill.hash:
-        return
-    run.results.claim = judge_claim(
-        split,
-        rollouts.get("baseline", ()),
-        rollouts.get("best", ()),
-        metric=run.plan.metric,
-        on_these_items=split is Split.val and not state.deterministic,
-    )
+    is_new = state.best.skill_hash != run.plan.initial_skill.hash
+    if is_new and "baseline" in measured and "best" in measured:
+        run.results.claim = judge_claim(
+            split,
+            measured["baseline"].rollouts,
+            measured["best"].rollouts,
+            metric=run.plan.metric,
+            on_these_items=split is Split.val and not state.deterministic,
+        )
 
 
 async def _add_score(run: Run, score: SkillScore, state: RunState) -> None:
@@ -220,9 +215,7 @@ async def _add_score(run: Run, score: SkillScore, state: RunState) -> None:
 
 
 def _list_trials(run: Run, split: Split, state: RunState) -> tuple[int, ...]:
-    """Return the trials of a reported score: fresh ones for a noisy target that has no
-    test split.
-    """
+    """Return the trials of a reported score: fresh ones for a noisy target without a test split."""
     if split is Split.val and run.config.reports_fresh_trials and not state.deterministic:
         return tuple(range(FIRST_REPORT_TRIAL, FIRST_REPORT_TRIAL + REPORT_TRIALS))
     return (0,)
@@ -249,3 +242,56 @@ async def open_test_split(run: Run, reason: str) -> None:
         await log.put(0, f"test_opening/{len(reasons)}", reason)
     run.results.test_openings = len(reasons)
     await run.emit(events.TestSplitOpened(run_id=run.id, count=reasons.index(reason) + 1))
+
+
+async def compare_skill(
+    plan: RunPlan,
+    skill: Skill,
+    against: Sequence[Skill | Control],
+    split: Split,
+    *,
+    on_event: EventCallback,
+) -> SkillComparison:
+    """Measure a document beside others on a split, paired by item; see ``Trainer.compare``."""
+    if not plan.data.items(split):
+        raise DataError(
+            f"there is no {split.value} split, so no document can be measured on it; choose "
+            "another split"
+        )
+    documents = {"skill": skill}
+    for number, other in enumerate(against, 1):
+        if isinstance(other, Skill):
+            documents[f"other_{number}"] = other
+        elif other == "none":
+            documents[other] = Skill(text="")
+        elif other == "placebo":
+            documents[other] = make_placebo(plan.prompts.prompts["placebo"].system, skill)
+
+    measured: list[MeasuredSkill] = []
+    async with open_run(plan, on_event) as run:
+        await start(run, resume=False)
+        run.budget.report_usage()
+        with run.tracing.run("reflact.eval"):
+            async with manage_environment(run.plan.environment, run.failures):
+                await check_skill(run)
+                for name, document in documents.items():
+                    if split is Split.test:
+                        await open_test_split(run, f"eval {document.hash}")
+                    measured.append(await measure_skill(run, name, document, split, step=0))
+                constants = list_constants(run) if "null" in against else ()
+                measured += [await measure_constant(run, c, split, step=0) for c in constants]
+        first, *others = measured
+        label = f"{EVALUATION_LABEL}{split.value}/{skill.hash}/{first.score.n}"
+        await run.decision_log.put(0, label, first.score.model_dump(mode="json"))
+
+    gains = [
+        measure_improvement(
+            other.score.name, split, other.rollouts, first.rollouts, metric=plan.metric
+        )
+        for other in others
+    ]
+    return SkillComparison(
+        skill=first.score,
+        others=tuple(other.score for other in others),
+        improvements=tuple(gain for gain in gains if gain is not None),
+    )

@@ -1,9 +1,11 @@
-"""Decisions on candidates: the race, the gate, and the approver."""
+"""Decisions on candidates: what is known already, the race, the gate, and the approver."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from pydantic import TypeAdapter
 
 from reflact.adapters import CatchExits
 from reflact.data import USEFUL_SIZE
@@ -11,24 +13,40 @@ from reflact.errors import Unmeasured
 from reflact.events import GatePowerEstimated
 from reflact.gate.greater_mean import GateSettings
 from reflact.gate.intervals import describe_claim
-from reflact.gate.ranked_decision import MAX_PASSES, start_ranking
-from reflact.records import CandidateReview, DecisionPoint, RunState
+from reflact.gate.ranked_decision import MAX_PASSES, REJECT_BELOW, start_ranking
+from reflact.records import CandidateReview, DecisionPoint, RunState, SkillVersion
 from reflact.search.race import (
     Contender,
     RaceResult,
     RaceSettings,
+    limit_contenders,
     order_items,
     plan_slices,
     run_race,
 )
-from reflact.skills.document import diff_texts
-from reflact.stages.evaluate import EvaluationResult, evaluate, force_accept
-from reflact.stages.ranked_evaluation import RankedEvaluator, RankSettings
-from reflact.stages.rollout import log_unmeasured
+from reflact.skills.document import diff_texts, digest_form
+from reflact.stages.evaluate import (
+    EvaluationResult,
+    decide_without_evaluation,
+    evaluate,
+    force_accept,
+)
+from reflact.stages.ranked_evaluation import RankedEvaluator
 from reflact.training.plan import RunPlan
-from reflact.training.rollouts import make_pass_reader, make_pass_runner
+from reflact.training.rollouts import make_pass_runner
 from reflact.training.run import Run
-from reflact.types import HARD_VARIANCE, Ranking, Rollout, Skill, Verdict
+from reflact.training.sources import StepInput, StepProposal
+from reflact.training.state import name_documents
+from reflact.types import (
+    HARD_VARIANCE,
+    Candidate,
+    FrozenModel,
+    RaceEntry,
+    Ranking,
+    Rollout,
+    Skill,
+    Verdict,
+)
 
 # A run with fewer validation items begins with a warning.
 FEW_ITEMS = 20
@@ -41,14 +59,106 @@ WORTH_OF_BUDGET = 0.25
 # agreed.
 CONFIRMED_VERSIONS = 2
 
+APPROVAL_ADAPTER: TypeAdapter[bool | str] = TypeAdapter(bool | str)
+ORDER_ADAPTER: TypeAdapter[tuple[str, ...] | None] = TypeAdapter(tuple[str, ...] | None)
 
-def rank_baseline(plan: RunPlan, passes: Sequence[Sequence[Rollout]]) -> Ranking | None:
-    """Return the ranking after the baseline's passes; None unless the gate ranks versions."""
-    gate = plan.config.gate
-    if not gate.enabled or gate.policy != "ranked":
+
+class JudgedStep(FrozenModel):
+    """The decision on a step's candidates, and what the race measured of them."""
+
+    verdict: Verdict
+    candidate: Candidate
+    race: tuple[RaceEntry, ...] = ()
+
+
+async def judge_candidates(run: Run, work: StepInput, proposed: StepProposal) -> JudgedStep:
+    """Drop candidates that are known, race the others, and let the gate judge the one left."""
+    decided = _decide_without_race(run, work, proposed)
+    if decided is not None:
+        return decided
+    entries: tuple[RaceEntry, ...] = ()
+    contender = proposed.contenders[0]
+    if not run.config.search.is_published or run.plan.proposer is not None:
+        known = await _name_forms(run, work.state)
+        fresh: dict[str, Contender] = {}
+        for each in proposed.contenders:
+            if each.form not in known:
+                fresh.setdefault(each.form, each)
+        racing: Sequence[Contender] = list(fresh.values())
+        if not racing:
+            name = known[contender.form]
+            reason = (
+                f"Every candidate says the same as a document that is known ({name}), so none was "
+                "measured."
+            )
+            verdict = Verdict(action="no_change", reason=reason, repeats=name)
+            return JudgedStep(verdict=verdict, candidate=contender.candidate)
+        contender = racing[0]
+        if run.config.gate.enabled:
+            n = len(run.plan.data.val)
+            passes = work.passes - len(proposed.rollouts) / n
+            racing = limit_contenders(racing, plan_slices(n, passes), passes * n)
+            raced = await race(run, racing, work.skill, work.state, step=work.step, passes=passes)
+            entries = raced.entries
+            if raced.winner is None:
+                return _reject_race(racing, entries)
+            contender = racing[raced.winner]
+
+    skill = contender.candidate.skill
+    subject = f"step {work.step} is unmeasured"
+    verdict = await judge(run, skill, work.state, step=work.step, part="step", subject=subject)
+    return JudgedStep(verdict=verdict, candidate=contender.candidate, race=entries)
+
+
+def _decide_without_race(run: Run, work: StepInput, proposed: StepProposal) -> JudgedStep | None:
+    """Return the decision on a step without a candidate to measure; None if there is one."""
+    if proposed.verdict is not None:
+        return JudgedStep(verdict=proposed.verdict, candidate=Candidate(skill=work.skill))
+    if proposed.merged is None or proposed.chosen is None:
         return None
-    scores = [{r.item_id: plan.metric.score_rollout(r) for r in rollouts} for rollouts in passes]
-    return start_ranking(plan.initial_skill.hash, scores, is_hard=gate.metric == "hard")
+    candidate = proposed.contenders[0].candidate
+    known: Mapping[str, str] = name_documents(work.state, run.records)
+    if not run.config.gate.enabled:  # an earlier document may come back, with its stored score
+        vetoed = {record.candidate_hash for record in run.records if record.verdict.veto}
+        known = {document: name for document, name in known.items() if document in vetoed}
+    verdict = decide_without_evaluation(
+        candidate, work.skill, merged=proposed.merged, chosen=proposed.chosen, known=known
+    )
+    return None if verdict is None else JudgedStep(verdict=verdict, candidate=candidate)
+
+
+async def _name_forms(run: Run, state: RunState) -> dict[str, str]:
+    """Return where each document that is not judged again is from, by the digest of its form.
+
+    These are all that the run has measured; without a gate only the current one.
+    """
+    versions: tuple[SkillVersion, ...] = (state.current,)
+    names: dict[str, str] = {}
+    if run.config.gate.enabled:
+        versions = state.kept
+        for record in run.records:
+            names |= {entry.form: f"in step {record.step}" for entry in record.race}
+    for version in versions:
+        skill = await run.find_skill(version.skill_hash)
+        names[digest_form(skill.text)] = f"v{version.number}"
+    return names
+
+
+def _reject_race(contenders: Sequence[Contender], entries: tuple[RaceEntry, ...]) -> JudgedStep:
+    """Return the decision on a race that nobody won.
+
+    Its verdict has no scores: those of the race are means on a part of the items, and stay in its
+    entries.
+    """
+    scores = [-1.0 if entry.score is None else entry.score for entry in entries]
+    best = scores.index(max(scores))
+    subject = "The candidate does not look"
+    if len(entries) > 1:
+        subject = f"None of the {len(entries)} candidates looks"
+    reason = f"{subject} better than the current document. Best in the race: {entries[best].words}."
+    is_refuted = all(e.p_better is not None and e.p_better < REJECT_BELOW for e in entries)
+    verdict = Verdict(action="reject" if is_refuted else "set_aside", reason=reason)
+    return JudgedStep(verdict=verdict, candidate=contenders[best].candidate, race=entries)
 
 
 async def race(
@@ -60,19 +170,25 @@ async def race(
     step: int,
     passes: float,
 ) -> RaceResult:
-    """Race a step's candidates; ``passes`` is how many passes the rest of the run's rollouts pays
-    for.
+    """Race a step's candidates.
 
     The current document is measured on all items first: the order of the race may not depend on
-    which rollouts an interrupted start happened to leave in the store.
+    which rollouts an interrupted start happened to leave in the store. If an item is unmeasured
+    now, a later start may measure it, so the order is logged.
     """
     all_items = run.plan.gate_order
     metric = run.plan.metric
     run_pass = make_pass_runner(run, step=step, part="step")
-    order = await _order_race(run, current, await run_pass(current, 0, all_items), step=step)
+    known = await run_pass(current, 0, all_items)
+    scores = {rollout.item_id: metric.score_rollout(rollout) for rollout in known}
+
+    async def order() -> tuple[str, ...] | None:
+        return order_items(all_items, scores) if None in scores.values() else None
+
+    logged = await run.decision_log.once(step, f"race_order/{current.hash}", order, ORDER_ADAPTER)
     variance = HARD_VARIANCE if state.ranking is None else state.ranking.variance
     settings = RaceSettings(
-        item_ids=order,
+        item_ids=logged or order_items(all_items, scores),
         slices=plan_slices(len(all_items), passes),
         variance=0.0 if state.deterministic else variance,
     )
@@ -87,25 +203,17 @@ async def race(
     if result.winner is not None:
         judged = {current.hash, contenders[result.winner].candidate.skill.hash}
     others = [rollout for rollout in result.unmeasured if rollout.skill_hash not in judged]
-    await log_unmeasured(others, decision_log=run.decision_log, step=step)
+    await run.log_unmeasured(others, step)
     return result
 
 
-async def _order_race(
-    run: Run, current: Skill, known: Sequence[Rollout], *, step: int
-) -> tuple[str, ...]:
-    """Return the order of a race's items; if some are unmeasured now and tried again later, it is
-    logged.
-    """
-    label = f"race_order/{current.hash}"
-    logged = await run.decision_log.get(step, label)
-    if isinstance(logged, list):
-        return tuple(map(str, logged))
-    scores = {rollout.item_id: run.plan.metric.score_rollout(rollout) for rollout in known}
-    order = order_items(run.plan.gate_order, scores)
-    if None in scores.values():
-        await run.decision_log.put(step, label, list(order))
-    return order
+def rank_baseline(plan: RunPlan, passes: Sequence[Sequence[Rollout]]) -> Ranking | None:
+    """Return the ranking after the baseline's passes; None unless the gate ranks versions."""
+    gate = plan.config.gate
+    if not gate.enabled or gate.policy != "ranked":
+        return None
+    scores = [{r.item_id: plan.metric.score_rollout(r) for r in rollouts} for rollouts in passes]
+    return start_ranking(plan.initial_skill.hash, scores, is_hard=gate.metric == "hard")
 
 
 async def judge(
@@ -123,7 +231,7 @@ async def judge(
     if verdict.action == "unmeasured":
         first = next((f" The first failure: {lost.error}" for lost in evaluated.unmeasured), "")
         raise Unmeasured(f"{subject}: {verdict.reason}{first}")
-    await log_unmeasured(evaluated.unmeasured, decision_log=run.decision_log, step=step)
+    await run.log_unmeasured(evaluated.unmeasured, step)
     return await _ask_approver(run, verdict, candidate, current, step=step, part=part)
 
 
@@ -132,8 +240,18 @@ async def _evaluate(
 ) -> EvaluationResult:
     gate = run.config.gate
     metric = run.plan.metric
-    settings = _build_settings(run.plan, state)
     run_pass = make_pass_runner(run, step=step, part=part)
+    confirms = gate.policy == "ranked" and run.config.target.deterministic is not True
+    if run.config.train.max_rollouts is not None and len(state.kept) > CONFIRMED_VERSIONS:
+        confirms = False
+    settings = GateSettings(
+        item_ids=run.plan.gate_order,
+        coverage=gate.coverage,
+        no_regression=gate.no_regression,
+        confirms=confirms,
+        kept=tuple(version.skill_hash for version in state.kept),
+        worth=_find_worth(run.plan),
+    )
     if not gate.enabled:
         return await force_accept(
             candidate, current, settings=settings, metric=metric, run_pass=run_pass
@@ -146,50 +264,33 @@ async def _evaluate(
         if evaluated is not None:
             return evaluated
     assert state.ranking is not None, "only the ranked policy repeats items"
-    ranked = RankSettings(
-        item_ids=run.plan.gate_order,
-        kept=tuple(version.skill_hash for version in state.kept),
-        worth=find_worth(run.plan),
-        max_passes=MAX_PASSES,
-        coverage=gate.coverage,
-        no_regression=gate.no_regression,
+    evaluator = RankedEvaluator(
+        candidate=candidate,
+        current=current,
+        settings=settings,
+        metric=metric,
+        run_pass=run_pass,
+        read_pass=make_pass_runner(run, step=step, part=part, is_stored=True),
     )
-    evaluator = RankedEvaluator(ranked, metric, run_pass=run_pass, read_pass=make_pass_reader(run))
-    return await evaluator.evaluate(
-        candidate, current, state.ranking, measures_current=state.deterministic
-    )
+    return await evaluator.evaluate(state.ranking, measures_current=state.deterministic)
 
 
-def find_worth(plan: RunPlan) -> float:
-    """Return the least gain for each rollout of a further pass; a small budget finds more with
-    other candidates.
-    """
+def _find_worth(plan: RunPlan) -> float:
+    """Return the least gain for each rollout of a further pass; a small budget asks for more."""
     worth = plan.config.gate.worth
     planned = plan.config.train.max_rollouts
     return worth if planned is None else max(worth, WORTH_OF_BUDGET / planned)
-
-
-def _build_settings(plan: RunPlan, state: RunState) -> GateSettings:
-    gate = plan.config.gate
-    is_limited = plan.config.train.max_rollouts is not None
-    confirms = gate.policy == "ranked" and plan.config.target.deterministic is not True
-    return GateSettings(
-        item_ids=plan.gate_order,
-        coverage=gate.coverage,
-        no_regression=gate.no_regression,
-        confirms=confirms and not (is_limited and len(state.kept) > CONFIRMED_VERSIONS),
-    )
 
 
 async def _ask_approver(
     run: Run, verdict: Verdict, candidate: Skill, current: Skill, *, step: int, part: DecisionPoint
 ) -> Verdict:
     """Return the verdict after the approver, whose answer is logged before it is used."""
-    if run.approve is None or not verdict.accepted:
+    approve = run.approve
+    if approve is None or not verdict.accepted:
         return verdict
-    label = f"approval/{part}/{candidate.hash}"
-    answer = await run.decision_log.get(step, label)
-    if answer is None:
+
+    async def ask() -> bool | str:
         review = CandidateReview(
             step=step,
             part=part,
@@ -199,29 +300,25 @@ async def _ask_approver(
             verdict=verdict,
         )
         with run.graceful_stop.wait_for_person(), CatchExits():
-            reply = await run.approve(review)
-        answer = reply if isinstance(reply, bool) else str(reply)
-        await run.decision_log.put(step, label, answer)
+            reply = await approve(review)
+        return reply if isinstance(reply, bool) else str(reply)
+
+    label = f"approval/{part}/{candidate.hash}"
+    answer = await run.decision_log.once(step, label, ask, APPROVAL_ADAPTER)
     if answer is True:
         return verdict
-    veto = answer if isinstance(answer, str) and answer else "no reason was given"
+    veto = answer or "no reason was given"
     ranked = verdict.ranked
+    if ranked is not None:
+        ranked = ranked.model_copy(update={"chosen": current.hash})
+    reason = f"{verdict.reason} Vetoed: {veto}"
     return verdict.model_copy(
-        update={
-            "action": "reject",
-            "reason": f"{verdict.reason} Vetoed: {veto}",
-            "ranked": None
-            if ranked is None
-            else ranked.model_copy(update={"chosen": current.hash}),
-            "veto": veto,
-        }
+        update={"action": "reject", "reason": reason, "ranked": ranked, "veto": veto}
     )
 
 
 def describe_few_items(n: int) -> str:
-    """Return a warning about a small validation split, with the standard deviation of a difference
-    of two means.
-    """
+    """Return a warning about a small validation split, with the noise of a difference."""
     points = 100 * math.sqrt(0.5 / n)
     return (
         f"Only {n} validation item{'s' * (n != 1)}: by chance alone, two equally good skills often "

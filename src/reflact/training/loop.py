@@ -12,7 +12,8 @@ import anyio
 from pydantic import TypeAdapter
 
 from reflact import events
-from reflact.concurrency import finish_if_cancelled, run_beside
+from reflact.adapters import find_critic
+from reflact.concurrency import finish_if_cancelled, open_task_group
 from reflact.config.training import TrainerConfig
 from reflact.errors import (
     BudgetSpent,
@@ -33,7 +34,6 @@ from reflact.records import (
     RunStatus,
     RunSummary,
     StepRecord,
-    sum_step_costs,
 )
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.evaluate import build_measurement
@@ -42,18 +42,18 @@ from reflact.text import name_count
 from reflact.training.epoch_end import finish_epoch, is_epoch_end_due
 from reflact.training.final_test import final_test, find_promotion_rival, judge_promotion
 from reflact.training.gating import estimate_gate_power, rank_baseline
+from reflact.training.open_run import start
 from reflact.training.preflight import check_run
-from reflact.training.rollouts import manage_environment, require_trials, roll_out_trials
+from reflact.training.rollouts import manage_environment, roll_out_trials
 from reflact.training.run import Run
 from reflact.training.state import (
     build_commit_events,
     build_first_state,
-    find_stop_reason,
     find_unmeasured,
     summarize_history,
     version_hashes,
 )
-from reflact.training.step import find_search_end, train_step
+from reflact.training.step import find_end, train_step
 from reflact.training.trouble import (
     advise_on_replies,
     describe_refused,
@@ -79,14 +79,16 @@ REJECTED_EDITS_ADAPTER: TypeAdapter[tuple[RejectedEdit, ...]] = TypeAdapter(
 # All that can end a run whose summary is stored; a KeyboardInterrupt of code arrives in a group.
 ENDS = (Exception, BaseExceptionGroup, asyncio.CancelledError)
 
+# Errors that are ends of a run; all others are raised, too.
+FORESEEN = (BudgetSpent, ModelError, EnvironmentFailure, RunFailed)
+
 # What a run does between two commits: a step, the end of an epoch, or the comparison of the last
 # skill with the best.
 Task = Callable[[Run, RunState], Awaitable[CommitRecord]]
 
 
 async def train(run: Run) -> RunSummary:
-    """Run to the end, or from where an earlier start stopped, and return the summary, also of a run
-    that failed.
+    """Run to the end, or on from an earlier start, and return the summary, also of a failure.
 
     Raises:
         StoreError: The database is locked or cannot be written.
@@ -102,24 +104,17 @@ async def train(run: Run) -> RunSummary:
     return await finish(run, None)
 
 
-async def start(run: Run, *, resume: bool = True) -> None:
-    """Start the run in its store, or read its last committed state."""
-    config = run.config.model_dump(mode="json")
-    run.state = await run.store.open_run(run.id, run.plan.identity, config, resume=resume)
-    await run.store.store_items(run.plan.data)
-    seconds = await run.store.add_seconds(run.id, 0.0)
-    run.budget.begin(await run.store.spend(run.id), seconds)
-
-
 async def train_to_end(run: Run) -> None:
-    """Train within the run's time, which is stored as it passes; ``run.results`` has what was
-    measured.
+    """Train within the run's time, which is stored as it passes.
 
     Raises:
         BudgetSpent: The budget has no room for a call, or its time is over.
     """
     with anyio.CancelScope(deadline=run.budget.deadline) as time:
-        await run_beside(partial(run_loop, run), partial(keep_time, run))
+        async with open_task_group() as tasks:
+            tasks.start_soon(keep_time, run)
+            await run_loop(run)
+            tasks.cancel_scope.cancel()
     if time.cancelled_caught:
         raise run.budget.out_of_time()
 
@@ -160,8 +155,7 @@ async def choose_next(run: Run, state: RunState) -> Task | None:
     if is_epoch_end_due(run, state):
         return finish_epoch
     if state.step < run.plan.total_steps and run.results.stop_reason is None:
-        reason = find_stop_reason(run.config.train, run.records)
-        reason = reason or find_search_end(run.plan, state, run.records)
+        reason = find_end(run.plan, state, run.records)
         if reason is None:
             return train_step
         run.results.stop_reason = reason
@@ -173,15 +167,12 @@ async def choose_next(run: Run, state: RunState) -> Task | None:
 
 
 async def measure_baseline(run: Run) -> RunState:
-    """Measure the initial skill, twice if beliefs decide from the start, and commit the first
-    state.
-    """
+    """Measure the initial skill, twice if beliefs decide, and commit the first state."""
     plan = run.plan
     initial = plan.initial_skill
     trials = range(run.config.baseline_passes)
     async with run.timer.stage("evaluate", step=0, name="baseline"):
-        passes = await roll_out_trials(run, Split.val, initial, trials, step=0)
-        await require_trials(run, passes, step=0)
+        passes = await roll_out_trials(run, initial, Split.val, step=0, trials=trials)
     measured = build_measurement(initial.hash, Split.val, passes[0])
     score = plan.metric.score_measurement(measured)
     if score is None:
@@ -195,17 +186,12 @@ async def measure_baseline(run: Run) -> RunState:
     run.add_document(initial)
     is_deterministic = run.config.target.deterministic is not False
     ranking = rank_baseline(plan, passes)
-    return await commit(
-        run,
-        None,
-        build_first_state(initial, score, deterministic=is_deterministic, ranking=ranking),
-    )
+    state = build_first_state(initial, score, deterministic=is_deterministic, ranking=ranking)
+    return await commit(run, None, state)
 
 
 async def retry_once(run: Run, state: RunState, task: Task) -> CommitRecord:
-    """Return the record of a task; do it a second time if too few of its rollouts could be
-    measured.
-    """
+    """Return the record of a task; do it once more if too little could be measured."""
     try:
         return await task(run, state)
     except Unmeasured as error:
@@ -216,9 +202,7 @@ async def retry_once(run: Run, state: RunState, task: Task) -> CommitRecord:
 
 
 async def commit(run: Run, record: CommitRecord | None, state: RunState) -> RunState:
-    """Store a record, its documents and the state after it in one transaction, emit its events, and
-    return the state.
-    """
+    """Store a record, its documents and its state in one transaction, and emit its events."""
     await finish_if_cancelled(partial(_save, run, record, state))
     for event in build_commit_events(run.id, record, state):
         await run.emit(event)
@@ -241,9 +225,7 @@ async def _save(run: Run, record: CommitRecord | None, state: RunState) -> None:
 
 
 async def restore(run: Run, state: RunState) -> None:
-    """Read the history of earlier starts, export its versions, and emit the events of its last
-    commit again.
-    """
+    """Read and export the history of earlier starts, and emit its last events again."""
     run.records = list(await run.store.records(run.id))
     epochs = await run.store.epochs(run.id)
     promotions = await run.store.promotions(run.id)
@@ -258,28 +240,24 @@ async def restore(run: Run, state: RunState) -> None:
     for record in last:
         for event in build_commit_events(run.id, record, state):
             await run.emit(event)
-    run.pinned_edits = await _load_pinned_edits(run)
+    if run.config.reflect.memory == "environment":
+        run.pinned_edits = await run.decision_log.once(
+            0, "pinned_cards", partial(_read_edits_of_others, run), REJECTED_EDITS_ADAPTER
+        )
 
 
-async def _load_pinned_edits(run: Run) -> tuple[RejectedEdit, ...]:
-    """Return the rejected edits of other runs as of the first start of this run."""
-    if run.config.reflect.memory != "environment":
-        return ()
-    stored = await run.decision_log.get(0, "pinned_cards")
-    if stored is None:
-        environment = str(run.plan.identity["environment"])
-        others = await run.store.records_of_other_runs(environment, exclude=run.id)
-        edits: list[RejectedEdit] = []
-        for run_id, steps in others.items():
-            edits += collect_rejected_edits(steps, run_id=run_id)
-        stored = REJECTED_EDITS_ADAPTER.dump_python(deduplicate_edits(edits), mode="json")
-        await run.decision_log.put(0, "pinned_cards", stored)
-    return REJECTED_EDITS_ADAPTER.validate_python(stored)
+async def _read_edits_of_others(run: Run) -> tuple[RejectedEdit, ...]:
+    """Return the rejected edits of other runs, as of the first start of this run."""
+    environment = str(run.plan.identity["environment"])
+    others = await run.store.records_of_other_runs(environment, exclude=run.id)
+    edits: list[RejectedEdit] = []
+    for run_id, steps in others.items():
+        edits += collect_rejected_edits(steps, run_id=run_id)
+    return deduplicate_edits(edits)
 
 
 def require_reports(records: Sequence[StepRecord], config: TrainerConfig) -> None:
-    """Check that at least one analyst gave a valid reply, if any was asked and no source gave a
-    candidate.
+    """Check that an analyst gave a valid reply, unless none was asked or a candidate raced.
 
     Raises:
         RunFailed: None did, so the run could not learn anything.
@@ -301,93 +279,84 @@ def require_reports(records: Sequence[StepRecord], config: TrainerConfig) -> Non
 async def keep_time(run: Run) -> None:
     """Store the active time as it passes."""
     while True:
-        await record_time(run, ahead=TIME_RECORD_SECONDS)
+        reading = run.timer.read_and_reset(ahead=TIME_RECORD_SECONDS)
+        await run.store.add_seconds(run.id, *reading)
         await anyio.sleep(TIME_RECORD_SECONDS)
 
 
-async def record_time(run: Run, *, ahead: float = 0.0) -> None:
-    """Store the active time so far, and so many seconds in advance."""
-    await run.store.add_seconds(run.id, *run.timer.read_and_reset(ahead=ahead))
-
-
 async def finish(run: Run, error: BaseException | None) -> RunSummary:
-    """Store and return how the run ended; raise an error that is no end of a run, once its summary
-    is stored.
+    """Store and return how the run ended; then raise an error that is no end of a run.
 
     Raises:
         BaseException: ``error``, if it is a cancellation or nothing that a run foresees.
     """
-    stop = run.graceful_stop
-    status: RunStatus = "failed"
-    reason: str | None = str(error)
-    is_foreseen = True
-    match error:
-        case None if stop.was_stopped:
-            status = "cancelled"
-            reason = stop.reason
-        case None:
-            status = "completed"
-            reason = run.results.stop_reason
-        case BudgetSpent() | QuotaSpent():
-            status = "budget"
-        case ModelError() | EnvironmentFailure() | RunFailed():
-            pass
-        case ReflactError():
-            is_foreseen = False
-        case BaseExceptionGroup():  # it holds a KeyboardInterrupt of code, and the event loop is about to end
-            status = "cancelled"
-            reason = "KeyboardInterrupt was raised"
-            is_foreseen = False
-        case Exception():
-            reason = f"{type(error).__name__} was raised"
-            is_foreseen = False
-        case _:
-            status = "cancelled"
-            reason = stop.reason or "cancelled by its caller"
-            is_foreseen = False
-    if error is None or is_foreseen:
+    status, reason = _describe_end(run, error)
+    if error is None or isinstance(error, FORESEEN):
         storing = partial(store_summary, run, status, reason)
         return await finish_if_cancelled(storing, seconds=FINISH_SECONDS)
     with anyio.move_on_after(LOCK_SECONDS, shield=True) as scope, suppress(StoreError):
-        await record_time(run)
+        await run.store.add_seconds(run.id, *run.timer.read_and_reset())
         scope.deadline += FINISH_SECONDS - LOCK_SECONDS
         await store_summary(run, status, reason)
     raise error
 
 
+def _describe_end(run: Run, error: BaseException | None) -> tuple[RunStatus, str | None]:
+    """Return the status of a run that has ended, and the reason."""
+    stop = run.graceful_stop
+    if error is None:
+        if stop.was_stopped:
+            return "cancelled", stop.reason
+        return "completed", run.results.stop_reason
+    if isinstance(error, (BudgetSpent, QuotaSpent)):
+        return "budget", str(error)
+    if isinstance(error, ReflactError):
+        return "failed", str(error)
+    if isinstance(error, Exception):
+        return "failed", f"{type(error).__name__} was raised"
+    reason = stop.reason or "cancelled by its caller"
+    if isinstance(error, BaseExceptionGroup):  # of code; the event loop is about to end
+        reason = "KeyboardInterrupt was raised"
+    return "cancelled", reason
+
+
 async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunSummary:
     """Store and return the summary of this start of the run."""
+    store = run.store
+    results = run.results
     if status == "failed":
         # An invalid reply of a critic left an item unmeasured; the next start asks again.
-        await run.store.forget_responses(run.rejected)
-    seconds = await run.store.add_seconds(run.id, *run.timer.read_and_reset())
-    records = await run.store.records(run.id)
+        await store.forget_responses(run.rejected)
+    seconds = await store.add_seconds(run.id, *run.timer.read_and_reset())
+    records = await store.records(run.id)
     summary = RunSummary(
         version=metadata.version("reflact"),
         run_id=run.id,
         status=status,
         reason=reason,
-        scores=tuple(run.results.scores),
-        improvements=tuple(run.results.improvements),
-        claim=run.results.claim,
-        missing=tuple(run.results.missing),
+        scores=tuple(results.scores),
+        improvements=tuple(results.improvements),
+        claim=results.claim,
+        missing=tuple(results.missing),
         warnings=await _list_warnings(run, records),
-        spend=await run.store.spend(run.id),
-        stages=await run.store.stage_times(run.id),
-        step_costs=sum_step_costs(await run.store.stage_costs(run.id)),
-        faults=await run.store.faults(run.id),
-        reuse=run.store.reuse,
-        test_openings=run.results.test_openings,
+        spend=await store.spend(run.id),
+        faults=await store.faults(run.id),
+        reuse=store.reuse,
+        test_openings=results.test_openings,
         seconds=seconds,
         config=run.config.model_dump(mode="json"),
         critic=_describe_critic(run, run.plan.critic),
-        annotated_by=_describe_critic(run, run.plan.notes_critic),
+        annotated_by=_describe_critic(run, find_critic(run.plan.annotator)),
     )
-    summary = summarize_history(summary, records, await run.store.epochs(run.id), run.state)
-    summary = summary.model_copy(update={"added_tokens": await _count_added_tokens(run, summary)})
+    summary = summarize_history(summary, records, run.state)
+    if summary.best is not None:
+        best = await store.skill(summary.best.skill_hash)
+        added = len(best.text.encode()) - len(run.plan.initial_skill.text.encode())
+        update = {"added_tokens": round(added / BYTES_PER_TOKEN)}
+        summary = summary.model_copy(update=update)
     if run.describe is not None:
         summary = summary.model_copy(update={"verdict": run.describe(summary)})
-    await run.store.finish(run.id, status, reason, summary.model_dump_json())
+    await store.finish(run.id, status, reason, summary.model_dump_json())
     artifacts.export_summary(run.folder, summary)
     return summary
 
@@ -408,12 +377,3 @@ def _describe_critic(run: Run, used: CriticDescription | None) -> CriticDescript
     if measured is None or used is None or used.identity != measured.identity:
         return used
     return measured
-
-
-async def _count_added_tokens(run: Run, summary: RunSummary) -> int:
-    """Return about how many tokens the best document adds to each call."""
-    if summary.best is None:
-        return 0
-    best = await run.store.skill(summary.best.skill_hash)
-    more = len(best.text.encode()) - len(run.plan.initial_skill.text.encode())
-    return round(more / BYTES_PER_TOKEN)

@@ -1,39 +1,31 @@
-"""Opens a run: owns its folder, opens its store, and connects models, environment and budget in one
-place.
-"""
+"""Opens a run: its folder, store, models, environment and budget, connected in one place."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reflact.adapters import adapt_target
+from reflact.adapters import TargetAdapter, adapt_target
 from reflact.concurrency import open_outbox
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError
 from reflact.events import BudgetUpdated, Event, RateLimited
 from reflact.llm.budget import Account, Budget, cover_rollout
-from reflact.protocols import LLM, Approver, EventCallback, Target
-from reflact.records import Usage
+from reflact.messages import CallReservation
+from reflact.protocols import LLM, Approver, EventCallback
+from reflact.records import FaultKind, Usage
 from reflact.store.artifacts import choose_exports, resolve_inside
 from reflact.training.plan import RunPlan, list_roles, sends_requests
 from reflact.training.run import Run, ignore_event
-from reflact.training.shutdown import (
-    GracefulStop,
-    StoppableAnnotator,
-    StoppableLLM,
-)
+from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableLLM
 from reflact.training.trouble import RunWatch
 from reflact.types import Grade, Item
 
 if TYPE_CHECKING:
-    import httpx
-
-    from reflact.calibration.critic import Critic
     from reflact.integrations.opentelemetry import Tracing
     from reflact.llm.client import Client
     from reflact.llm.rate_limit import LimitChange
@@ -68,20 +60,18 @@ async def open_run(
     from reflact.store.runs import open_store
 
     config = plan.config
+    path = (config.store or resolve_inside(config.out_dir, "run.db")).absolute()
     async with AsyncExitStack() as stack:
-        path = (config.store or resolve_inside(config.out_dir, "run.db")).absolute()
         ownership = stack.enter_context(own_run(config.out_dir.absolute(), path, plan.run_id))
         plan = await _open_cassette(plan, stack)
         store = await stack.enter_async_context(open_store(path, ownership=ownership))
         await store.check_integrity()
-        if plan.overrides.transport is not None:
-            await _refuse_gaps(plan, plan.overrides.transport, store)
+        await _refuse_gaps(plan, store)
         if config.store is None and not config.fork:
             await store.refuse_other_runs(plan.run_id, plan.identity)
-        connecting = connect_run(
-            plan, store, on_event, approve=approve, graceful_stop=graceful_stop
+        run = await stack.enter_async_context(
+            connect_run(plan, store, on_event, approve=approve, graceful_stop=graceful_stop)
         )
-        run = await stack.enter_async_context(connecting)
         run.exports = await _choose_exports(plan, store)
         yield run
 
@@ -102,81 +92,72 @@ async def connect_run(
     Raises:
         ConfigError: A key is missing.
     """
-    from reflact.integrations.opentelemetry import TracedLLM, TracedResponseStore, Tracing
+    from reflact.integrations.opentelemetry import TracedLLM, Tracing
 
     config = plan.config
     overrides = plan.overrides
     stop = graceful_stop or GracefulStop()
 
     async def emit_with_step(event: Event) -> None:
-        """Pass an event on; a live one without a step, such as a call's, gets that of the current
-        stage.
-        """
+        """Pass an event on; a live one without a step, such as a call's, gets the current one."""
         if not (event.step or event.durable):
             event = event.model_copy(update={"step": budget.current_stage.step})
         await on_event(event)
+
+    def post_usage(usage: Usage, worst: Usage, seconds: float) -> None:
+        update = BudgetUpdated(run_id=plan.run_id, usage=usage, worst_case=worst, seconds=seconds)
+        post(update.model_copy(update=config.budget.model_dump()))
+
+    # One callback for all roles, so that an endpoint that they share calls it once.
+    def post_back_off(change: LimitChange) -> None:
+        post(RateLimited(run_id=plan.run_id, **change._asdict()))
 
     emit = on_event if on_event is ignore_event else emit_with_step
     async with AsyncExitStack() as stack:
         hide = await _make_redactor(plan) if config.telemetry.content else None
         tracing = Tracing(plan.run_id, overrides.telemetry, hide=hide)
         post = await stack.enter_async_context(open_outbox(emit))
-        watch = RunWatch(plan.run_id, post, config, plan.label)
-        budget = _open_budget(plan, post)
+        budget = Budget(config.budget, on_usage=post_usage)
+        watch = RunWatch(plan.run_id, post, config, overrides.label)
         log = store.decision_log(plan.run_id)
-        account = Account(plan.run_id, store, log, budget, on_attempt=watch.observe_attempt)
-
-        # One callback for all roles, so that an endpoint that they share calls it once.
-        def post_back_off(change: LimitChange) -> None:
-            post(RateLimited(run_id=plan.run_id, **change._asdict()))
-
-        async def open_client(role: str) -> Client:
-            from reflact.llm.client import Client
-
-            settings = _model_settings(plan, role)
-            client = Client(
-                settings,
-                role,
-                replace(account, responses=TracedResponseStore(store, tracing, settings)),
-                transport=overrides.transport,
-                on_event=None if emit is ignore_event else watch.follow(emit),
-                on_limit=post_back_off,
-            )
-            return await stack.enter_async_context(client)
-
-        async def connect_role(role: str) -> LLM:
-            return TracedLLM(await open_client(role), tracing, _model_settings(plan, role))
+        account = Account(plan.run_id, store, log, budget)
+        models = _Models(
+            plan=plan,
+            account=account,
+            watch=watch,
+            tracing=tracing,
+            stack=stack,
+            on_event=None if emit is ignore_event else watch.follow(emit),
+            on_limit=post_back_off,
+        )
 
         critic = None
         if config.uses_critic:
-            plan, critic = await _connect_critic(plan, store, await connect_role("critic"))
+            from reflact.training.critic import connect_critic
 
-        target = plan.target
-        if target is None:
-            target = adapt_target(_build_chat_target(plan, await connect_role("target")))
-        elif target.is_connectable:
-            target = target.connect(await open_client("target"), config.models.target)
+            plan, critic = await connect_critic(plan, store, await models.connect("critic"))
 
-        if overrides.optimizer is None:
-            optimizer = await connect_role("optimizer")
+        target = await models.connect_target()
+        optimizer = overrides.optimizer
+        if optimizer is None:
+            optimizer = await models.connect("optimizer")
         else:
-            optimizer = TracedLLM(overrides.optimizer, tracing, None)
+            optimizer = TracedLLM(optimizer, tracing)
 
         environment = plan.environment
         if config.executor.name != "local":
-            from reflact.executors.environment import place_environment
+            from reflact.executors.ray import place_environment
 
-            placing = place_environment(
-                environment, config, target, named=overrides.environment is None
-            )
+            is_named = overrides.environment is None
+            placing = place_environment(environment, config, target, named=is_named)
             environment = await stack.enter_async_context(placing)
         surround = partial(_surround_rollout, stop=stop, account=account, tracing=tracing)
-
-        annotator = None
+        plan = replace(plan, environment=environment.surround(surround))
         if plan.annotator is not None:
-            annotator = StoppableAnnotator(plan.annotator, stop)
+            plan = replace(plan, annotator=StoppableAnnotator(plan.annotator, stop))
+
         yield Run(
-            replace(plan, environment=environment.surround(surround), annotator=annotator),
+            plan,
             store,
             target,
             StoppableLLM(optimizer, stop),
@@ -190,28 +171,77 @@ async def connect_run(
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Models:
+    """Opens the models of a run's roles: their calls are stored, charged, watched and traced."""
+
+    plan: RunPlan
+    account: Account
+    watch: RunWatch
+    tracing: Tracing
+    stack: AsyncExitStack
+    on_event: EventCallback | None
+    on_limit: Callable[[LimitChange], None]
+
+    async def open_client(self, role: str) -> Client:
+        """Open the client of a role."""
+        from reflact.llm.client import Client
+
+        settings = _model_settings(self.plan, role)
+
+        def observe(call: CallReservation, usage: Usage, fault: FaultKind | None) -> None:
+            self.watch.observe_attempt(call, usage, fault)
+            self.tracing.count_usage(usage, role=role, purpose=call.purpose, config=settings)
+
+        client = Client(
+            settings,
+            role,
+            replace(self.account, on_attempt=observe),
+            transport=self.plan.overrides.transport,
+            on_event=self.on_event,
+            on_limit=self.on_limit,
+        )
+        return await self.stack.enter_async_context(client)
+
+    async def connect(self, role: str) -> LLM:
+        """Open the client of a role, each of whose calls is a span."""
+        from reflact.integrations.opentelemetry import TracedLLM
+
+        client = await self.open_client(role)
+        return TracedLLM(client, self.tracing, _model_settings(self.plan, role))
+
+    async def connect_target(self) -> TargetAdapter:
+        """Return the run's target: a chat model, or the caller's own with its requests seen."""
+        target = self.plan.target
+        config = self.plan.config
+        if target is None:
+            from reflact.targets.chat import ChatTarget
+
+            llm = await self.connect("target")
+            return adapt_target(ChatTarget(llm, preamble=config.target.preamble))
+        if not target.is_connectable:
+            return target
+        return target.connect(await self.open_client("target"), config.models.target)
+
+
+async def start(run: Run, *, resume: bool = True) -> None:
+    """Start a run in its store, or read its last committed state."""
+    config = run.config.model_dump(mode="json")
+    run.state = await run.store.open_run(run.id, run.plan.identity, config, resume=resume)
+    await run.store.store_items(run.plan.data)
+    seconds = await run.store.add_seconds(run.id, 0.0)
+    run.budget.begin(await run.store.spend(run.id), seconds)
+
+
 @asynccontextmanager
 async def _surround_rollout(
     item: Item, seed: int, *, stop: GracefulStop, account: Account, tracing: Tracing
 ) -> AsyncIterator[Callable[[Grade], None] | None]:
-    """Surround a rollout: a stopping run does not begin it, a span shows it, and the budget covers
-    it.
-    """
+    """Surround a rollout with the stop, which may not let it begin, a span, and the budget."""
     async with stop.begin_unless_stopping():
         with tracing.rollout(item.id) as add_score:
             async with cover_rollout(account):
                 yield add_score
-
-
-def _open_budget(plan: RunPlan, post: Callable[[Event], None]) -> Budget:
-    """Return the budget of a run, which posts each change."""
-    limits = plan.config.budget
-
-    def post_usage(usage: Usage, worst: Usage, seconds: float) -> None:
-        update = BudgetUpdated(run_id=plan.run_id, usage=usage, worst_case=worst, seconds=seconds)
-        post(update.model_copy(update=limits.model_dump()))
-
-    return Budget(limits, on_usage=post_usage)
 
 
 async def _open_cassette(plan: RunPlan, stack: AsyncExitStack) -> RunPlan:
@@ -226,66 +256,35 @@ async def _open_cassette(plan: RunPlan, stack: AsyncExitStack) -> RunPlan:
     return replace(plan, overrides=replace(plan.overrides, transport=transport))
 
 
-async def _refuse_gaps(
-    plan: RunPlan, transport: httpx.AsyncBaseTransport, store: SQLiteRunStore
-) -> None:
-    """Refuse to record a run that would use stored replies which the recording lacks, since no
-    replay has them.
-    """
+async def _refuse_gaps(plan: RunPlan, store: SQLiteRunStore) -> None:
+    """Refuse to record a run whose store has replies that the recording lacks."""
+    transport = plan.overrides.transport
+    if transport is None:
+        return
     from reflact.llm.cassettes import RecordTransport
 
-    if isinstance(transport, RecordTransport):
-        lacking = await store.answered_calls() - transport.call_ids
-        if lacking:
-            raise ConfigError(
-                f"the store of the run has {len(lacking)} replies that the cassette "
-                f"{plan.config.replay.cassette} lacks, so the recording could not be replayed; "
-                "record into another out_dir, with a store of its own"
-            )
+    if not isinstance(transport, RecordTransport):
+        return
+    missing = await store.answered_calls() - transport.call_ids
+    if missing:
+        raise ConfigError(
+            f"the store of the run has {len(missing)} replies that the cassette "
+            f"{plan.config.replay.cassette} lacks, so the recording could not be replayed; "
+            "record into another out_dir, with a store of its own"
+        )
 
 
 async def _choose_exports(plan: RunPlan, store: SQLiteRunStore) -> Path:
-    """Return the folder for the files of a run, which replace those of no other run in the same
-    ``out_dir``.
-    """
+    """Return the folder for a run's files, which replace those of no other run in ``out_dir``."""
     config = plan.config
     out_dir = config.model_dump(mode="json")["out_dir"]
-    others = [
-        row.run_id
-        for row in await store.runs()
-        if row.run_id != plan.run_id
-        and (row.steps or row.status)
-        and (
-            config.store is None
-            or (isinstance(row.config, dict) and row.config.get("out_dir") == out_dir)
-        )
-    ]
+    others = []
+    for row in await store.runs():
+        is_here = config.store is None
+        is_here |= isinstance(row.config, dict) and row.config.get("out_dir") == out_dir
+        if row.run_id != plan.run_id and (row.steps or row.status) and is_here:
+            others.append(row.run_id)
     return choose_exports(config.out_dir.absolute(), plan.run_id, others)
-
-
-def _build_chat_target(plan: RunPlan, llm: LLM) -> Target:
-    from reflact.targets.chat import ChatTarget
-
-    return ChatTarget(llm, preamble=plan.config.target.preamble)
-
-
-async def _connect_critic(plan: RunPlan, store: SQLiteRunStore, llm: LLM) -> tuple[RunPlan, Critic]:
-    """Return the critic of a run, and a plan in which it does what the configuration asks
-    it for.
-    """
-    from reflact.training.critic import grade_with_critic, pin_critic
-
-    critic = await pin_critic(
-        llm,
-        store,
-        config=plan.config,
-        prompts=plan.prompts,
-        run_id=plan.run_id,
-        identity=plan.identity,
-    )
-    graded, annotator = grade_with_critic(plan.environment, critic, plan.config)
-    notes = annotator or plan.annotator
-    return replace(plan, environment=graded, critic=graded.scored_by, annotator=notes), critic
 
 
 def _model_settings(plan: RunPlan, role: str) -> ModelConfig:

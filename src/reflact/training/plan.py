@@ -1,6 +1,4 @@
-"""What is known of a run before anything is opened or sent: its configuration, data, prompts and
-identity.
-"""
+"""What is known of a run before it is opened: configuration, data, prompts and identity."""
 
 from __future__ import annotations
 
@@ -23,7 +21,6 @@ from reflact.adapters import (
     check_object,
     check_texts,
     explain_exceptions,
-    find_critic,
     load_named_environment,
     load_named_proposer,
     load_named_target,
@@ -105,7 +102,6 @@ class RunPlan:
     annotator: Annotator | None = None
     proposer: Proposer | None = None
     target: TargetAdapter | None = None
-    label: str = ""
     overrides: Overrides = Overrides()
 
     @property
@@ -122,11 +118,6 @@ class RunPlan:
         if train.max_rollouts is None:
             return planned
         return max(planned, train.max_rollouts // ROLLOUTS_PER_STEP)
-
-    @property
-    def notes_critic(self) -> CriticDescription | None:
-        """The critic whose opinion failure analysts are shown, where there is one."""
-        return find_critic(self.annotator)
 
     @cached_property
     def gate_order(self) -> tuple[str, ...]:
@@ -148,23 +139,43 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
         ConfigError: A model, a cap or a package is missing, an object lacks a method, or two
             settings contradict each other.
     """
-    for each, value in overrides.objects:
-        check_object(each, value)
-    named = {"target"} if config.target.kind != "chat" else set()
-    for role in ROLES:
-        if role not in overrides.brought_roles | named and not getattr(config.models, role).model:
+    for role, value in overrides.objects:
+        check_object(role, value)
+    is_named = config.target.kind != "chat"
+    for name in ROLES:
+        is_brought = name in overrides.brought_roles or (name == "target" and is_named)
+        if not is_brought and not getattr(config.models, name).model:
             raise ConfigError(
-                f"models.{role}.model is required: name the model that plays this role"
+                f"models.{name}.model is required: name the model that plays this role"
             )
-    _require_critic(config, overrides)
-    if overrides.brought_roles >= named:
-        require_caps(_add_agent_model(config, overrides), passed=overrides.unseen_roles)
+    if config.uses_critic:
+        _check_critic(config, overrides)
+    if overrides.target is not None or not is_named:
+        target = None if overrides.target is None else adapt_target(overrides.target)
+        require_caps(_add_agent_model(config, target), passed=overrides.unseen_roles)
     if overrides.proposer is not None and config.search.own is not None:
         raise ConfigError(
             "search.sources names a proposer, and one is passed in Python: choose one of them"
         )
     if config.executor.name == "ray" and find_spec("ray") is None:
         raise ConfigError("executor.name: ray needs Ray: pip install 'reflact[ray]'")
+
+
+def _check_critic(config: TrainerConfig, overrides: Overrides) -> None:
+    reason = "critic.annotate" if config.critic.annotate else "environment.grader: critic"
+    if not config.models.critic.model:
+        raise ConfigError(
+            f"models.critic.model is required for {reason}: name the model that scores"
+        )
+    if config.environment.grader == "critic" and overrides.environment is not None:
+        raise ConfigError(
+            "environment.grader: critic grades the environment of the configuration, and another "
+            "one is passed in Python: give that one a CriticGrader"
+        )
+    if config.critic.annotate and overrides.annotator is not None:
+        raise ConfigError(
+            "critic.annotate is on, and an annotator is passed in Python: choose one of them"
+        )
 
 
 def refuse_idle_keys(config: TrainerConfig, overrides: Overrides) -> None:
@@ -178,27 +189,20 @@ def refuse_idle_keys(config: TrainerConfig, overrides: Overrides) -> None:
         "target": ("target.kind", "target.options", "target.preamble"),
     }
     target = None if overrides.target is None else adapt_target(overrides.target)
-    if target is None or not (target.is_connectable or target.preflight):
+    has_model = target is not None and (target.is_connectable or target.preflight)
+    # Another role that the configuration describes inherits settings from models.target.
+    has_heirs = overrides.optimizer is None or config.uses_critic
+    if not has_model and not has_heirs:
         idle["target"] += ("models.target.",)
-    used = {"environment.description", *(f"models.target.{name}" for name in PRICING_KEYS)}
-    heirs = {*list_roles(config)} - overrides.brought_roles - {"target"}
-    used |= {f"models.target.{name}" for role in heirs for name in _list_inherited(config, role)}
-    used_starts = tuple(f"{name}." for name in used)
-    keys = [key for key in list_set_keys(config) if not f"{key}.".startswith(used_starts)]
+    used = ("environment.description", *(f"models.target.{name}" for name in PRICING_KEYS))
+    keys = [key for key in list_set_keys(config) if not key.startswith(used)]
     for role, value in overrides.objects:
-        if wrong := [key for key in keys if key.startswith(idle.get(role, ()))]:
+        wrong = [key for key in keys if key.startswith(idle.get(role, ()))]
+        if wrong:
             raise ConfigError(
                 f"{', '.join(sorted(wrong))}: no effect, because the {role} is passed in Python, "
                 f"of type {type(value).__name__}; remove the key, or set it in that object"
             )
-
-
-def _list_inherited(config: TrainerConfig, role: str) -> set[str]:
-    """Return the settings of a role's model that are those of the target's."""
-    own = getattr(config.models, role)
-    target = config.models.target
-    names = own.model_fields_set & target.model_fields_set
-    return {name for name in names if getattr(own, name) == getattr(target, name)}
 
 
 def import_collaborators(config: TrainerConfig, overrides: Overrides) -> None:
@@ -222,8 +226,7 @@ def sends_requests(config: TrainerConfig, overrides: Overrides) -> bool:
 def prepare_run(
     config: TrainerConfig, overrides: Overrides, needed: Sequence[Split] = TRAINING_SPLITS
 ) -> RunPlan:
-    """Read and check all that a run on the needed splits takes, without opening or sending
-    anything.
+    """Read and check all that a run on the needed splits takes; nothing is opened or sent.
 
     Raises:
         UsageError: Something is missing, malformed or contradictory.
@@ -239,20 +242,19 @@ def prepare_run(
     check_config(config, overrides)
     overrides = replace(overrides, proposer=overrides.proposer or load_named_proposer(config))
     explain = partial(explain_exceptions, pass_on=config.train.raise_on_exception)
-    for each, value in overrides.objects:
-        with explain(f"the {each}, of type {type(value).__name__},"):
-            check_texts(each, value)
+    for role, value in overrides.objects:
+        with explain(f"the {role}, of type {type(value).__name__},"):
+            check_texts(role, value)
     environment = adapt_environment(overrides.environment or build_environment(config, needed))
     target = None if overrides.target is None else adapt_target(overrides.target)
     with explain(f"`items` of {type(environment.own).__name__}"):
         data = read_dataset(environment)
     check_dataset(data, needed)
     if not data.test:
-        config = config.model_copy(
-            update={"test": config.test.model_copy(update={"enabled": False})}
-        )
+        test = config.test.model_copy(update={"enabled": False})
+        config = config.model_copy(update={"test": test})
     prompts = load_prompts(config.prompts, folder=environment.prompt_folder)
-    initial = load_initial_skill(config, target)
+    initial = _load_initial_skill(config, target)
     identity: dict[str, JsonValue] = {
         **config_identity(config),
         **prompts.identity(list_used_prompts(config)),
@@ -263,12 +265,13 @@ def prepare_run(
     for name in ("target", "optimizer", "annotator", "proposer"):
         if (collaborator := getattr(overrides, name)) is not None:
             identity[name] = collaborator.identity
+    config = _add_agent_model(config, target)
     if target is not None and target.is_connectable:
-        identity["target"] = _identify_connected(target, _add_agent_model(config, overrides))
+        identity["target"] = _identify_connected(target, config)
     if config.uses_critic:
         identity["critic.memory"] = config.critic.memory is not None
     return RunPlan(
-        config=_add_agent_model(config, overrides),
+        config=config,
         environment=environment,
         data=data,
         prompts=prompts,
@@ -279,17 +282,12 @@ def prepare_run(
         annotator=overrides.annotator,
         proposer=overrides.proposer,
         target=target,
-        label=overrides.label,
         overrides=replace(given, target=overrides.target),
     )
 
 
-def load_initial_skill(config: TrainerConfig, target: TargetAdapter | None) -> Skill:
-    """Return the document that ``skill`` names, or else the target's own instructions.
-
-    Raises:
-        SkillError: It cannot be read, or is malformed.
-    """
+def _load_initial_skill(config: TrainerConfig, target: TargetAdapter | None) -> Skill:
+    """Return the document that ``skill`` names, or else the target's own instructions."""
     if config.skill is not None:
         return load_skill(config.skill, config.skill_files)
     instructions = "" if target is None else target.instructions
@@ -305,29 +303,10 @@ def _identify_connected(target: TargetAdapter, config: TrainerConfig) -> str:
     return target.connect(cast("RequestSender", sender), config.models.target).identity
 
 
-def _add_agent_model(config: TrainerConfig, overrides: Overrides) -> TrainerConfig:
+def _add_agent_model(config: TrainerConfig, target: TargetAdapter | None) -> TrainerConfig:
     """Return the configuration with the model of an agent that brings its own."""
-    if overrides.target is None:
+    if target is None:
         return config
-    described = adapt_target(overrides.target).describe_model(config.models.target)
+    described = target.describe_model(config.models.target)
     models = config.models.model_copy(update={"target": described})
     return config.model_copy(update={"models": models})
-
-
-def _require_critic(config: TrainerConfig, overrides: Overrides) -> None:
-    if not config.uses_critic:
-        return
-    reason = "critic.annotate" if config.critic.annotate else "environment.grader: critic"
-    if not config.models.critic.model:
-        raise ConfigError(
-            f"models.critic.model is required for {reason}: name the model that scores"
-        )
-    if config.environment.grader == "critic" and overrides.environment is not None:
-        raise ConfigError(
-            "environment.grader: critic grades the environment of the configuration, and another "
-            "one is passed in Python: give that one a CriticGrader"
-        )
-    if config.critic.annotate and overrides.annotator is not None:
-        raise ConfigError(
-            "critic.annotate is on, and an annotator is passed in Python: choose one of them"
-        )

@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 from pydantic import TypeAdapter
 
 from reflact import events
 from reflact.data import describe_near_copies
-from reflact.errors import EnvironmentFailure, InterfaceError, ModelError, RunFailed
+from reflact.errors import InterfaceError
 from reflact.messages import CallId, Message, RenderedPrompt, Text
 from reflact.records import SkillScore
-from reflact.stages.final_test import score_skill
-from reflact.stages.null_answers import (
-    NullAnswer,
-    choose_checked_items,
-    describe_high_scores,
-    list_null_answers,
-)
-from reflact.training.rollouts import roll_out_constant
+from reflact.stages.null_answers import choose_checked_items, describe_high_scores
+from reflact.training.rollouts import UNMEASURABLE, list_constants, measure_constant
 from reflact.training.run import Run
 from reflact.training.trouble import PREFLIGHT
-from reflact.types import Item, Split
+from reflact.types import Split
 
-# The label of the warning of a test of the skill in the decision log; empty if there is none.
-SKILL_TEST_LABEL = "skill_test"
-
-# The label of the null answers' scores on train items.
-CHECK_LABEL = "null_answers"
-
+WARNING_ADAPTER: TypeAdapter[str | None] = TypeAdapter(str | None)
 SCORES_ADAPTER: TypeAdapter[tuple[SkillScore, ...]] = TypeAdapter(tuple[SkillScore, ...])
-
-# Errors that leave a measurement beside the training out; all others end the run.
-UNMEASURABLE = (ModelError, EnvironmentFailure, RunFailed)
 
 
 async def check_run(run: Run) -> None:
-    """Find what would waste the baseline: near copies, a lost skill, a task that constants solve, a
-    wrong key.
+    """Find what would waste the baseline, such as near copies, a lost skill, a wrong key.
 
     Raises:
         EnvironmentFailure: The skill does not reach the agent.
@@ -48,31 +33,37 @@ async def check_run(run: Run) -> None:
     await check_skill(run)
     await check_null_answers(run)
     await check_optimizer(run)
-    await measure_critic(run)
+    if run.critic is not None:
+        from reflact.training.critic import measure_critic
+
+        step = 0 if run.state is None else run.state.step
+        async with run.timer.stage("evaluate", step=step, name="critic"):
+            run.results.critic = await measure_critic(run, run.critic)
 
 
 async def check_skill(run: Run) -> None:
-    """Find out once in a run whether the skill reaches the agent; on a cluster, the agent may be
-    elsewhere.
+    """Find out once in a run whether the skill reaches the agent; see ``test_skill``."""
+    test = partial(test_skill, run)
+    warning = await run.decision_log.once(0, "skill_test", test, WARNING_ADAPTER)
+    if warning:
+        await run.warn(warning)
 
-    The outcome is logged, so that a resumed run has the same warning.
+
+async def test_skill(run: Run) -> str | None:
+    """Return a warning if the skill may not reach the agent, "" if it does; None: not tested.
+
+    On a cluster, the agent may be elsewhere.
 
     Raises:
         EnvironmentFailure: It does not reach the agent.
     """
     plan = run.plan
     target = plan.target
-    is_near = run.config.executor.name != "ray"
-    warning = await run.decision_log.get(0, SKILL_TEST_LABEL)
-    if warning is None and is_near and target is not None and target.preflight:
-        items = plan.data.train or plan.data.val
-        settings = run.config.models.target
-        warning = (
-            await target.test_skill(plan.environment, items, plan.initial_skill, settings) or ""
-        )
-        await run.decision_log.put(0, SKILL_TEST_LABEL, warning)
-    if warning:
-        await run.warn(str(warning))
+    if target is None or not target.preflight or run.config.executor.name == "ray":
+        return None
+    items = plan.data.train or plan.data.val
+    settings = run.config.models.target
+    return await target.test_skill(plan.environment, items, plan.initial_skill, settings) or ""
 
 
 async def check_null_answers(run: Run) -> None:
@@ -82,44 +73,26 @@ async def check_null_answers(run: Run) -> None:
     """
     if not run.config.test.null_answers or run.plan.critic is not None:
         return
-    stored = await run.decision_log.get(0, CHECK_LABEL)
-    if stored is None:
+
+    async def grade() -> tuple[SkillScore, ...]:
         items = choose_checked_items(run.plan.data.train)
         scores: list[SkillScore] = []
         for answer in list_constants(run):
             try:
-                scores.append(await grade_constant(run, answer, Split.train, items, step=0))
+                measured = await measure_constant(run, answer, Split.train, step=0, items=items)
             except InterfaceError:
                 raise
             except UNMEASURABLE:
                 continue
-        stored = SCORES_ADAPTER.dump_python(tuple(scores), mode="json")
-        await run.decision_log.put(0, CHECK_LABEL, stored)
-    graded = SCORES_ADAPTER.validate_python(stored)
+            scores.append(measured.score)
+        return tuple(scores)
+
+    graded = await run.decision_log.once(0, "null_answers", grade, SCORES_ADAPTER)
     if graded:
         warning = describe_high_scores(graded)
-        run.results.warnings += [] if warning is None else [warning]
+        if warning is not None:
+            run.results.warnings.append(warning)
         await run.emit(events.NullAnswersGraded(run_id=run.id, scores=graded, warning=warning))
-
-
-def list_constants(run: Run) -> tuple[NullAnswer, ...]:
-    """Return the constants that are graded in place of the target's answers."""
-    return list_null_answers(run.plan.environment, run.plan.data.train)
-
-
-async def grade_constant(
-    run: Run, answer: NullAnswer, split: Split, items: Sequence[Item], *, step: int
-) -> SkillScore:
-    """Return the score of a constant on items of a split.
-
-    Raises:
-        RunFailed: Too few items could be measured.
-    """
-    rollouts = await roll_out_constant(run, split, items, answer, step=step)
-    score = score_skill(
-        answer.name, answer.document, split, rollouts, items, metric=run.plan.metric
-    )
-    return score.model_copy(update={"answer": answer.text})
 
 
 async def check_optimizer(run: Run) -> None:
@@ -142,14 +115,3 @@ async def check_optimizer(run: Run) -> None:
     await run.optimizer.ask(
         prompt, Text, call_id=CallId(role="optimizer", purpose=PREFLIGHT, step=0)
     )
-
-
-async def measure_critic(run: Run) -> None:
-    """Measure the run's critic on its anchors, if it has one."""
-    if run.critic is None:
-        return
-    from reflact.training import critic
-
-    step = 0 if run.state is None else run.state.step
-    async with run.timer.stage("evaluate", step=step, name="critic"):
-        run.results.critic = await critic.measure_critic(run.critic, run.config, run.decision_log)

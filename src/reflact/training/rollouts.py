@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import anyio
 
 from reflact import events
 from reflact.adapters import CatchExits, EnvironmentAdapter
+from reflact.errors import EnvironmentFailure, ModelError, RunFailed
+from reflact.protocols import Target
+from reflact.records import SkillScore
 from reflact.stages.evaluate import PassRunner
-from reflact.stages.null_answers import ConstantTarget, NullAnswer
-from reflact.stages.rollout import RolloutCallback, RolloutRunner, log_unmeasured, require_coverage
+from reflact.stages.final_test import score_skill
+from reflact.stages.null_answers import ConstantTarget, NullAnswer, list_null_answers
+from reflact.stages.rollout import RolloutCallback, RolloutRunner, require_coverage
 from reflact.training.run import Run
 from reflact.training.trouble import FailureLog
 from reflact.types import Item, Rollout, Skill, Split
@@ -21,123 +25,42 @@ from reflact.types import Item, Rollout, Skill, Split
 # The first trial for reported scores; the gate uses only trials below it.
 FIRST_REPORT_TRIAL = 1_000_000_000
 
+# Errors that leave a measurement beside the training out; all others end the run.
+UNMEASURABLE = (ModelError, EnvironmentFailure, RunFailed)
 
-def choose_stage(split: Split) -> events.Stage:
-    """Return the stage that a measurement of a whole split belongs to."""
-    return "final_test" if split is Split.test else "evaluate"
+# How long the environment of a cancelled run may take to close.
+CLOSE_SECONDS = 0.4
 
 
 def make_runner(
-    run: Run, step: int, *, feedback: bool, on_rollout: RolloutCallback | None
+    run: Run,
+    step: int,
+    stage: events.Stage,
+    total: int,
+    *,
+    note: str = "",
+    target: Target | None = None,
 ) -> RolloutRunner:
-    """Return a runner of rollouts for a step.
+    """Return a runner of a step's rollouts, which reports the progress of a stage to ``total``.
 
     All rollouts of the run share its ``train.rollout_concurrency`` slots; those that are asked for
-    first go first.
+    first go first. Rollouts for decisions and scores carry no feedback.
     """
     return RolloutRunner(
-        target=run.target,
+        target=target or run.target,
         environment=run.plan.environment,
         store=run.store,
         decision_log=run.decision_log,
         step=step,
-        feedback=feedback,
+        feedback=stage in {"rollout", "slow_update"},
         limit=run.slots,
-        on_rollout=on_rollout,
+        on_rollout=_make_progress_counter(run, stage, step, total, note),
         on_exception=partial(run.failures.record_rollout, step=step),
     )
 
 
-async def roll_out_split(run: Run, split: Split, skill: Skill, *, step: int) -> tuple[Rollout, ...]:
-    """Roll a skill out on a whole split, without feedback.
-
-    Raises:
-        RunFailed: Too few items could be measured.
-    """
-    trials = await roll_out_trials(run, split, skill, (0,), step=step)
-    await require_trials(run, trials, step=step)
-    return trials[0]
-
-
-async def roll_out_trials(
-    run: Run, split: Split, skill: Skill, trials: Sequence[int], *, step: int, note: str = ""
-) -> tuple[tuple[Rollout, ...], ...]:
-    """Roll a skill out on a whole split, once for each trial and without feedback; all trials run
-    together.
-
-    The caller passes the rollouts to ``require_trials`` before it uses them.
-    """
-    items = run.plan.data.items(split)
-    count = make_progress_counter(
-        run, choose_stage(split), step, len(trials) * len(items), note=note
-    )
-    runner = make_runner(run, step, feedback=False, on_rollout=count)
-    return await runner.roll_out_trials(items, skill, trials)
-
-
-async def require_trials(run: Run, trials: Sequence[Sequence[Rollout]], *, step: int) -> None:
-    """Check that enough items of each trial were measured, and log the others.
-
-    Raises:
-        RunFailed: Too few items could be measured; nothing is logged.
-    """
-    for rollouts in trials:
-        require_coverage(rollouts, run.config.gate.coverage)
-    for rollouts in trials:
-        await log_unmeasured(rollouts, decision_log=run.decision_log, step=step)
-
-
-async def roll_out_constant(
-    run: Run, split: Split, items: Sequence[Item], answer: NullAnswer, *, step: int
-) -> tuple[Rollout, ...]:
-    """Grade a constant in place of the target's answers to items of a split; no call of the target
-    is made.
-
-    Raises:
-        RunFailed: Too few items could be measured.
-    """
-    counter = make_progress_counter(run, choose_stage(split), step, len(items), note=answer.name)
-    runner = replace(
-        make_runner(run, step, feedback=False, on_rollout=counter),
-        target=ConstantTarget(answer.text),
-    )
-    return await runner.roll_out(items, answer.document, coverage=run.config.gate.coverage)
-
-
-def make_pass_runner(run: Run, *, step: int, part: str) -> PassRunner:
-    """Return the function that rolls a skill out on one trial for a decision, without feedback."""
-
-    async def roll(skill: Skill, trial: int, item_ids: Sequence[str]) -> Sequence[Rollout]:
-        size = len(item_ids)
-        await run.on_event(
-            events.TrialRequested(run_id=run.id, step=step, part=part, trial=trial, n=size)
-        )
-        count = make_progress_counter(
-            run, "evaluate", step, size, note=f"{skill.hash}, trial {trial}"
-        )
-        runner = make_runner(run, step, feedback=False, on_rollout=count)
-        return await runner.roll_out_pass(_find_items(run, item_ids), skill, trial=trial)
-
-    return roll
-
-
-def make_pass_reader(run: Run) -> PassRunner:
-    """Return the function that reads the stored rollouts of an earlier trial."""
-
-    async def read(skill: Skill, trial: int, item_ids: Sequence[str]) -> Sequence[Rollout]:
-        runner = make_runner(run, 0, feedback=False, on_rollout=None)
-        return await runner.read_stored(_find_items(run, item_ids), skill, trial=trial)
-
-    return read
-
-
-def _find_items(run: Run, item_ids: Sequence[str]) -> list[Item]:
-    validation = {item.id: item for item in run.plan.data.val}
-    return [validation[item_id] for item_id in item_ids]
-
-
-def make_progress_counter(
-    run: Run, stage: events.Stage, step: int, total: int, *, note: str = ""
+def _make_progress_counter(
+    run: Run, stage: events.Stage, step: int, total: int, note: str
 ) -> RolloutCallback:
     """Return a function that reports one more finished rollout of a stage."""
     done = 0
@@ -147,23 +70,116 @@ def make_progress_counter(
         nonlocal done, n_stored
         done += 1
         n_stored += from_store
-        await run.on_event(
-            events.StageProgressed(
-                run_id=run.id,
-                step=step,
-                stage=stage,
-                total=total,
-                note=note,
-                done=done,
-                from_store=n_stored,
-            )
+        progress = events.StageProgressed(
+            run_id=run.id,
+            step=step,
+            stage=stage,
+            total=total,
+            note=note,
+            done=done,
+            from_store=n_stored,
         )
+        await run.on_event(progress)
 
     return count
 
 
-# How long the environment of a cancelled run may take to close.
-CLOSE_SECONDS = 0.4
+async def roll_out_trials(
+    run: Run,
+    skill: Skill,
+    split: Split,
+    *,
+    step: int,
+    trials: Sequence[int] = (0,),
+    items: Sequence[Item] | None = None,
+    note: str = "",
+    target: Target | None = None,
+) -> tuple[tuple[Rollout, ...], ...]:
+    """Roll a skill out on a split, or some of its ``items``, once for each trial.
+
+    All trials run together. A ``target`` takes the place of the run's own. ``note`` says in
+    progress what is measured.
+
+    Raises:
+        RunFailed: Too few items of a trial could be measured; nothing is logged.
+    """
+    if items is None:
+        items = run.plan.data.items(split)
+    stage: events.Stage = "final_test" if split is Split.test else "evaluate"
+    total = len(trials) * len(items)
+    runner = make_runner(run, step, stage, total, note=note, target=target)
+    measured = await runner.roll_out_trials(items, skill, trials)
+    for rollouts in measured:
+        require_coverage(rollouts, run.config.gate.coverage)
+    for rollouts in measured:
+        await run.log_unmeasured(rollouts, step)
+    return measured
+
+
+class MeasuredSkill(NamedTuple):
+    """The score of a document on a split, and its rollouts."""
+
+    score: SkillScore
+    rollouts: tuple[Rollout, ...]
+
+
+async def measure_skill(
+    run: Run,
+    name: str,
+    skill: Skill,
+    split: Split,
+    *,
+    step: int,
+    trials: Sequence[int] = (0,),
+    items: Sequence[Item] | None = None,
+    target: Target | None = None,
+) -> MeasuredSkill:
+    """Return the score of a document under a name; see ``roll_out_trials``."""
+    measured = await roll_out_trials(
+        run, skill, split, step=step, trials=trials, items=items, note=name, target=target
+    )
+    rollouts = tuple(rollout for trial in measured for rollout in trial)
+    items = items or run.plan.data.items(split)
+    score = score_skill(name, skill, split, rollouts, items, metric=run.plan.metric)
+    return MeasuredSkill(score, rollouts)
+
+
+def list_constants(run: Run) -> tuple[NullAnswer, ...]:
+    """Return the constants that are graded in place of the target's answers."""
+    return list_null_answers(run.plan.environment, run.plan.data.train)
+
+
+async def measure_constant(
+    run: Run, answer: NullAnswer, split: Split, *, step: int, items: Sequence[Item] | None = None
+) -> MeasuredSkill:
+    """Return the score of a constant in place of the target's answers; no target is called."""
+    target = ConstantTarget(answer.text)
+    document = answer.document
+    measured = await measure_skill(
+        run, answer.name, document, split, step=step, items=items, target=target
+    )
+    score = measured.score.model_copy(update={"answer": answer.text})
+    return measured._replace(score=score)
+
+
+def make_pass_runner(run: Run, *, step: int, part: str, is_stored: bool = False) -> PassRunner:
+    """Return the function that rolls a skill out on one trial for a decision.
+
+    ``is_stored``: it reads the stored rollouts of an earlier trial instead.
+    """
+    validation = {item.id: item for item in run.plan.data.val}
+
+    async def roll(skill: Skill, trial: int, item_ids: Sequence[str]) -> Sequence[Rollout]:
+        n = len(item_ids)
+        items = [validation[item_id] for item_id in item_ids]
+        runner = make_runner(run, step, "evaluate", n, note=f"{skill.hash}, trial {trial}")
+        if is_stored:
+            return await runner.read_stored(items, skill, trial=trial)
+        requested = events.TrialRequested(run_id=run.id, step=step, part=part, trial=trial, n=n)
+        await run.on_event(requested)
+        return await runner.roll_out_pass(items, skill, trial=trial)
+
+    return roll
 
 
 @asynccontextmanager

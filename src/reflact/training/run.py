@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,10 +33,11 @@ from reflact.records import (
 from reflact.skills.rejected_edits import RejectedEdit
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_task
+from reflact.stages.rollout import log_unmeasured
 from reflact.training.plan import RunPlan
 from reflact.training.shutdown import GracefulStop
 from reflact.training.trouble import FailureLog
-from reflact.types import Skill
+from reflact.types import Rollout, Skill, is_failure
 
 if TYPE_CHECKING:
     from reflact.calibration.critic import Critic
@@ -53,8 +54,7 @@ async def ignore_event(event: Event) -> None:
 
 @dataclass
 class Results:
-    """What a start measured at its end, and what its summary warns of; an early end keeps what is
-    there.
+    """What a start measured at its end, and what its summary warns of.
 
     ``missing`` says why a measurement failed, and ``unmeasured`` why an item has no score.
     """
@@ -107,7 +107,9 @@ class Run:
         self.decision_log: DecisionLog = self.store.decision_log(self.id)
         self.slots = Slots(self.config.train.rollout_concurrency)
         self.timer = StageTimer(self.id, self.on_event, self.tracing, self.budget.current_stage)
-        self.failures = FailureLog(self.id, self.config, self.store, self.on_event, self.plan.label)
+        self.failures = FailureLog(
+            self.id, self.config, self.store, self.on_event, self.plan.overrides.label
+        )
 
     @property
     def folder(self) -> Path:
@@ -115,9 +117,7 @@ class Run:
         return self.exports or self.config.out_dir
 
     async def emit(self, event: Event) -> None:
-        """Store a durable event, and pass it on unless an earlier start did; live events are passed
-        on.
-        """
+        """Store a durable event, and pass it on unless an earlier start did."""
         if await self.store.append_event(event):
             await self.on_event(event)
 
@@ -134,6 +134,14 @@ class Run:
         """Let the next commit store a document."""
         self.documents.setdefault(skill.hash, skill)
 
+    async def log_unmeasured(self, rollouts: Sequence[Rollout], step: int) -> None:
+        """Log the unmeasured rollouts that a decision of a step is about to use."""
+        await log_unmeasured(rollouts, decision_log=self.decision_log, step=step)
+
+    def is_failure(self, rollout: Rollout) -> bool:
+        """Whether a measured rollout failed, by ``train.success_threshold``."""
+        return is_failure(rollout, self.config.train.success_threshold)
+
     def make_context(self, step: int) -> StageContext:
         """Return what the optimizer's calls of a step share."""
         described = [self.plan.environment.description, self.target.description]
@@ -148,8 +156,7 @@ class Run:
 
 
 class StageTimer:
-    """Measures active time since the last reading, in seconds of the event loop, in total and by
-    step and stage.
+    """Measures active time since the last reading, in total and by step and stage.
 
     ``current`` is told what the run works on. Stages that are measured follow one another.
     """
@@ -169,9 +176,7 @@ class StageTimer:
     async def stage(
         self, *stages: Stage, step: int, name: str | None = None
     ) -> AsyncIterator[None]:
-        """Measure the time of the block, even if it fails, and announce its stages; step 0 is the
-        baseline.
-        """
+        """Measure the time of the block, even if it fails; step 0 is the baseline."""
         key = (step, " and ".join(stages) if name is None else name)
         self._running[key] = anyio.current_time()
         self._current.step, self._current.stage = key

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from reflact.adapters import CatchExits, find_critic
 from reflact.llm.middleware import LLMMiddleware
-from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel
-from reflact.protocols import LLM, Annotator
-from reflact.records import CriticDescription
+from reflact.messages import CallId, RenderedPrompt, Reply
+from reflact.protocols import LLM, Annotator, R
 from reflact.types import Item, Rollout
-
-R = TypeVar("R", bound=ReplyModel)
 
 # Time to decide and commit on the last results.
 SETTLE_SECONDS = 0.2
@@ -27,13 +23,7 @@ class GracefulStop:
 
     From then on no rollout and no call of the optimizer begins. The run is cancelled when it has
     committed, when all work under way has finished and other work is blocked or waits for a person,
-    or when the grace is over.
-
-    Args:
-        grace: Seconds that work under way may take.
-
-    Attributes:
-        reason: Why the run stops; None while it goes on.
+    or when ``grace`` seconds are over. ``reason`` says why the run stops; None while it goes on.
     """
 
     def __init__(self, grace: float = 0.0) -> None:
@@ -128,16 +118,8 @@ class StoppableAnnotator:
     def __init__(self, inner: Annotator, graceful_stop: GracefulStop) -> None:
         self._inner = inner
         self._graceful_stop = graceful_stop
-
-    @property
-    def identity(self) -> str:
-        """The identity of the inner annotator."""
-        return self._inner.identity
-
-    @property
-    def scored_by(self) -> CriticDescription | None:
-        """The critic whose opinion the annotations are, if there is one."""
-        return find_critic(self._inner)
+        self.identity = inner.identity
+        self.scored_by = find_critic(inner)
 
     async def annotate(self, item: Item, rollout: Rollout) -> Sequence[str]:
         """Annotate a rollout as a piece of work that the stop waits for."""

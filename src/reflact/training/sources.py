@@ -40,10 +40,9 @@ from reflact.stages.reflect import (
     list_edit_kinds,
     roll_out_and_reflect,
 )
-from reflact.stages.rollout import RolloutRunner, log_unmeasured
 from reflact.stages.select import choose_step_size, select
 from reflact.stages.update import update
-from reflact.training.rollouts import make_progress_counter, make_runner
+from reflact.training.rollouts import make_runner
 from reflact.training.run import Run
 from reflact.types import (
     AggregateResult,
@@ -60,7 +59,6 @@ from reflact.types import (
     Skill,
     Verdict,
     WorkedExample,
-    is_failure,
 )
 
 # Sets of examples that a step compares.
@@ -76,12 +74,12 @@ TRANSCRIPT_BYTES = 1_500
 
 @dataclass(frozen=True, kw_only=True)
 class StepInput:
-    """What a step begins with: its source, its batches, the current document, and what the run
-    knows.
+    """What a step begins with.
 
     ``rejected_edits`` are the changes of other runs and earlier epochs that did not help.
     ``max_edits`` is the edit budget. ``max_items`` is how many items the budget lets the step roll
-    out; None: all of its batches.
+    out; None: all of its batches. ``passes`` is how many passes over the validation items the rest
+    of the run's rollouts pays for.
     """
 
     source: str
@@ -94,6 +92,7 @@ class StepInput:
     rejected_edits: tuple[RejectedEdit, ...]
     max_edits: int | None
     max_items: int | None
+    passes: float
 
     @property
     def step(self) -> int:
@@ -109,6 +108,16 @@ class StepInput:
     def attempts(self) -> tuple[StepBufferEntry, ...]:
         """The earlier steps of the epoch."""
         return self.state.step_buffer if self.state.epoch == self.epoch else ()
+
+    @property
+    def shown_attempts(self) -> str:
+        """The earlier steps of the epoch, as a section of a prompt."""
+        return show_buffer(self.attempts)
+
+    @property
+    def notes(self) -> str:
+        """The optimizer's memory, as a section of a prompt."""
+        return show_meta(self.state.meta_skill)
 
     @property
     def examples(self) -> tuple[WorkedExample, ...]:
@@ -156,6 +165,9 @@ async def propose(run: Run, work: StepInput) -> StepProposal:
     return await sources.get(work.source, propose_own)(run, work)
 
 
+# ------------------------------------------------------------------------------------------ edits
+
+
 async def propose_edits(run: Run, work: StepInput) -> StepProposal:
     """Return the candidate of the published algorithm: reflect, aggregate, select, update.
 
@@ -163,30 +175,27 @@ async def propose_edits(run: Run, work: StepInput) -> StepProposal:
     """
     if run.config.update.mode == "full_rewrite":
         return await propose_rewrites(run, work, documents=1, most=len(work.items))
+    timer = run.timer
+    step = work.step
     context = work.context
-    skill = work.skill
-    notes = show_meta(work.state.meta_skill)
-    async with run.timer.stage("rollout", "reflect", step=work.step):
+    async with timer.stage("rollout", "reflect", step=step):
         rollouts, reports = await _roll_out_and_reflect(run, work)
-    async with run.timer.stage("aggregate", step=work.step):
-        operations = list_edit_kinds(run.config.update)
+    async with timer.stage("aggregate", step=step):
         merged = await aggregate(
             reports,
-            skill,
+            work.skill,
             context=context,
             config=run.config.aggregate,
-            operations=operations,
-            notes=notes,
+            operations=list_edit_kinds(run.config.update),
+            notes=work.notes,
         )
-    async with run.timer.stage("select", step=work.step):
+    async with timer.stage("select", step=step):
         chosen = await _select(run, work, merged, rollouts)
-    async with run.timer.stage("update", step=work.step):
-        candidate = await update(
-            skill, chosen, context=context, attempts=show_buffer(work.attempts)
-        )
+    async with timer.stage("update", step=step):
+        candidate = await update(work.skill, chosen, context=context, attempts=work.shown_attempts)
     return StepProposal(
         rollouts=rollouts,
-        contenders=(make_contender("edits", candidate),),
+        contenders=(_make_contender("edits", candidate),),
         reports=reports,
         merged=merged,
         chosen=chosen,
@@ -198,16 +207,15 @@ async def _roll_out_and_reflect(
 ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
     config = run.config
     tokens = config.reflect.trajectory_tokens
-    attempts = show_buffer(work.attempts)
-    meta = show_meta(work.state.meta_skill)
+    attempts = work.shown_attempts
+    notes = work.notes
 
     def make_notes(batch: Minibatch) -> str:
         memory = ""
         if work.rejected_edits:
-            memory = show_memory(
-                select_relevant_edits(work.rejected_edits, batch.show_cases(tokens))
-            )
-        return join_sections(attempts, memory, meta)
+            relevant = select_relevant_edits(work.rejected_edits, batch.show_cases(tokens))
+            memory = show_memory(relevant)
+        return join_sections(attempts, memory, notes)
 
     analyse = Analyst(
         context=work.context,
@@ -229,11 +237,11 @@ async def _roll_out_and_reflect(
     async def annotate_and_analyse(batch: Minibatch) -> AnalystReport:
         return await analyse(await _annotate(run, work, batch))
 
-    batches = limit_batches(work, len(work.items))
+    batches = _limit_batches(work, len(work.items))
     return await roll_out_and_reflect(
         batches,
         work.skill,
-        runner=make_train_runner(run, work, n=sum(map(len, batches))),
+        runner=make_runner(run, work.step, "rollout", sum(map(len, batches))),
         analyse=annotate_and_analyse,
         config=config.reflect,
         seed=config.seed,
@@ -253,22 +261,23 @@ async def _annotate(run: Run, work: StepInput, batch: Minibatch) -> Minibatch:
 async def _select(
     run: Run, work: StepInput, merged: AggregateResult, rollouts: Sequence[Rollout]
 ) -> SelectResult:
-    """Return the edits to apply, after the step size that the optimizer chose if it is asked for
-    one.
-    """
-    notes = show_meta(work.state.meta_skill)
-    attempts = show_buffer(work.attempts)
+    """Return the edits to apply, after the optimizer chose the step size if it is asked for one."""
+    notes = work.notes
+    attempts = work.shown_attempts
     budget = work.max_edits
     decision = None
     fallbacks: tuple[Fallback, ...] = ()
     if run.config.select.lr_control == "autonomous" and merged.patch.edits:
         assert budget is not None
+        failed = [rollout.item_id for rollout in rollouts if run.is_failure(rollout)]
+        ids = {rollout.item_id for rollout in rollouts}
+        items = [item for item in work.items if item.id in ids]
         size = await choose_step_size(
             merged,
             work.skill,
             context=work.context,
             notes=join_sections(attempts, notes),
-            figures=_show_figures(run, work, rollouts),
+            figures=show_figures(rollouts, items, failed),
             default=budget,
         )
         if isinstance(size, Fallback):
@@ -279,16 +288,11 @@ async def _select(
     chosen = await select(
         merged, work.skill, context=work.context, budget=budget, attempts=attempts, notes=notes
     )
-    return chosen.model_copy(
-        update={"decision": decision, "fallbacks": fallbacks + chosen.fallbacks}
-    )
+    fallbacks += chosen.fallbacks
+    return chosen.model_copy(update={"decision": decision, "fallbacks": fallbacks})
 
 
-def _show_figures(run: Run, work: StepInput, rollouts: Sequence[Rollout]) -> str:
-    threshold = run.config.train.success_threshold
-    ids = {rollout.item_id for rollout in rollouts}
-    items = [item for item in work.items if item.id in ids]
-    return show_figures(rollouts, items, [r.item_id for r in rollouts if is_failure(r, threshold)])
+# --------------------------------------------------------------------------------------- examples
 
 
 async def propose_examples(run: Run, work: StepInput) -> StepProposal:
@@ -297,97 +301,33 @@ async def propose_examples(run: Run, work: StepInput) -> StepProposal:
     If the environment gives no right answers, or the target works in several turns, the examples
     are rollouts of the step that were graded right.
     """
-    known = find_right_answers(run)
+    known = _find_right_answers(run)
     rollouts: tuple[Rollout, ...] = ()
     if work.examples or not known:
-        rollouts = await roll_out_items(run, work, most=CASES if known else len(work.items))
-    await log_unmeasured(rollouts, decision_log=run.decision_log, step=work.step)
+        rollouts = await _roll_out(run, work, most=CASES if known else len(work.items))
+    await run.log_unmeasured(rollouts, work.step)
     pool = _collect_examples(run, work, known, rollouts)
-    if not pool:
+    sets = _draw_sets(run, work, pool, rollouts) if pool else ()
+    if not sets:
+        most = run.config.search.max_document_tokens
         reason = (
             "No train item has a right answer that can be written down, and no rollout was "
             "graded right."
         )
-        return StepProposal(rollouts=rollouts, verdict=Verdict(action="no_patches", reason=reason))
-    threshold = run.config.train.success_threshold
-    sets = _draw_sets(run, work, pool, {r.item_id for r in rollouts if is_failure(r, threshold)})
-    if not sets:
-        most = run.config.search.max_document_tokens
-        reason = (
-            "The document has no room for another set of worked examples; "
-            f"search.max_document_tokens is {most}."
-        )
+        if pool:
+            reason = (
+                "The document has no room for another set of worked examples; "
+                f"search.max_document_tokens is {most}."
+            )
         return StepProposal(rollouts=rollouts, verdict=Verdict(action="no_patches", reason=reason))
     contenders = []
     for examples in sets:
         label = "1 example" if len(examples) == 1 else f"{len(examples)} examples"
-        contenders.append(make_contender(label, apply_examples(work.skill, examples)))
+        contenders.append(_make_contender(label, apply_examples(work.skill, examples)))
     return StepProposal(rollouts=rollouts, contenders=tuple(contenders))
 
 
-def _collect_examples(
-    run: Run, work: StepInput, known: Sequence[WorkedExample], rollouts: Sequence[Rollout]
-) -> list[WorkedExample]:
-    """Return what can be an example: known right answers, and then those of the document and of
-    right rollouts.
-    """
-    threshold = run.config.train.success_threshold
-    right = [r for r in rollouts if r.score is not None and not is_failure(r, threshold)]
-    messages = {item.id: render_message(run, item) for item in run.plan.data.train}
-    pool = {example.item_id: example for example in known}
-    pool |= {example.item_id: example for example in work.examples if example.item_id in messages}
-    if not known or any(len(rollout.turns) > 2 for rollout in rollouts):
-        pool |= {
-            rollout.item_id: _read_example(rollout, messages[rollout.item_id]) for rollout in right
-        }
-    return [example for example in pool.values() if _is_safe(example)]
-
-
-def _draw_sets(
-    run: Run, work: StepInput, pool: Sequence[WorkedExample], failed: set[str]
-) -> tuple[tuple[WorkedExample, ...], ...]:
-    kinds = {item.id: item.task_type for item in run.plan.data.train}
-    groups = group_examples(pool, [kinds.get(example.item_id) for example in pool])
-    room = run.config.search.max_document_tokens * BYTES_PER_TOKEN - count_other_bytes(work.skill)
-    seed = run.config.seed
-    label = f"examples/{work.step}"
-    most = CANDIDATES * (1 + work.is_stalled)
-    if not work.examples:
-        return draw_first_sets(pool, groups, seed=seed, label=label, most=most, max_bytes=room)
-    return draw_variants(
-        work.examples, pool, groups, failed, seed=seed, label=label, most=most, max_bytes=room
-    )
-
-
-def count_other_bytes(skill: Skill) -> int:
-    """Return the bytes of a document beside its worked examples: other regions count, and the
-    markers around them.
-    """
-    placeholder = "x"
-    marked = apply_edits(skill, [Edit(op="examples", content=placeholder)]).skill.text
-    return len(marked.encode()) - len(placeholder)
-
-
-def _is_safe(example: WorkedExample) -> bool:
-    """Whether the text of an example holds no marker of a protected region."""
-    try:
-        check_region_text(f"{example.task}\n{example.answer}")
-    except ValueError:
-        return False
-    return bool(example.answer.strip())
-
-
-def _read_example(rollout: Rollout, message: str) -> WorkedExample:
-    """Return a rollout that was graded right as an example; of several turns, the transcript."""
-    if len(rollout.turns) <= 2:
-        return WorkedExample(item_id=rollout.item_id, task=message, answer=rollout.answer)
-    first, *rest = rollout.turns
-    return WorkedExample(
-        item_id=rollout.item_id, task=first.content, answer=fit_conversation(rest, TRANSCRIPT_BYTES)
-    )
-
-
-def find_right_answers(run: Run) -> tuple[WorkedExample, ...]:
+def _find_right_answers(run: Run) -> tuple[WorkedExample, ...]:
     """Return the train items whose right answer the environment can write down, with it."""
     examples = []
     for item in run.plan.data.train:
@@ -396,64 +336,115 @@ def find_right_answers(run: Run) -> tuple[WorkedExample, ...]:
             # A grader may list answers in the form in which it compares them; the reference is as
             # somebody wrote it.
             own = item.reference if isinstance(item.reference, str | int | float) else answers[0]
-            examples.append(
-                WorkedExample(item_id=item.id, task=render_message(run, item), answer=str(own))
-            )
+            task = _render_message(run, item)
+            examples.append(WorkedExample(item_id=item.id, task=task, answer=str(own)))
     return tuple(examples)
 
 
-def render_message(run: Run, item: Item) -> str:
+def _render_message(run: Run, item: Item) -> str:
     """Return an item's task as the target sees it."""
     message = run.plan.environment.render_message(item)
     return show_json(item.input) if message is None else message
 
 
+def _collect_examples(
+    run: Run, work: StepInput, known: Sequence[WorkedExample], rollouts: Sequence[Rollout]
+) -> list[WorkedExample]:
+    """Return the known right answers, the document's examples, and right rollouts.
+
+    The text of an example holds no marker of a protected region.
+    """
+    train = {item.id: item for item in run.plan.data.train}
+    pool = {example.item_id: example for example in known}
+    pool |= {example.item_id: example for example in work.examples if example.item_id in train}
+    if not known or any(len(rollout.turns) > 2 for rollout in rollouts):
+        for rollout in rollouts:
+            if rollout.score is None or run.is_failure(rollout):
+                continue
+            item_id = rollout.item_id
+            task = _render_message(run, train[item_id])
+            answer = rollout.answer
+            if len(rollout.turns) > 2:
+                task = rollout.turns[0].content
+                answer = fit_conversation(rollout.turns[1:], TRANSCRIPT_BYTES)
+            pool[item_id] = WorkedExample(item_id=item_id, task=task, answer=answer)
+
+    safe = []
+    for example in pool.values():
+        try:
+            check_region_text(f"{example.task}\n{example.answer}")
+        except ValueError:
+            continue
+        if example.answer.strip():
+            safe.append(example)
+    return safe
+
+
+def _draw_sets(
+    run: Run, work: StepInput, pool: Sequence[WorkedExample], rollouts: Sequence[Rollout]
+) -> tuple[tuple[WorkedExample, ...], ...]:
+    """Return the sets that a step compares: first ones, or variants of the document's own."""
+    kinds = {item.id: item.task_type for item in run.plan.data.train}
+    groups = group_examples(pool, [kinds.get(example.item_id) for example in pool])
+    # Other regions count, and the markers around the examples.
+    placeholder = "x"
+    marked = apply_edits(work.skill, [Edit(op="examples", content=placeholder)]).skill.text
+    other_bytes = len(marked.encode()) - len(placeholder)
+    room = run.config.search.max_document_tokens * BYTES_PER_TOKEN - other_bytes
+    seed = run.config.seed
+    label = f"examples/{work.step}"
+    most = CANDIDATES * (1 + work.is_stalled)
+    if not work.examples:
+        return draw_first_sets(pool, groups, seed=seed, label=label, most=most, max_bytes=room)
+    failed = {rollout.item_id for rollout in rollouts if run.is_failure(rollout)}
+    return draw_variants(
+        work.examples, pool, groups, failed, seed=seed, label=label, most=most, max_bytes=room
+    )
+
+
+# ---------------------------------------------------------------------------------- whole documents
+
+
 async def propose_rewrites(
     run: Run, work: StepInput, *, documents: int = DOCUMENTS, most: int = CASES
 ) -> StepProposal:
-    """Return whole documents that the optimizer writes, several at a time, from at most ``most``
-    items.
-    """
-    rollouts = await roll_out_items(run, work, most=most)
-    cases = build_cases(work.items, rollouts, run.config.train.success_threshold)
+    """Return whole documents that the optimizer writes from at most ``most`` items."""
+    rollouts = await _roll_out(run, work, most=most)
+    cases = _build_cases(run, work, rollouts)
     shown = {case.item.id for case in cases} | {example.item_id for example in work.examples}
     material = RewriteInput(
         cases=cases,
-        answers=tuple(answer for answer in find_right_answers(run) if answer.item_id not in shown),
-        notes=join_sections(show_buffer(work.attempts), show_meta(work.state.meta_skill)),
+        answers=tuple(answer for answer in _find_right_answers(run) if answer.item_id not in shown),
+        notes=join_sections(work.shown_attempts, work.notes),
     )
     async with run.timer.stage("update", step=work.step):
         n = documents * (1 + work.is_stalled)
         rewrites = await write_documents(
             work.skill, material, context=work.context, n=n, seed=run.config.seed
         )
-    await log_unmeasured(rollouts, decision_log=run.decision_log, step=work.step)
-    return build_proposal(work.skill, rollouts, rewrites, cases=max(1, len(cases)))
+    await run.log_unmeasured(rollouts, work.step)
+    return _build_proposal(work.skill, rollouts, rewrites, cases=max(1, len(cases)))
 
 
 async def propose_own(run: Run, work: StepInput) -> StepProposal:
-    """Return the documents of the caller's proposer, which sees the finished rollouts of
-    the step.
-    """
+    """Return the documents of the caller's proposer, which sees the step's finished rollouts."""
     proposer = run.plan.proposer
     assert proposer is not None
     step = work.step
-    rollouts = await roll_out_items(run, work, most=len(work.items))
+    rollouts = await _roll_out(run, work, most=len(work.items))
     async with run.timer.stage("update", step=step):
         evidence = await _collect_evidence(run, work, rollouts)
         budget = StepAllowance(run, work)
         async with run.failures.explain(f"the proposer failed in step {step}", step=step):
             rewrites = tuple(await proposer.propose(work.skill, evidence, budget))
-        await log_unmeasured(rollouts, decision_log=run.decision_log, step=step)
-    return build_proposal(work.skill, rollouts, rewrites, cases=max(1, len(evidence.cases)))
+        await run.log_unmeasured(rollouts, step)
+    return _build_proposal(work.skill, rollouts, rewrites, cases=max(1, len(evidence.cases)))
 
 
 async def _collect_evidence(run: Run, work: StepInput, rollouts: Sequence[Rollout]) -> StepEvidence:
-    """Return the cases in the order of the rollouts, and what the run knows; failures have the
-    annotator's notes.
-    """
-    config = run.config
-    cases = build_cases(work.items, rollouts, config.train.success_threshold)
+    """Return the cases of the rollouts, with the annotator's notes, and what the run knows."""
+    reflect = run.config.reflect
+    cases = _build_cases(run, work, rollouts)
     failed = [case for case in cases if case.failed]
     batch = Minibatch(
         source="failure",
@@ -462,16 +453,16 @@ async def _collect_evidence(run: Run, work: StepInput, rollouts: Sequence[Rollou
         rollouts=tuple(case.rollout for case in failed),
     )
     noted = {rollout.key: rollout for rollout in (await _annotate(run, work, batch)).rollouts}
-    shown = tuple(
-        case.model_copy(update={"rollout": noted.get(case.rollout.key, case.rollout)})
-        for case in cases
-        if case.failed or not config.reflect.failure_only
-    )
+    shown = []
+    for case in cases:
+        if case.failed or not reflect.failure_only:
+            rollout = noted.get(case.rollout.key, case.rollout)
+            shown.append(case.model_copy(update={"rollout": rollout}))
     ordered = sorted(shown, key=lambda case: not case.failed)
-    text = show_step_cases(ordered, (), tokens=config.reflect.trajectory_tokens * len(shown))
+    text = show_step_cases(ordered, (), tokens=reflect.trajectory_tokens * len(shown))
     return StepEvidence(
         step=work.step,
-        cases=shown,
+        cases=tuple(shown),
         attempts=work.attempts,
         rejected_edits=select_relevant_edits(work.rejected_edits, text),
         meta_skill=work.state.meta_skill,
@@ -507,40 +498,34 @@ class StepAllowance:
         )
 
     async def roll_out(self, documents: Sequence[str]) -> tuple[tuple[Rollout, ...], ...]:
-        """Roll documents out on the step's items, with the protected regions of the current
-        document.
-        """
-        skills = [apply_document(self.work.skill, document).skill for document in documents]
-        runner = make_train_runner(self.run, self.work, n=len(documents) * len(self.work.items))
-        rolled = await runner.roll_out_batches(self.work.batches, skills)
+        """Roll documents out on the step's items, with the current protected regions."""
+        work = self.work
+        skills = [_apply_document(work.skill, document).skill for document in documents]
+        runner = make_runner(self.run, work.step, "rollout", len(documents) * len(work.items))
+        rolled = await runner.roll_out_batches(work.batches, skills)
         for rollouts in rolled:
-            await log_unmeasured(rollouts, decision_log=self.run.decision_log, step=self.work.step)
+            await self.run.log_unmeasured(rollouts, work.step)
         return rolled
 
 
-def build_proposal(
+def _build_proposal(
     skill: Skill, rollouts: tuple[Rollout, ...], rewrites: tuple[Rewrite, ...], *, cases: int
 ) -> StepProposal:
     """Return written documents as candidates; ``cases`` are behind each of them."""
     contenders: list[Contender] = []
-    missing: list[Rewrite] = []
-    refused: list[Rewrite] = []
+    fallbacks: list[Fallback] = []
     for rewrite in rewrites:
-        if rewrite.document is None:
-            missing += [rewrite] if rewrite.reason is not None else []
-            continue
-        candidate = apply_document(skill, rewrite.document, cases)
-        reason = candidate.results[0].reason
-        if reason in {None, UNCHANGED_REASON}:
-            contenders.append(make_contender(f"rewrite {rewrite.number + 1}", candidate))
-        else:
-            refused.append(rewrite.model_copy(update={"reason": reason}))
-    fallbacks = tuple(
-        Fallback(
-            label=f"document/{r.number}", reason=str(r.reason), replacement="one document less"
-        )
-        for r in (*missing, *refused)
-    )
+        reason = rewrite.reason
+        if rewrite.document is not None:
+            candidate = _apply_document(skill, rewrite.document, cases)
+            reason = candidate.results[0].reason
+            if reason in {None, UNCHANGED_REASON}:
+                contenders.append(_make_contender(f"rewrite {rewrite.number + 1}", candidate))
+                continue
+        if reason is not None:
+            label = f"document/{rewrite.number}"
+            replacement = "one document less"
+            fallbacks.append(Fallback(label=label, reason=reason, replacement=replacement))
     verdict = None
     if not contenders:
         reason = fallbacks[0].reason if fallbacks else "no reason was given"
@@ -549,41 +534,37 @@ def build_proposal(
         rollouts=rollouts,
         contenders=tuple(contenders),
         rewrites=rewrites,
-        fallbacks=fallbacks,
+        fallbacks=tuple(fallbacks),
         verdict=verdict,
     )
 
 
-def make_contender(label: str, candidate: Candidate) -> Contender:
+# ------------------------------------------------------------------------------------------ shared
+
+
+def _make_contender(label: str, candidate: Candidate) -> Contender:
     """Return a candidate with its name in a race."""
     return Contender(label=label, candidate=candidate, form=digest_form(candidate.skill.text))
 
 
-def apply_document(skill: Skill, document: str, cases: int = 1) -> Candidate:
-    """Return the skill with a new text; protected regions that the text repeats are left
-    out of it.
-    """
-    return apply_edits(
-        skill, [Edit(op="rewrite", content=editable_text(document), support_count=cases)]
-    )
+def _apply_document(skill: Skill, document: str, cases: int = 1) -> Candidate:
+    """Return the skill with a new text; protected regions that the text repeats are left out."""
+    edit = Edit(op="rewrite", content=editable_text(document), support_count=cases)
+    return apply_edits(skill, [edit])
 
 
-def build_cases(
-    items: Sequence[Item], rollouts: Sequence[Rollout], threshold: float | None
-) -> tuple[Case, ...]:
+def _build_cases(run: Run, work: StepInput, rollouts: Sequence[Rollout]) -> tuple[Case, ...]:
     """Return the measured rollouts with their items, in their order."""
-    by_id = {item.id: item for item in items}
+    items = {item.id: item for item in work.items}
     return tuple(
-        Case(item=by_id[rollout.item_id], rollout=rollout, failed=is_failure(rollout, threshold))
+        Case(item=items[rollout.item_id], rollout=rollout, failed=run.is_failure(rollout))
         for rollout in rollouts
         if rollout.score is not None
     )
 
 
-def limit_batches(work: StepInput, most: int) -> tuple[tuple[Item, ...], ...]:
-    """Return the batches with at most ``most`` items, those first that are no worked examples of
-    the document.
-    """
+def _limit_batches(work: StepInput, most: int) -> tuple[tuple[Item, ...], ...]:
+    """Return the batches with at most ``most`` items; the document's own examples come last."""
     allowed = most if work.max_items is None else min(most, work.max_items)
     if len(work.items) <= allowed:
         return work.batches
@@ -592,16 +573,10 @@ def limit_batches(work: StepInput, most: int) -> tuple[tuple[Item, ...], ...]:
     return (tuple(chosen),)
 
 
-async def roll_out_items(run: Run, work: StepInput, *, most: int) -> tuple[Rollout, ...]:
+async def _roll_out(run: Run, work: StepInput, *, most: int) -> tuple[Rollout, ...]:
     """Roll the current document out on at most ``most`` items of the step."""
-    batches = limit_batches(work, most)
+    batches = _limit_batches(work, most)
     async with run.timer.stage("rollout", step=work.step):
-        runner = make_train_runner(run, work, n=sum(map(len, batches)))
+        runner = make_runner(run, work.step, "rollout", sum(map(len, batches)))
         (rollouts,) = await runner.roll_out_batches(batches, [work.skill])
     return rollouts
-
-
-def make_train_runner(run: Run, work: StepInput, n: int) -> RolloutRunner:
-    """Return the runner of a step's items, which counts the progress of ``n`` rollouts."""
-    counter = make_progress_counter(run, "rollout", work.step, n)
-    return make_runner(run, work.step, feedback=True, on_rollout=counter)

@@ -7,13 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar, get_args
 
 from reflact import events
-from reflact.config.training import TrainConfig
 from reflact.gate.ranked_decision import BEST_ABOVE, Posterior
 from reflact.records import (
     ActionCount,
     CommitRecord,
     EpochRecord,
-    EpochStats,
     PromotionRecord,
     RunState,
     RunSummary,
@@ -53,9 +51,7 @@ def build_first_state(
 def create_versions(
     state: RunState, step: int, candidate: Candidate, verdict: Verdict, appended: Skill
 ) -> tuple[SkillVersion, ...]:
-    """Return the versions that a step creates: of an accepted candidate, and of the document with
-    new notes.
-    """
+    """Return the versions of an accepted candidate, and of the document with new notes."""
     current = find_current(state, verdict)
     created: tuple[SkillVersion, ...] = ()
     if verdict.accepted:
@@ -77,9 +73,7 @@ def create_versions(
 
 
 def name_documents(state: RunState, earlier: Sequence[StepRecord]) -> dict[str, str]:
-    """Return where each document that the run has decided on is from, by hash: a version, or else
-    its first step.
-    """
+    """Return where each document that was decided on is from, by hash: a version or a step."""
     names = dict.fromkeys(state.seen_hashes, "in a slow update")
     steps = {record.candidate_hash: f"in step {record.step}" for record in reversed(earlier)}
     names |= {document: name for document, name in steps.items() if document in names}
@@ -124,9 +118,7 @@ def choose_best(state: RunState, record: Record) -> Record:
 
 
 def add_measured_score(version: SkillVersion, ranking: Ranking) -> SkillVersion:
-    """Return a version with the mean of all its passes; without one, with that of the version it
-    was made from.
-    """
+    """Return a version with the mean of all its passes, or else of those of its origin."""
     source = ranking.list_lineage(version.skill_hash)[-1]
     measured = ranking.find_score(source)
     if measured is None:
@@ -143,9 +135,7 @@ def add_measured_score(version: SkillVersion, ranking: Ranking) -> SkillVersion:
 
 
 def replaces_best(verdict: Verdict, best: SkillVersion) -> bool:
-    """Return whether an accepted document replaces the best one; without a gate its score
-    decides.
-    """
+    """Return whether an accepted document replaces the best one; without a gate by score."""
     if verdict.action != "force_accept":
         return verdict.action == "accept_new_best"
     score = verdict.candidate_score
@@ -179,21 +169,20 @@ def version_hashes(
 
 def build_commit_events(
     run_id: str, record: CommitRecord | None, state: RunState
-) -> tuple[events.Event, ...]:
-    """Return the durable events of a commit; without a record, of the first commit with its
-    ``state``.
-    """
+) -> list[events.Event]:
+    """Return the durable events of a commit; without a record, of the first one with its state."""
     if record is None:
-        return (events.SkillVersionCreated(run_id=run_id, version=state.current),)
+        return [events.SkillVersionCreated(run_id=run_id, version=state.current)]
     step = record.step
     verdict = record.verdict
     if isinstance(record, PromotionRecord):
-        return (
-            events.PromotionJudged(
-                run_id=run_id, step=step, verdict=record.verdict, best=record.best
-            ),
+        judged = events.PromotionJudged(
+            run_id=run_id, step=step, verdict=record.verdict, best=record.best
         )
-    built = list(_build_step_events(run_id, record)) if isinstance(record, StepRecord) else []
+        return [judged]
+    built: list[events.Event] = []
+    if isinstance(record, StepRecord):
+        built += _build_step_events(run_id, record)
     if verdict is not None and verdict.action == "return" and verdict.ranked is not None:
         chosen = verdict.ranked.chosen
         built.append(
@@ -204,39 +193,42 @@ def build_commit_events(
     for version in record.created_versions:
         built.append(events.SkillVersionCreated(run_id=run_id, step=step, version=version))
     if isinstance(record, StepRecord):
-        committed: events.Event = events.StepCommitted(
-            run_id=run_id,
-            step=step,
-            epoch=record.epoch,
-            action=record.verdict.action,
-            current=record.current,
-            best=record.best,
+        built.append(
+            events.StepCommitted(
+                run_id=run_id,
+                step=step,
+                epoch=record.epoch,
+                action=record.verdict.action,
+                current=record.current,
+                best=record.best,
+            )
         )
     else:
-        committed = events.EpochCommitted(
-            run_id=run_id,
-            step=step,
-            epoch=record.epoch,
-            slow_update=record.slow_update,
-            meta_skill=record.meta_skill,
-            fallbacks=record.fallbacks,
-            current=record.current,
-            best=record.best,
+        built.append(
+            events.EpochCommitted(
+                run_id=run_id,
+                step=step,
+                epoch=record.epoch,
+                slow_update=record.slow_update,
+                meta_skill=record.meta_skill,
+                fallbacks=record.fallbacks,
+                current=record.current,
+                best=record.best,
+            )
         )
-    return (*built, committed)
+    return built
 
 
 def _build_step_events(run_id: str, record: StepRecord) -> Iterator[events.Event]:
     step = record.step
-    rollout = record.rollout
     chosen = record.chosen
     yield events.StepStarted(run_id=run_id, step=step, epoch=record.epoch, item_ids=record.item_ids)
     yield events.RolloutsFinished(
         run_id=run_id,
         step=step,
-        n=rollout.n,
+        n=record.rollout.n,
         failures=record.n_failures,
-        unmeasured=len(rollout.unmeasured),
+        unmeasured=len(record.rollout.unmeasured),
     )
     for report in record.reports:
         yield events.AnalystReported(run_id=run_id, step=step, report=report)
@@ -252,45 +244,21 @@ def _build_step_events(run_id: str, record: StepRecord) -> Iterator[events.Event
     yield events.CandidateJudged(run_id=run_id, step=step, verdict=record.verdict)
 
 
-def find_stop_reason(config: TrainConfig, records: Sequence[StepRecord]) -> str | None:
-    """Return why no further step is taken, by ``train.patience``; None if one is."""
-    since = next(
-        (n for n, record in enumerate(reversed(records)) if record.verdict.accepted), len(records)
-    )
-    if config.patience is None or since < config.patience:
-        return None
-    return f"train.patience is {config.patience}, and the last {since} steps accepted no edit"
-
-
 def summarize_history(
-    summary: RunSummary,
-    records: Sequence[StepRecord],
-    epochs: Sequence[EpochRecord],
-    state: RunState | None,
+    summary: RunSummary, records: Sequence[StepRecord], state: RunState | None
 ) -> RunSummary:
-    """Return a summary with counts and epochs of the committed history, and a state's best and
-    final skill.
-    """
+    """Return a summary with counts of the committed steps, and a state's best and last skill."""
     actions: Counter[str] = Counter(r.verdict.action for r in records)
-    ends = {e.epoch: e for e in epochs}
-    numbers = sorted({r.epoch for r in records})
-    return summary.model_copy(
-        update={
-            "steps": len(records),
-            "accepts": sum(r.verdict.accepted for r in records),
-            "rejects": actions["reject"],
-            "skips": sum(actions[action] for action in UNCHANGED),
-            "actions": tuple(
-                ActionCount(action=a, count=actions[a]) for a in ACTIONS if actions[a]
-            ),
-            "best": state.best if state is not None else None,
-            "final": state.current if state is not None else None,
-            "deterministic": state is None or state.deterministic,
-            "epochs": tuple(
-                _summarize_epoch([r for r in records if r.epoch == n], ends.get(n)) for n in numbers
-            ),
-        }
-    )
+    update: dict[str, object] = {
+        "steps": len(records),
+        "accepts": sum(r.verdict.accepted for r in records),
+        "rejects": actions["reject"],
+        "skips": sum(actions[action] for action in UNCHANGED),
+        "actions": tuple(ActionCount(action=a, count=actions[a]) for a in ACTIONS if actions[a]),
+    }
+    if state is not None:
+        update |= {"best": state.best, "final": state.current, "deterministic": state.deterministic}
+    return summary.model_copy(update=update)
 
 
 def find_unmeasured(records: Sequence[StepRecord]) -> tuple[str, ...]:
@@ -301,17 +269,3 @@ def find_unmeasured(records: Sequence[StepRecord]) -> tuple[str, ...]:
         for item_id in record.item_ids
     }
     return tuple(item_id for item_id, is_lost in last.items() if is_lost)
-
-
-def _summarize_epoch(records: Sequence[StepRecord], end: EpochRecord | None) -> EpochStats:
-    last = records[-1] if end is None else end
-    return EpochStats(
-        epoch=records[-1].epoch,
-        steps=len(records),
-        accepts=sum(r.verdict.accepted for r in records),
-        rejects=sum(r.verdict.action == "reject" for r in records),
-        skips=sum(r.verdict.action in UNCHANGED for r in records),
-        slow_update=None if end is None or end.slow_update is None else end.slow_update.action,
-        current_score=None if last.current.inherited else last.current.score,
-        best_score=last.best.score,
-    )

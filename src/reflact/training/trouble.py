@@ -1,5 +1,5 @@
-"""Trouble of a run, reported while it happens: endpoints that fail, models without valid replies,
-own exceptions.
+"""Trouble of a run, reported while it happens: models without valid replies, answers that are cut,
+and exceptions of the caller's own code.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ import logging
 import os
 import shlex
 import traceback
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from reflact import events
@@ -26,7 +25,7 @@ from reflact.messages import CUT_OFF, NO_VALID_REPLY, CallReservation
 from reflact.protocols import EventCallback
 from reflact.records import CodeFailure, FaultKind, Usage
 from reflact.stages.rollout import RolloutJob
-from reflact.text import escape_controls, list_items, shorten_reason
+from reflact.text import escape_controls, list_items, shorten, shorten_reason
 from reflact.types import AnalystReport
 
 if TYPE_CHECKING:
@@ -39,26 +38,6 @@ MAX_TRACEBACK_CHARS = 8_000
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
 ROLES = ("target", "optimizer", "critic")
-
-# Failures of attempts that count for a storm; pauses for a rate limit are reported as such.
-OUTAGES: frozenset[FaultKind] = frozenset(
-    [
-        "408",
-        "409",
-        "5xx",
-        "timeout",
-        "unreachable",
-        "reset",
-        "truncated",
-        "malformed",
-        "broken stream",
-    ]
-)
-
-# The attempts of an endpoint that are watched, and the least of them that can be a storm, if half
-# of them failed.
-LAST_ATTEMPTS = 20
-MIN_ATTEMPTS = 10
 
 # A tenth of the target's answers that are cut or empty is reported, and after 20 answers while the
 # run goes on.
@@ -73,25 +52,16 @@ MUTE_CALLS = 3
 
 
 def log_line(run_id: str, label: str, level: int, message: str) -> None:
-    """Log a message of a run; the record has the attributes ``run_id`` and ``label``, and the line
-    names both.
-    """
+    """Log a message of a run; the record has the attributes ``run_id`` and ``label``."""
     line = escape_controls(f"run {run_id} ({label}): {message}")
     LOGGER.log(level, "%s", line, extra={"run_id": run_id, "label": label})
 
 
 class RunWatch:
-    """Finds trouble in the calls of one start of a run, and reports each kind once, with what to
-    do.
+    """Finds trouble in the calls of one start of a run, and reports each kind once as a warning.
 
-    It is reported as a warning, which is no part of the run's history: trouble depends on time and
-    on the network.
-
-    Args:
-        run_id: The run.
-        post: Takes the warnings.
-        config: The configuration of the run, so that no advice names what it has already.
-        label: The caller's name for the run, for log lines.
+    A warning is no part of the run's history: trouble depends on time and on the network. ``post``
+    takes the warnings, and ``label`` is the caller's name for the run in log lines.
     """
 
     def __init__(
@@ -105,10 +75,10 @@ class RunWatch:
         self._post = post
         self._config = config
         self._log = partial(log_line, run_id, label or str(config.out_dir))
-        self._known: set[str] = set()
-        self._attempts: dict[str, deque[FaultKind | None]] = {}
-        self._calls: dict[str, int | None] = {}
-        self._faults: Counter[tuple[str, FaultKind]] = Counter()
+        self._reported: set[str] = set()
+        self._failed_calls: Counter[str] = Counter()
+        self._answering_roles: set[str] = set()
+        self._faults: dict[str, Counter[FaultKind]] = {}
         self._n_answers = 0
 
     def follow(self, on_event: EventCallback) -> EventCallback:
@@ -123,124 +93,101 @@ class RunWatch:
 
     def observe_attempt(self, call: CallReservation, usage: Usage, fault: FaultKind | None) -> None:
         """Take an attempt of a call."""
-        self._observe_answer(call.role, usage, fault)
-        last = self._attempts.setdefault(call.endpoint, deque(maxlen=LAST_ATTEMPTS))
-        last.append(fault if fault in OUTAGES else None)
-        failed = Counter(kind for kind in last if kind is not None)
-        if len(last) >= MIN_ATTEMPTS and 2 * failed.total() >= len(last):
-            kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(failed.items()))
-            is_concurrent = getattr(self._config.models, call.role).concurrency > 1
-            lower = f"lower models.{call.role}.concurrency, or " if is_concurrent else ""
-            self._warn(
-                f"endpoint {call.endpoint}",
-                f"{failed.total()} of the last {len(last)} requests to {call.endpoint} failed "
-                f"({kinds}). They are retried. If it goes on, {lower}stop the run and resume it "
-                "later",
-            )
-
-    def _observe_answer(self, role: str, usage: Usage, fault: FaultKind | None) -> None:
-        self._n_answers += usage.calls if role == "target" else 0
+        if call.role == "target":
+            self._n_answers += usage.calls
         if fault is None:
             return
-        self._faults[role, fault] += 1
-        counts = {kind: count for (own, kind), count in self._faults.items() if own == role}
+        counts = self._faults.setdefault(call.role, Counter())
+        counts[fault] += 1
         if fault in {"cut prompt", "other model"} or self._n_answers >= MIN_ANSWERS:
-            for subject, message in describe_answer_faults(counts, self._n_answers, self._config):
-                self._warn(f"{subject} of {role}", message)
+            found = describe_answer_faults(counts, self._n_answers, self._config)
+            for subject, message in found.items():
+                self._warn(f"{subject} of {call.role}", message)
 
     def observe_call(self, event: events.ModelCallFinished) -> None:
-        """Take the end of a call, whose reply was valid or not.
+        """Take the end of a call.
 
         A call that nobody answered says nothing of replies, and neither does the plain text that
         tests the endpoint.
         """
-        count = self._calls.get(event.role, 0)
-        is_unanswered = event.outcome == "failed" and not event.usage.calls
-        if count is None or is_unanswered or event.purpose == PREFLIGHT:
+        role = event.role
+        if event.purpose == PREFLIGHT:
             return
-        self._calls[event.role] = count = None if event.outcome == "reply" else count + 1
-        if count == MUTE_CALLS:
-            reason = " ".join((event.reason or "none").split()).rstrip(".")
-            self._warn(
-                f"role {event.role}",
-                f"models.{event.role} gave no valid reply in its first {count} calls; the last "
-                f"reason: {shorten_reason(reason)}. To mend it, "
-                f"{advise_on_replies(event.role, self._config, reason)}",
-            )
+        if event.outcome == "reply":
+            self._answering_roles.add(role)
+        elif event.usage.calls:
+            self._failed_calls[role] += 1
+        if role in self._answering_roles or self._failed_calls[role] < MUTE_CALLS:
+            return
+        reason = " ".join((event.reason or "none").split()).rstrip(".")
+        advice = advise_on_replies(role, self._config, reason)
+        self._warn(
+            f"role {role}",
+            f"models.{role} gave no valid reply in its first {MUTE_CALLS} calls; the last reason: "
+            f"{shorten_reason(reason)}. To mend it, {advice}",
+        )
 
     def _warn(self, subject: str, message: str) -> None:
-        if subject not in self._known:
-            self._known.add(subject)
+        if subject not in self._reported:
+            self._reported.add(subject)
             self._log(logging.WARNING, message)
             self._post(events.WarningIssued(run_id=self._run_id, message=message))
 
 
 def describe_answer_faults(
     counts: Mapping[FaultKind, int], n_answers: int, config: TrainerConfig
-) -> Iterator[tuple[str, str]]:
-    """Yield the subject and words of each fault of prompts, and of a tenth of the target's answers,
-    with what to do.
-    """
-    if n_prompts := counts.get("cut prompt"):
-        yield (
-            "prompts",
-            "prompts with more than eight characters for each token that its server counted: "
-            f"{n_prompts:,}. It probably cut off their beginning, with the instructions. Raise its "
-            "context (num_ctx of Ollama), or shorten the texts",
-        )
-    if n_replies := counts.get("other model"):
-        yield (
-            "models",
-            f"replies that name another model than the first reply of their role: {n_replies:,}. "
-            "The endpoint may route calls or fall back, and then scores are those of several "
-            "models",
-        )
+) -> dict[str, str]:
+    """Return what is wrong with prompts, models and the target's answers, each with what to do."""
+    found = {}
     n_cut = counts.get("cut answer", 0)
     n_empty = counts.get("empty answer", 0)
+    if n_prompts := counts.get("cut prompt"):
+        found["prompts"] = (
+            "prompts with more than eight characters for each token that its server counted: "
+            f"{n_prompts:,}. It probably cut off their beginning, with the instructions. Raise its "
+            "context (num_ctx of Ollama), or shorten the texts"
+        )
+    if n_replies := counts.get("other model"):
+        found["models"] = (
+            f"replies that name another model than the first reply of their role: {n_replies:,}. "
+            "The endpoint may route calls or fall back, and then scores are those of several models"
+        )
     if n_cut + n_empty > 0 and n_cut + n_empty >= FAULTY_SHARE * n_answers:
         key = "models.target.max_tokens"
         cap = config.models.target.max_tokens
-        where, change = (
-            ("the server's limit", "set") if cap is None else (f"{key} ({cap:,})", "raise")
-        )
-        yield (
-            "answers",
-            f"of {n_answers:,} answers of the target, {n_cut:,} were cut off at {where} and "
+        limit = "the server's limit" if cap is None else f"{key} ({cap:,})"
+        change = "set" if cap is None else "raise"
+        found["answers"] = (
+            f"of {n_answers:,} answers of the target, {n_cut:,} were cut off at {limit} and "
             f"{n_empty:,} were empty. If the model thinks first, or right answers are longer, "
-            f"{change} {key}",
+            f"{change} {key}"
         )
+    return found
 
 
 async def list_answer_faults(
     store: SQLiteRunStore, run_id: str, config: TrainerConfig
 ) -> tuple[str, ...]:
-    """Return the faults of prompts and of the target's answers over all starts of a run, with what
-    to do.
-    """
+    """Return what ``describe_answer_faults`` finds over all starts of a run."""
     counts = {fault.kind: fault.count for fault in await store.faults(run_id)}
     n_answers = sum(part.usage.calls for part in await store.spend(run_id) if part.role == "target")
-    return tuple(message for _, message in describe_answer_faults(counts, n_answers, config))
+    return tuple(describe_answer_faults(counts, n_answers, config).values())
 
 
 def advise_on_replies(role: str, config: TrainerConfig, reason: str = "") -> str:
-    """Return what to change if a role gives no valid reply for a reason; nothing that the
-    configuration has already.
-    """
+    """Return what to change if a role gives no valid reply for a reason."""
     model = getattr(config.models, role)
     key = f"models.{role}"
     if CUT_OFF in reason and model.max_tokens is not None:
         return f"set {key}.max_tokens higher than {model.max_tokens:,}"
-    own = role == "optimizer" and not config.models.is_optimizer_separate
-    return (
-        f"choose a larger {key}.model than "
-        f"{model.model}{', the model of the target' if own else ''}"
-    )
+    shared = ""
+    if role == "optimizer" and not config.models.is_optimizer_separate:
+        shared = ", the model of the target"
+    return f"choose a larger {key}.model than {model.model}{shared}"
 
 
 def describe_refused(reports: Sequence[AnalystReport]) -> str | None:
-    """Return about which items an analyst's prompt was refused or too long, with the first reason;
-    None if none was.
-    """
+    """Return about which items no analyst could be asked, with the first reason; None if none."""
     refused = [r for r in reports if r.no_reply_reason and NO_VALID_REPLY not in r.no_reply_reason]
     if not refused:
         return None
@@ -250,15 +197,11 @@ def describe_refused(reports: Sequence[AnalystReport]) -> str | None:
 
 
 def describe_unmeasured(reasons: Mapping[str, str | None]) -> str | None:
-    """Return which items have no score in the end, with the first reason that is known; None if all
-    have one.
-    """
+    """Return which items have no score in the end, with the first known reason; None if none."""
     if not reasons:
         return None
-    reason = next(
-        (f"; the first reason: {shorten_reason(text)}" for text in reasons.values() if text), ""
-    )
-    return f"no result counts {list_items(reasons)}{reason}"
+    known = [f"; the first reason: {shorten_reason(text)}" for text in reasons.values() if text]
+    return f"no result counts {list_items(reasons)}{''.join(known[:1])}"
 
 
 class FailureLog:
@@ -283,7 +226,7 @@ class FailureLog:
         self._store = store
         self._on_event = on_event
         self._keys: Sequence[str] | None = None
-        self._known: set[str] = set()
+        self._known_places: set[str] = set()
 
     async def record_rollout(
         self, job: RolloutJob, error: Exception, reason: str, step: int
@@ -296,8 +239,7 @@ class FailureLog:
 
     @asynccontextmanager
     async def explain(self, what: str, *, step: int = 0) -> AsyncIterator[None]:
-        """Turn an exception of the caller's code in the block into the end of the run, with a
-        reason.
+        """Turn an exception of the caller's code in the block into the end of the run.
 
         Raises:
             RunFailed: The code raised an exception that is none of reflact's.
@@ -309,26 +251,30 @@ class FailureLog:
             raise
         except Exception as error:  # callers' code raises anything; the run ends with its words
             reason = f"{what}: {type(error).__name__}: {read_text(error)}"
-            raise RunFailed(
-                await self.record(error, reason, step=step, key=f"{what}/{step}")
-            ) from error
+            reason = await self.record(error, reason, step=step, key=f"{what}/{step}")
+            raise RunFailed(reason) from error
 
     async def record(
         self, error: Exception, reason: str, *, step: int, key: str, item_id: str | None = None
     ) -> str:
         """Log, store and report an exception, and return the reason without keys; see the class."""
+        from reflact.llm.redaction import remove_keys
+
         if self._config.train.raise_on_exception:
             raise error
         if self._keys is None:
             self._keys = await find_keys(self._config)
-        parts = (reason, format_exception(error))
-        reason, text = (self._remove_keys(replace_surrogates(part)) for part in parts)
+        reason = remove_keys(self._keys, replace_surrogates(reason))
+        text = remove_keys(self._keys, replace_surrogates(format_exception(error)))
         failure = CodeFailure(step=step, item_id=item_id, reason=reason, traceback=text)
         await self._store.store_failure(self._run_id, key, failure)
-        place = find_place(error)
-        is_new = place not in self._known
-        self._known.add(place)
-        self._log(logging.ERROR if is_new else logging.DEBUG, f"{reason}\n{text}")
+        # Equal exceptions have the same class and come from the same line.
+        lines = [f"{f.filename}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
+        place = f"{type(error).__qualname__} {lines[-1:]}"
+        is_new = place not in self._known_places
+        self._known_places.add(place)
+        level = logging.ERROR if is_new else logging.DEBUG
+        self._log(level, f"{reason}\n{text}")
         if is_new and item_id is not None:
             command = shlex.join(("reflact", "show", str(self._config.out_dir), "--item", item_id))
             message = f"{reason}; for the traceback: {command}"
@@ -337,56 +283,25 @@ class FailureLog:
             )
         return reason
 
-    def _remove_keys(self, text: str) -> str:
-        from reflact.llm.redaction import remove_keys
-
-        return remove_keys(self._keys or (), text)
-
 
 async def find_keys(config: TrainerConfig) -> list[str]:
-    """Return the keys of all roles, and the values of environment variables that are named like
-    secrets.
-    """
+    """Return the keys of all roles, and the environment variables that are named like secrets."""
     from reflact.llm.redaction import is_key, resolve_key
 
-    found = [
-        value
-        for name, value in os.environ.items()
-        if SECRET_NAME.search(name.lower().replace("_", ""))
-    ]
+    keys: list[str | None] = []
+    for name, value in os.environ.items():
+        if SECRET_NAME.search(name.lower().replace("_", "")):
+            keys.append(value)
     for role in ROLES:
         with suppress(ConfigError):
-            key = await resolve_key(getattr(config.models, role), role)
-            found += [] if key is None else [key]
-    return [key for key in dict.fromkeys(found) if is_key(key)]
+            keys.append(await resolve_key(getattr(config.models, role), role))
+    return [key for key in dict.fromkeys(keys) if key is not None and is_key(key)]
 
 
 def format_exception(error: BaseException) -> str:
-    """Return an exception with its traceback, from the first frame outside of reflact on, at a
-    bounded length.
-    """
-    outer = _find_first_frame(error.__traceback__)
-    text = "".join(
-        traceback.format_exception(type(error), error, outer or error.__traceback__)
-    ).rstrip()
-    if len(text) <= MAX_TRACEBACK_CHARS:
-        return text
-    half = MAX_TRACEBACK_CHARS // 2
-    return f"{text[:half]}\n...\n{text[-half:]}"
-
-
-def find_place(error: BaseException) -> str:
-    """Return the kind of an exception and the line that raised it, which tell equal exceptions."""
-    frames = traceback.extract_tb(_find_first_frame(error.__traceback__) or error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(PACKAGE)] or list(frames)
-    return (
-        f"{type(error).__qualname__} {own[-1].filename}:{own[-1].lineno}"
-        if own
-        else repr(type(error))
-    )
-
-
-def _find_first_frame(frame: TracebackType | None) -> TracebackType | None:
+    """Return an exception with its traceback, from the first frame outside of reflact on."""
+    frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.tb_next
-    return frame
+    lines = traceback.format_exception(type(error), error, frame or error.__traceback__)
+    return shorten("".join(lines).rstrip(), MAX_TRACEBACK_CHARS)

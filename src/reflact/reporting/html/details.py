@@ -1,5 +1,4 @@
-"""The long sections of a run's page: edits with their origin, memory by epoch, and items with their
-answers.
+"""The long sections of a run's page: changes with their origin, memory by epoch, and items.
 
 Each has room for so many texts, and says on the page what it leaves out.
 """
@@ -21,11 +20,10 @@ from reflact.text import escape_line, name_count, shorten
 # Filters and sorts the list; without it, the list is complete and in the order of outcomes.
 SCRIPT = "items.js"
 
+# The room for texts of models and data.
 ITEM_BYTES = 2_000_000
 DIFF_BYTES = 750_000
 EDIT_BYTES = 1_000_000
-
-# The room for texts of models and data.
 EPOCH_BYTES = 750_000
 
 MAX_ITEMS = 1_000
@@ -46,40 +44,23 @@ MARKS: dict[ComparisonCategory | None, str] = {
 }
 
 
-# ------------------------------------------------------------------------------------------- the
-# edits
+# ----------------------------------------------------------------------------------------- changes
 
 
-def list_lineage(
-    history: RunHistory, *, baseline: str, best: str
-) -> tuple[StepRecord | EpochRecord, ...]:
-    """Return the steps and ends of epochs that made the best document out of the initial one, in
-    order.
-
-    ``baseline`` and ``best`` are the hashes of the documents.
-    """
-    origins: dict[str, tuple[str, StepRecord | EpochRecord]] = {}
+def list_changes(history: RunHistory, best_hash: str) -> list[StepRecord | EpochRecord]:
+    """Return the steps and ends of epochs that changed the current document, up to the best one."""
     records: list[StepRecord | EpochRecord] = sorted(
         (*history.steps, *history.epochs),
         key=lambda record: (record.step, isinstance(record, EpochRecord)),
     )
+    changes = []
     for record in records:
-        parent = record.skill_before if isinstance(record, StepRecord) else record.last_hash
-        if (
-            isinstance(record, StepRecord)
-            and record.verdict.action == "return"
-            and record.verdict.ranked
-        ):
-            parent = record.verdict.ranked.chosen
-        for version in record.created_versions:
-            origins.setdefault(version.skill_hash, (parent, record))
-            parent = version.skill_hash
-    lineage: list[StepRecord | EpochRecord] = []
-    while best != baseline and best in origins:
-        best, record = origins.pop(best)
-        if not lineage or lineage[-1] is not record:
-            lineage.append(record)
-    return tuple(reversed(lineage))
+        is_return = record.verdict is not None and record.verdict.action == "return"
+        if record.created_versions or is_return:
+            changes.append(record)
+        if best_hash in {version.skill_hash for version in record.created_versions}:
+            break
+    return changes
 
 
 def build_changes_section(
@@ -93,24 +74,21 @@ def build_changes_section(
     if best.skill == baseline.skill:
         nothing = h.p["No better document was found; the best one is the initial one."]
         return PageSection(name, heading, (nothing,))
-    lineage = list_lineage(history, baseline=baseline.skill.hash, best=best.skill.hash)
+    changes = list_changes(history, best.skill.hash)
     limit = TextLimit(EDIT_BYTES)
     room = MAX_EDITS
     blocks: list[h.Node] = []
-    for record in reversed(lineage):  # the newest get the room
+    for record in reversed(changes):  # the newest get the room
         room -= len(record.edits) if isinstance(record, StepRecord) else 1
         if room >= 0:
             blocks.append(_build_change(record, limit))
-    left_out = len(lineage) - len(blocks)
-    sizes = [name_count(len(each.skill.text), "character") for each in (baseline, best)]
-    changes = f", in {name_count(len(lineage), 'accepted change')}" if lineage else ""
+    left_out = len(changes) - len(blocks)
+    before, after = (name_count(len(each.skill.text), "character") for each in (baseline, best))
+    words = f"From the initial document ({before}) to v{best.version.number} ({after})."
     content = (
-        h.p[
-            f"From the initial document ({sizes[0]}) to v{best.version.number} "
-            f"({sizes[1]}){changes}."
-        ],
+        h.p[words],
         build_diff(diff_texts(baseline.skill.text, best.skill.text)),
-        bool(lineage) and h.h3["Where each change came from"],
+        h.h3["The accepted changes"],
         left_out > 0 and h.p(".note")[f"The first {name_count(left_out, 'change')} are left out."],
         limit.build_note(),
         blocks[::-1],
@@ -125,17 +103,17 @@ def build_diff(diff: str) -> list[h.Node]:
     kinds = {"+": h.ins, "-": h.del_}
     shown: list[h.Node] = []
     for line in lines[:MAX_DIFF_LINES]:
-        if line.startswith("@@"):
-            shown.append(h.span(".at")["...\n" if shown else ""])
-        else:
+        if line.startswith("@@") and shown:
+            shown.append(h.span(".at")["...\n"])
+        elif not line.startswith("@@"):
             shown.append(kinds.get(line[:1], h.span(".same"))[limit.fit(line, 2_000), "\n"])
-    left_out = len(lines) - len(shown)
+    left_out = len(lines) - MAX_DIFF_LINES
+    note = f"{left_out:,} more lines are left out. reflact diff prints all."
     return [
         h.pre(".diff", tabindex="0", role="region", aria_label="Difference of the documents")[
             shown
         ],
-        left_out > 0
-        and h.p(".note")[f"{left_out:,} more lines are left out. reflact diff prints all."],
+        left_out > 0 and h.p(".note")[note],
         limit.build_note(),
     ]
 
@@ -146,10 +124,10 @@ def _build_change(record: StepRecord | EpochRecord, limit: TextLimit) -> h.Eleme
             h.h4[f"The end of epoch {record.epoch} made v{record.current.number}: slow update"],
             h.p["See ", h.a(href=f"#epoch-{record.epoch}")[f"epoch {record.epoch}"], "."],
         ]
-    versions = ", ".join(f"v{version.number}" for version in record.created_versions)
+    decision = facts.ACTION_WORDS[record.verdict.action]
     edits = [fact for fact in facts.list_edit_facts(record) if fact.outcome != "not chosen"]
     return h.article(f"#step-{record.step}")[
-        h.h4[f"Step {record.step} made {versions}: {facts.ACTION_WORDS[record.verdict.action]}"],
+        h.h4[f"Step {record.step}: {decision}, now v{record.current.number}"],
         _build_texts(facts.list_step_details(record), limit),
         h.ol(".edits")[[_build_edit(fact, limit) for fact in edits]],
     ]
@@ -159,27 +137,29 @@ def _build_texts(texts: Iterable[facts.LabelledText], limit: TextLimit) -> h.Ele
     entries = list(texts)
     rows = [_build_text(name, limit.fit(text, 1_000)) for name, text in entries[:MAX_LINES]]
     left_out = len(entries) - len(rows)
-    return h.dl(".facts")[
-        rows, left_out > 0 and h.div[h.dt["left out"], h.dd[f"{left_out} more lines"]]
-    ]
+    more = left_out > 0 and h.div[h.dt["left out"], h.dd[f"{left_out} more lines"]]
+    return h.dl(".facts")[rows, more]
 
 
 def _build_edit(fact: facts.EditFact, limit: TextLimit) -> h.Element:
-    is_anchor = fact.kind == "insert_after"
+    edit = fact.edit
+    target: h.Node = None
+    if edit.target and edit.op == "insert_after":
+        target = h.p(".note")["after: ", limit.fit(edit.target, 300)]
+    elif edit.target:
+        target = h.pre[h.del_[limit.fit(edit.target)]]
     texts = [("outcome", fact.outcome), ("origin", fact.origin)]
-    if fact.evidence:
-        texts.append(("evidence", fact.evidence))
+    if edit.evidence:
+        texts.append(("evidence", edit.evidence))
     return h.li(".edit")[
-        h.p[h.strong[facts.EDIT_WORDS[fact.kind]]],
-        bool(fact.target) and is_anchor and h.p(".note")["after: ", limit.fit(fact.target, 300)],
-        bool(fact.target) and not is_anchor and h.pre[h.del_[limit.fit(fact.target)]],
-        bool(fact.content) and h.pre[h.ins[limit.fit(fact.content)]],
+        h.p[h.strong[facts.EDIT_WORDS[edit.op]]],
+        target,
+        bool(edit.content) and h.pre[h.ins[limit.fit(edit.content)]],
         _build_texts(texts, limit),
     ]
 
 
-# -------------------------------------------------------------------------------- guidance and
-# memory
+# ------------------------------------------------------------------------------ memory and items
 
 
 def build_memory_section(epochs: Sequence[EpochRecord]) -> PageSection:
@@ -202,14 +182,8 @@ def build_memory_section(epochs: Sequence[EpochRecord]) -> PageSection:
     return PageSection("memory", "Guidance and memory by epoch", content)
 
 
-# ----------------------------------------------------------------------------------------- the
-# items
-
-
 def build_items_section(items: Sequence[ItemResult], note: str | None) -> PageSection:
-    """Return the items with their answers; of very many, those whose score changed are on the page
-    first.
-    """
+    """Return the items with their answers; of very many, those whose score changed come first."""
     limit = TextLimit(ITEM_BYTES)
     if not items:
         reason = note or "No item is measured."
@@ -220,21 +194,18 @@ def build_items_section(items: Sequence[ItemResult], note: str | None) -> PageSe
         render_node(_build_item(place, item, limit))
         for place, item in enumerate(ranked[:MAX_ITEMS])
     ]
-    counts = Counter(item.category for item in items)
-    left_out = len(items) - len(rows)
+    left_out = name_count(len(items) - len(rows), "item")
     help_text = (
         "A row ends with the score under the initial and the best skill. Open it to read "
         "the answers."
     )
-    not_shown = (
-        f"{name_count(left_out, 'item')} are not on this page. reflact show --items lists all."
-    )
+    not_shown = f"{left_out} are not on this page. reflact show --items lists all."
     content = (
         h.p[f"{facts.summarize_items(items)}. {help_text}"],
         note is not None and h.p(".note")[limit.fit(note)],
-        left_out > 0 and h.p(".note")[not_shown],
+        len(items) > len(rows) and h.p(".note")[not_shown],
         limit.build_note(),
-        _build_controls(counts),
+        _build_controls(Counter(item.category for item in items)),
         h.ol("#item-list.items")[rows],
     )
     return PageSection("items", "Items", content)
@@ -260,8 +231,7 @@ def _build_controls(counts: Counter[ComparisonCategory | None]) -> h.Element:
 def _build_item(place: int, item: ItemResult, limit: TextLimit) -> h.Element:
     fact = facts.ItemFact(item=item)
     outcome = item.category or "unknown"
-    usage = fact.usage
-    tokens = 0 if usage is None else usage.input_tokens + usage.output_tokens
+    tokens = 0 if fact.usage is None else fact.usage.input_tokens + fact.usage.output_tokens
     preview = shorten(escape_line(" ".join(fact.texts["input"].split())), QUESTION_CHARS)
     parts = list(fact.list_parts())
     shown = [_build_text(name, limit.fit(text)) for name, text in parts[:MAX_LINES]]
@@ -281,4 +251,5 @@ def _build_item(place: int, item: ItemResult, limit: TextLimit) -> h.Element:
 
 
 def _build_text(name: str, text: str) -> h.Element:
-    return h.div[h.dt[escape_line(name)], h.dd[h.pre[text] if text else h.span(".note")["(empty)"]]]
+    shown = h.pre[text] if text else h.span(".note")["(empty)"]
+    return h.div[h.dt[escape_line(name)], h.dd[shown]]

@@ -4,8 +4,7 @@
   const [status, button] = [box.querySelector("output"), box.querySelector("button")];
   const touched = () =>
     document.querySelector("details[data-used], #item-controls [aria-pressed=true]") ||
-    document.querySelector("input[type=search]")?.value ||
-    document.querySelector("input:checked");
+    document.querySelector("input[type=search]")?.value;
   document.addEventListener("click", (event) => event.target.closest("details")?.setAttribute("data-used", ""));
   button.addEventListener("click", () => location.reload());
   const source = new EventSource(box.dataset.events);

@@ -1,8 +1,8 @@
 """The frame, sections, tables and charts of an HTML page.
 
 Texts become HTML only as children and attributes of ``htpy`` elements, which escape them. Charts
-are inline SVG in the page's colours: named and described in words, told apart by shape too. Most
-are about 340 units wide, so that on a narrow page their letters are as large as the page's own.
+are inline SVG in the page's colours: named and described in words, told apart by shape too. They
+are 340 units wide, so that on a narrow page their letters are as large as the page's own.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class TextLimit:
 
 
 class PageSection(NamedTuple):
-    """A part of a page: its id, its heading, and its content; without a heading it is the whole of
-    the page.
-    """
+    """A part of a page: its id, heading and content; without a heading it is the whole page."""
 
     section_id: str
     heading: str
@@ -71,14 +69,15 @@ class PageSection(NamedTuple):
 
 
 class LiveBar(NamedTuple):
-    """What stands on top of a page that a server keeps up to date: the address of its events, and
-    its state.
+    """The top of a page that a server keeps up to date: the address of its events, and its state.
+
+    ``home`` is the address of the list of runs; None on the list itself.
     """
 
     events: str
     version: str
     text: str
-    is_list: bool = False
+    home: str | None = "/"
 
 
 LIVE_SCRIPT = "live.js"
@@ -93,9 +92,7 @@ def build_document(
     script: str | None = None,
     live: LiveBar | None = None,
 ) -> str:
-    """Return a whole HTML document that loads nothing, and runs nothing but files of this
-    package.
-    """
+    """Return an HTML document that loads nothing, and runs nothing but files of this package."""
     style = _read_file("page.css")
     names = (script, None if live is None else LIVE_SCRIPT)
     codes = [_read_file(name) for name in names if name is not None]
@@ -112,49 +109,41 @@ def build_document(
         h.title[title],
         h.style[Markup(style)],  # noqa: S704 - a file of this package
     ]
-    links = (
-        len(sections) > 1
-        and h.nav(aria_label="Contents")[
-            h.ul[(h.li[h.a(href=f"#{part.section_id}")[part.heading]] for part in sections)]
-        ]
-    )
-    parts = (
-        h.section(id=part.section_id, aria_labelledby=f"{part.section_id}-heading")[
-            h.h2(id=f"{part.section_id}-heading")[part.heading], part.content
-        ]
-        if part.heading
-        else h.div(id=part.section_id)[part.content]
-        for part in sections
-    )
+    contents = [h.li[h.a(href=f"#{part.section_id}")[part.heading]] for part in sections]
+    links = len(sections) > 1 and h.nav(aria_label="Contents")[h.ul[contents]]
+    parts = [_build_section(part) for part in sections]
     end = [h.script[Markup(code)] for code in codes]  # noqa: S704 - files of this package
-    bar = None if live is None else _build_live_bar(live)
-    is_list = live is not None and live.is_list
-    main = h.main[not is_list and bar, h.header[header, is_list and bar, links], parts]
+    main = h.main[live is not None and _build_live_bar(live), h.header[header, links], parts]
     return f"{h.html(lang='en')[head, h.body[main, end]]}\n"
+
+
+def _build_section(part: PageSection) -> h.Element:
+    if not part.heading:
+        return h.div(id=part.section_id)[part.content]
+    heading_id = f"{part.section_id}-heading"
+    heading = h.h2(id=heading_id)[part.heading]
+    return h.section(id=part.section_id, aria_labelledby=heading_id)[heading, part.content]
 
 
 def _build_policy(style: str, codes: Sequence[str], *, is_live: bool) -> str:
     """Return the policy of a page: it loads nothing, and runs only what is written in it."""
+    parts = ["default-src 'none'", f"style-src {_hash_text(style)}", "img-src data:"]
+    parts += ["base-uri 'none'", "form-action 'none'"]
+    if is_live:
+        parts.append("connect-src 'self'")
+    if codes:
+        parts.append(f"script-src {' '.join(map(_hash_text, codes))}")
+    return "; ".join(parts)
 
-    def list_hashes(texts: Sequence[str]) -> str:
-        digests = (
-            base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts
-        )
-        return " ".join(f"'sha256-{digest}'" for digest in digests)
 
-    parts = [
-        "default-src 'none'",
-        f"style-src {list_hashes([style])}",
-        "img-src data:",
-        "base-uri 'none'",
-    ]
-    parts += ["form-action 'self'", "connect-src 'self'"] if is_live else ["form-action 'none'"]
-    return "; ".join([*parts, f"script-src {list_hashes(codes)}"] if codes else parts)
+def _hash_text(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def _build_live_bar(live: LiveBar) -> h.Element:
     return h.div("#live.live", data_events=live.events, data_version=live.version)[
-        not live.is_list and h.a(href="/")["All runs"],
+        live.home is not None and h.a(href=live.home)["All runs"],
         h.output(aria_live="polite")[live.text],
         h.button(type="button", hidden=True)["Show the new state"],
     ]
@@ -172,9 +161,7 @@ def render_node(element: h.Element) -> Markup:
 
 
 def break_key(key: str) -> h.Node:
-    """Return a key or a path that may be broken behind a dot, underscore or slash, and nowhere else
-    if it fits.
-    """
+    """Return a key or a path that may be broken behind a dot, underscore or slash."""
     return [(part, h.wbr) for part in re.split(r"(?<=[._/])", key)]
 
 
@@ -185,45 +172,34 @@ def build_table(
     *,
     prose: Collection[int] = (),
 ) -> h.Element:
-    """Return a table that can be scrolled sideways; ``prose`` are the numbers of columns that hold
-    words.
+    """Return a table that can be scrolled sideways; ``prose`` are the numbers of columns of words.
 
     Rows of more than five columns become blocks on a narrow page, so that no column is out of
     sight.
     """
     is_stacked = len(columns) > MAX_NARROW_COLUMNS
-    kinds = [
-        "prose" if number in prose or number == 0 else "figure" for number in range(len(columns))
-    ]
-    heads = (
-        h.th(scope="col", class_=kind)[name] for kind, name in zip(kinds, columns, strict=True)
-    )
-    body = (
-        h.tr[
-            h.th(scope="row")[first],
-            (
-                h.td(class_=kind, data_label=name if is_stacked else None)[cell]
-                for kind, name, cell in zip(kinds[1:], columns[1:], rest, strict=True)
-            ),
+    kinds = ["prose" if n in {0, *prose} else "figure" for n in range(len(columns))]
+    heads = [h.th(scope="col", class_=kinds[n])[name] for n, name in enumerate(columns)]
+    body = []
+    for first, *rest in rows:
+        cells = [
+            h.td(class_=kinds[n], data_label=columns[n] if is_stacked else None)[cell]
+            for n, cell in enumerate(rest, start=1)
         ]
-        for first, *rest in rows
-    )
-    return h.div(".scroll", role="region", tabindex="0", aria_label=caption)[
-        h.table(class_="stacked" if is_stacked else None)[
-            h.caption[caption], h.thead[h.tr[heads]], h.tbody[body]
-        ]
-    ]
+        body.append(h.tr[h.th(scope="row")[first], cells])
+    table = h.table(class_="stacked" if is_stacked else None)
+    content = table[h.caption[caption], h.thead[h.tr[heads]], h.tbody[body]]
+    return h.div(".scroll", role="region", tabindex="0", aria_label=caption)[content]
 
 
-def build_column_table(
-    caption: str, columns: Mapping[str, Sequence[h.Node]], *, prose: Collection[str] = ()
+def build_row_table(
+    caption: str, rows: Sequence[Mapping[str, h.Node]], *, prose: Collection[str] = ()
 ) -> h.Element:
-    """Return a table of columns that a terminal shows too; ``prose`` are the headings of columns
-    that hold words.
-    """
-    numbers = {number for number, name in enumerate(columns) if name in prose}
-    names = ["validation" if name == "val" else name for name in columns]
-    return build_table(caption, names, [*zip(*columns.values(), strict=True)], prose=numbers)
+    """Return a table of rows that a terminal shows too; ``prose`` are the columns of words."""
+    names = list(rows[0])
+    numbers = {names.index(name) for name in prose}
+    headings = ["validation" if name == "val" else name for name in names]
+    return build_table(caption, headings, [list(row.values()) for row in rows], prose=numbers)
 
 
 def build_figure(caption: str, *charts: h.Element) -> h.Element:
@@ -238,17 +214,15 @@ def format_estimate(estimate: IntervalEstimate | None) -> h.Node:
     return [format_number(estimate.value), " ", h.span(".interval")[format_interval(estimate)]]
 
 
-# ------------------------------------------------------------------------------------------- charts
+# ------------------------------------------------------------------------------------------ charts
 
 # How a mark looks: a hollow circle, or a filled diamond.
 MarkStyle = Literal["before", "after"]
 
 CHART_WIDTH = 340
 
-# The scores by step have a wider chart, which a narrow page shrinks.
-SCORES_WIDTH = 640
-
-MAX_STEP_LABELS = 16
+# The most numbers below a chart.
+MAX_LABELS = 9
 
 # A description in words names at most this many points that were not accepted.
 MAX_DESCRIBED = 60
@@ -270,12 +244,20 @@ class AxisScale(NamedTuple):
         return self.pixel_start + share * (self.pixel_end - self.pixel_start)
 
 
+class ScorePoint(NamedTuple):
+    """A measured value in a chart; ``at`` is its step or round."""
+
+    at: float
+    label: str
+    value: float
+    interval: tuple[float, float] | None
+    look: MarkStyle
+
+
 def draw_reliability(
     name: str, title: str, bins: Sequence[ReliabilityBin], *, look: MarkStyle
 ) -> h.Element:
-    """Return how often a critic is right by its confidence, with the number of steps in each bin
-    below.
-    """
+    """Return how often a critic is right by its confidence, with the steps of each bin below."""
     across = AxisScale(0, 1, 46, 330)
     up = AxisScale(0, 1, 314, 30)
     most = max((one.n_transitions for one in bins), default=1)
@@ -284,45 +266,36 @@ def draw_reliability(
         f"{one.n_transitions}"
         for one in bins
     )
-    return build_svg(
-        name,
-        f"{title}: reliability diagram",
-        f"How often the critic is right by its confidence. {described or 'No step was scored'}.",
-        370,
-        draw_text(46, 12, title, class_="name"),
-        (
-            [
-                draw_line(across(at), up(0), across(at), up(1), "grid"),
-                draw_line(46, up(at), 330, up(at), "grid"),
-            ]
-            for at in AXIS_TICKS
-        ),
-        (draw_text(38, up(at) + 4, format_number(at, 1), anchor="end") for at in AXIS_TICKS),
-        (draw_text(across(at), 330, format_number(at, 1), anchor="middle") for at in AXIS_TICKS),
+    parts: list[h.Node] = [draw_text(46, 12, title, class_="name")]
+    for at in AXIS_TICKS:
+        parts += [
+            draw_line(across(at), up(0), across(at), up(1), "grid"),
+            draw_line(46, up(at), 330, up(at), "grid"),
+            draw_text(38, up(at) + 4, format_number(at, 1), anchor="end"),
+            draw_text(across(at), 330, format_number(at, 1), anchor="middle"),
+        ]
+    turned = f"translate(12 {format_coordinate(up(0.5))}) rotate(-90)"
+    parts += [
         draw_line(across(0), up(0), across(1), up(1), "guide"),
         draw_text(across(0.03), up(0.93), "too modest", class_="halo"),
         draw_text(across(0.66), up(0.1), "too sure", anchor="middle", class_="halo"),
         draw_text(across(0.5), 346, "confidence", anchor="middle"),
-        h.text(
-            transform=f"translate(10 {format_coordinate(up(0.5))}) rotate(-90)",
-            text_anchor="middle",
-        )["share right"],
-        (
-            [
-                draw_line(x, up(one.confidence), x, up(one.right_share), f"{look} whisker"),
-                _draw_mark(x, up(one.right_share), 4 + 6 * sqrt(one.n_transitions / most), look),
-                draw_text(
-                    across((one.low + one.high) / 2),
-                    364,
-                    format_count(one.n_transitions),
-                    "middle",
-                    "value",
-                ),
-            ]
-            for one, x in ((one, across(one.confidence)) for one in bins)
-        ),
+        h.text(transform=turned, text_anchor="middle")["share right"],
         draw_text(38, 364, "steps", anchor="end"),
+    ]
+    for one in bins:
+        x = across(one.confidence)
+        middle = across((one.low + one.high) / 2)
+        steps = format_count(one.n_transitions)
+        parts += [
+            draw_line(x, up(one.confidence), x, up(one.right_share), f"{look} whisker"),
+            _draw_mark(x, up(one.right_share), 4 + 6 * sqrt(one.n_transitions / most), look),
+            draw_text(middle, 364, steps, "middle", "value"),
+        ]
+    description = (
+        f"How often the critic is right by its confidence. {described or 'No step was scored'}."
     )
+    return build_svg(name, f"{title}: reliability diagram", description, 370, *parts)
 
 
 def draw_rounds(
@@ -334,173 +307,94 @@ def draw_rounds(
     reference: float,
     reference_label: str,
 ) -> h.Element:
-    """Return a figure round by round: before any, and after each, on a scale from 0 to
-    ``maximum``.
-    """
-    across = AxisScale(0, max(len(values) - 1, 1), 64, 312)
-    up = AxisScale(0, maximum, 202, 30)
-    labels = ["before", *map(str, range(1, len(values)))]
-    points = [(across(n), labels[n], one) for n, one in enumerate(values) if one is not None]
-    described = "; ".join(
-        f"{label}: {format_number(one.value)} {format_interval(one)}" for _, label, one in points
-    )
-    return build_svg(
+    """Return a figure after each round, the first one before any, from 0 to ``maximum``."""
+    points = []
+    for n, one in enumerate(values):
+        if one is not None:
+            label = f"{n or 'before'}: {format_number(one.value)} {format_interval(one)}"
+            look: MarkStyle = "after" if n else "before"
+            points.append(ScorePoint(n, label, one.value, (one.low, one.high), look))
+    return draw_series(
         name,
-        f"{title} by round",
-        f"{described}. {reference_label}: {format_number(reference)}.",
-        246,
-        draw_text(40, 14, title, class_="name"),
-        (
-            [
-                draw_line(40, up(at), 330, up(at), "grid"),
-                draw_text(34, up(at) + 4, format_number(at, 2 if at % 0.5 else 1), "end"),
-            ]
-            for at in (maximum * n / 4 for n in range(5))
-        ),
-        draw_line(40, up(reference), 330, up(reference), "guide"),
-        (
-            draw_line(x, up(one.value), next_x, up(after.value), "link")
-            for (x, _, one), (next_x, _, after) in pairwise(points)
-        ),
-        (
-            _draw_interval(x, up, one, "before" if label == "before" else "after")
-            for x, label, one in points
-        ),
-        draw_text(across(0.5), up(reference) - 4, reference_label, anchor="middle", class_="halo"),
-        (
-            draw_text(across(n), 220, labels[n], anchor="middle")
-            for n in range(0, len(values), -(-len(values) // 10))
-        ),
-        draw_text(185, 238, "round", anchor="middle"),
+        title,
+        points,
+        [(point.at, point.value) for point in points],
+        unit="round",
+        bounds=(0, maximum),
+        reference=(reference, reference_label),
     )
 
 
-class ScorePoint(NamedTuple):
-    """A measured document in the chart of a run; ``at`` is its step."""
-
-    at: float
-    label: str
-    value: float
-    interval: tuple[float, float] | None
-    look: MarkStyle
-
-
-def draw_scores(
+def draw_series(
     name: str,
     title: str,
     points: Sequence[ScorePoint],
-    current: Sequence[tuple[float, float | None]],
+    line: Sequence[tuple[float, float | None]],
+    *,
+    unit: str,
+    bounds: tuple[float, float] | None = None,
+    reference: tuple[float, str] | None = None,
 ) -> h.Element:
-    """Return scores by step with their intervals: accepted documents are filled, and a line is the
-    current one.
+    """Return values by step or round with their intervals, and a line through some of them.
 
-    ``current`` is the score of the current document after each step; None interrupts the line.
+    A None in ``line`` interrupts it. Without ``bounds``, the axis spans what is shown.
     """
     shown = [end for point in points for end in (point.value, *(point.interval or ()))]
     low = floor(5 * min(shown, default=0)) / 5
     high = max(ceil(5 * max(shown, default=1)) / 5, low + 0.2)
-    last = max([1.0, *(point.at for point in points), *(at for at, _ in current)])
-    across = AxisScale(0, last, 46, SCORES_WIDTH - 12)
+    if bounds is not None:
+        low, high = bounds
+    last = max([1.0, *(point.at for point in points), *(at for at, _ in line)])
+    right = CHART_WIDTH - 12
+    across = AxisScale(0, last, 56, right - 10)
     up = AxisScale(low, high, 202, 28)
-    gap = (SCORES_WIDTH - 58) / last
+    gap = (right - 66) / last
     size = 5.0 if gap > 14 else 2.5
-    n_parts = round((5 if high - low > 0.5 else 10) * (high - low))
-    ticks = [low + n * (high - low) / n_parts for n in range(n_parts + 1)]
+    cap = size if gap > 5 else 0
+    density = None if gap > 5 else "dense"
+    parts: list[h.Node] = [draw_text(46, 12, title, class_="name")]
     described = [p.label for p in points if p.look == "after" or len(points) <= MAX_DESCRIBED]
-    return build_svg(
-        name,
-        title,
-        "; ".join(described),
-        246,
-        draw_text(46, 12, title, class_="name"),
-        [draw_line(46, up(at), SCORES_WIDTH - 12, up(at), "grid") for at in ticks],
-        [draw_text(36, up(at) + 4, format_number(at, 1), "end") for at in ticks],
-        [
-            draw_line(across(x), up(y), across(next_x), up(next_y), "link")
-            for (x, y), (next_x, next_y) in pairwise(current)
-            if y is not None and next_y is not None
-        ],
-        [
-            h.g(class_="dense" if gap <= 5 else None)[
-                h.title[point.label],
-                point.interval is not None
-                and _draw_whisker(
-                    across(point.at), up, point.interval, point.look, size if gap > 5 else 0
-                ),
-                _draw_mark(across(point.at), up(point.value), size, point.look),
-            ]
-            for point in sorted(points, key=lambda point: point.look)[::-1]
-        ],
-        [
-            draw_text(across(at), 220, str(at), anchor="middle")
-            for at in range(0, int(last) + 1, ceil(last / MAX_STEP_LABELS))
-        ],
-        draw_text(SCORES_WIDTH / 2, 238, "step", anchor="middle"),
-        width=SCORES_WIDTH,
-    )
-
-
-def draw_estimates(
-    name: str, title: str, rows: Sequence[tuple[str, MarkStyle, IntervalEstimate]]
-) -> h.Element:
-    """Return figures between 0 and 1 below each other, each with its interval."""
-    across = AxisScale(0, 1, 120, 328)
-    height = 30 * len(rows)
-    described = "; ".join(
-        f"{row}: {format_number(one.value)} {format_interval(one)}" for row, _, one in rows
-    )
-    return build_svg(
-        name,
-        title,
-        described,
-        height + 44,
-        draw_text(0, 12, title, class_="name"),
-        [
-            [
-                draw_line(across(at), 22, across(at), height + 22, "grid"),
-                draw_text(across(at), height + 38, format_number(at, 1), "middle"),
-            ]
-            for at in AXIS_TICKS
-        ],
-        [
-            [
-                draw_text(110, y + 4, row, "end", "value"),
-                draw_line(across(one.low), y, across(one.high), y, f"{look} whisker"),
-                [
-                    draw_line(across(end), y - 4, across(end), y + 4, f"{look} whisker")
-                    for end in (one.low, one.high)
-                ],
-                _draw_mark(across(one.value), y, 5, look),
-            ]
-            for y, (row, look, one) in ((30 * n + 37, row) for n, row in enumerate(rows))
-        ],
-    )
+    for n in range(5):
+        at = low + n * (high - low) / 4
+        parts += [
+            draw_line(46, up(at), right, up(at), "grid"),
+            draw_text(40, up(at) + 4, format_number(at, 2), "end"),
+        ]
+    for n in range(0, int(last) + 1, ceil(last / MAX_LABELS)):
+        parts.append(draw_text(across(n), 220, str(n), anchor="middle"))
+    parts.append(draw_text(CHART_WIDTH / 2, 238, unit, anchor="middle"))
+    if reference is not None:
+        value, label = reference
+        described.append(f"{label}: {format_number(value)}")
+        parts.append(draw_line(46, up(value), right, up(value), "guide"))
+        parts.append(draw_text(across(last / 2), up(value) - 4, label, "middle", "halo"))
+    for (x, y), (next_x, next_y) in pairwise(line):
+        if y is not None and next_y is not None:
+            parts.append(draw_line(across(x), up(y), across(next_x), up(next_y), "link"))
+    for point in sorted(points, key=lambda point: point.look)[::-1]:
+        x = across(point.at)
+        marks: list[h.Node] = [h.title[point.label]]
+        if point.interval is not None:
+            marks += _draw_whisker(x, up, point.interval, point.look, cap)
+        marks.append(_draw_mark(x, up(point.value), size, point.look))
+        parts.append(h.g(class_=density)[marks])
+    return build_svg(name, f"{title} by {unit}", "; ".join(described), 246, *parts)
 
 
 def _draw_whisker(
     x: float, up: AxisScale, interval: tuple[float, float], look: MarkStyle, size: float
 ) -> list[h.Element]:
     low, high = (up(end) for end in interval)
-    caps = (
-        draw_line(x - size, end, x + size, end, f"{look} whisker") for end in (low, high) if size
-    )
-    return [draw_line(x, low, x, high, f"{look} whisker"), *caps]
-
-
-def _draw_interval(
-    x: float, up: AxisScale, estimate: IntervalEstimate, look: MarkStyle
-) -> list[h.Element]:
-    return [
-        *_draw_whisker(x, up, (estimate.low, estimate.high), look, 4),
-        _draw_mark(x, up(estimate.value), 5, look),
-    ]
+    lines = [draw_line(x, low, x, high, f"{look} whisker")]
+    if size:
+        lines += [draw_line(x - size, y, x + size, y, f"{look} whisker") for y in (low, high)]
+    return lines
 
 
 def _draw_mark(x: float, y: float, r: float, look: MarkStyle) -> h.Element:
     if look == "before":
-        return h.circle(
-            cx=format_coordinate(x), cy=format_coordinate(y), r=format_coordinate(r), class_=look
-        )
+        numbers = {"cx": x, "cy": y, "r": r}
+        return h.circle({k: format_coordinate(n) for k, n in numbers.items()}, class_=look)
     corners = ((x, y - r), (x + r, y), (x, y + r), (x - r, y))
     points = " ".join(f"{format_coordinate(a)},{format_coordinate(b)}" for a, b in corners)
     return h.polygon(points=points, class_=look)
@@ -524,12 +418,10 @@ def draw_text(
     return h.text(place, text_anchor=anchor, class_=class_ or None)[text]
 
 
-def build_svg(
-    name: str, title: str, description: str, height: int, *parts: h.Node, width: int = CHART_WIDTH
-) -> h.Element:
+def build_svg(name: str, title: str, description: str, height: int, *parts: h.Node) -> h.Element:
     """Return a chart with its title, and its content in words."""
     ids = f"{name}-title {name}-description"
-    return h.svg(viewBox=f"0 0 {width} {height}", role="img", aria_labelledby=ids)[
+    return h.svg(viewBox=f"0 0 {CHART_WIDTH} {height}", role="img", aria_labelledby=ids)[
         h.title(id=f"{name}-title")[title], h.desc(id=f"{name}-description")[description], parts
     ]
 

@@ -1,5 +1,4 @@
-"""Serves the pages of runs while they go on: a list of runs, the page of each, and the comparison
-of several.
+"""Serves the pages of runs while they go on: a list of runs, and the page of each.
 
 It only reads: it opens each store read-only for one look, and looks again when the store's files
 change.
@@ -30,14 +29,11 @@ from starlette.routing import Route
 from reflact.errors import ReflactError, StoreError, UsageError
 from reflact.reporting import facts
 from reflact.reporting.history import (
-    RunComparison,
     RunListing,
-    compare_runs,
     list_databases,
     list_runs,
 )
 from reflact.reporting.html import page
-from reflact.reporting.html.details import build_diff
 from reflact.reporting.html.run import read_report, render_run_page
 from reflact.text import escape_line, name_count
 
@@ -57,6 +53,7 @@ HEADERS = {
 POLL_SECONDS = 0.5
 BEAT_SECONDS = 15.0
 MAX_RUNS = 1_000
+MAX_ERRORS = 20
 TEXT_BYTES = 500_000
 
 
@@ -69,19 +66,14 @@ class ServedRun(NamedTuple):
 
 
 class RunPages:
-    """Answers requests for the pages of the runs in a folder, or of one database.
-
-    Args:
-        root: A run's folder, a folder above several, or a database.
-        is_closing: Tells streams of events that the server ends.
-    """
+    """Answers requests for the pages of the runs in a folder, or of one database."""
 
     def __init__(self, root: Path, *, is_closing: Callable[[], bool] = lambda: False) -> None:
         self._root = root
         self._is_closing = is_closing
 
     async def index(self, _: Request) -> Response:
-        """Return the list of runs, with a form that compares several."""
+        """Return the list of runs."""
         runs, errors = await self._list_runs()
         return HTMLResponse(render_index(self._root, runs, errors), headers=HEADERS)
 
@@ -89,28 +81,10 @@ class RunPages:
         """Return the page of a run."""
         run = await self._find(request.path_params["key"])
         report = await read_report(run.database, run.listing.run_id)
-        bar = page.LiveBar(
-            f"/runs/{run.key}/events", _compute_version([run]), facts.describe_listing(run.listing)
-        )
+        state = facts.describe_listing(run.listing)
+        bar = page.LiveBar(f"/runs/{run.key}/events", _compute_version([run]), state)
         document = await to_thread.run_sync(partial(render_run_page, report, live=bar))
         return HTMLResponse(document, headers=HEADERS)
-
-    async def compare(self, request: Request) -> Response:
-        """Return the comparison of the runs that the query names, with the oldest of them."""
-        chosen = [await self._find(key) for key in request.query_params.getlist("run")]
-        if len(chosen) < 2:
-            raise HTTPException(400, "choose at least two runs")
-        chosen.sort(key=lambda run: run.listing.created)
-        names = [
-            f"{facts.shorten_path(run.listing.folder, self._root)} ({run.listing.run_id})"
-            for run in chosen
-        ]
-        comparison = await compare_runs(
-            [run.database for run in chosen],
-            run_ids=[run.listing.run_id for run in chosen],
-            names=names,
-        )
-        return HTMLResponse(render_comparison(comparison), headers=HEADERS)
 
     async def events(self, request: Request) -> Response:
         """Return a stream that tells when a run, or any of the list, has something new."""
@@ -129,11 +103,9 @@ class RunPages:
                 quiet = 0.0
                 runs, _ = await self._list_runs()
                 shown = [run for run in runs if key in {None, run.key}]
-                text = (
-                    facts.describe_listing(shown[0].listing)
-                    if key and shown
-                    else _describe_list(runs)
-                )
+                text = _describe_list(runs)
+                if key and shown:
+                    text = facts.describe_listing(shown[0].listing)
                 progress = {"text": text, "version": _compute_version(shown)}
                 yield f"event: progress\ndata: {json.dumps(progress)}\n\n"
             elif quiet >= BEAT_SECONDS:
@@ -193,80 +165,29 @@ def render_index(root: Path, runs: Sequence[ServedRun], errors: Sequence[str]) -
     """Return the list of runs as an HTML document."""
     limit = page.TextLimit(TEXT_BYTES)
     shown = runs[:MAX_RUNS]
-    columns: dict[str, Sequence[h.Node]] = {
-        **facts.list_run_columns([run.listing for run in shown], root)
-    }
-    columns["folder"] = [
-        [
-            h.input(
-                type="checkbox",
-                name="run",
-                value=run.key,
-                aria_label=f"Compare run {run.listing.run_id}",
-            ),
-            h.a(href=f"/runs/{run.key}")[
-                limit.fit(facts.shorten_path(run.listing.folder, root), 200)
-            ],
-            h.small[escape_line(run.listing.run_id)],
-        ]
-        for run in shown
-    ]
-    del columns["run"]
+    rows: list[dict[str, h.Node]] = []
+    for run in shown:
+        row = facts.build_run_row(run.listing, root)
+        link = h.a(href=f"/runs/{run.key}")[limit.fit(row["folder"], 200)]
+        folder = [link, h.small[row.pop("run")]]
+        rows.append({**row, "folder": folder})
     left_out = len(runs) - len(shown)
-    content: tuple[h.Node, ...] = (
-        not runs and h.p["There is no run yet. The page shows the first one when it has begun."],
-        bool(runs)
-        and h.form(".choose", action="/compare", method="get")[
-            page.build_column_table("Runs, the newest first", columns, prose=("status",)),
-            left_out > 0 and h.p(".note")[f"{left_out:,} older runs are left out."],
-            len(runs) > 1 and h.button(type="submit")["Compare the chosen runs"],
-        ],
+    content = (
+        not rows and h.p["There is no run yet. The page shows the first one when it begins."],
+        bool(rows) and page.build_row_table("Runs, the newest first", rows, prose=("status",)),
+        left_out > 0 and h.p(".note")[f"{left_out:,} older runs are left out."],
         [
             h.p(".note")[f"A database cannot be read: {limit.fit(error, 500)}"]
-            for error in errors[:20]
+            for error in errors[:MAX_ERRORS]
         ],
     )
-    bar = page.LiveBar("/events", _compute_version(runs), _describe_list(runs), is_list=True)
+    bar = page.LiveBar("/events", _compute_version(runs), _describe_list(runs), home=None)
     return page.build_document(
         "Runs", h.h1(".title")["Runs"], [page.PageSection("runs", "", content)], live=bar
     )
 
 
-def render_comparison(comparison: RunComparison) -> str:
-    """Return a comparison of runs as an HTML document."""
-    limit = page.TextLimit(TEXT_BYTES)
-    names = [limit.fit(run.name, 200) for run in comparison.runs]
-    rows: list[list[h.Node]] = []
-    for key, values in facts.list_setting_rows(comparison):
-        cells = [page.break_key(limit.fit(value, 300)) for value in values]
-        rows.append([page.break_key(limit.fit(key, 200)), *cells])
-    settings: h.Node = h.p["No setting differs."]
-    if rows:
-        prose = set(range(1, len(names) + 1))
-        settings = page.build_table("Settings that differ", ("setting", *names), rows, prose=prose)
-    diffs: list[h.Node] = []
-    for name, diff in zip(names[1:], comparison.diffs, strict=True):
-        diffs.append(h.h3[f"From {names[0]} to {name}"])
-        diffs.append(build_diff(diff) if diff else h.p["The best skills are equal."])
-    results = (
-        page.build_column_table(
-            "The best skills", facts.list_comparison_columns(comparison), prose=("status",)
-        ),
-        h.ul[(h.li[limit.fit(line, 1_000)] for line in facts.list_gain_lines(comparison))],
-    )
-    return page.build_document(
-        "Comparison of runs",
-        [h.p(".live")[h.a(href="/")["All runs"]], h.h1(".title")["Comparison of runs"]],
-        (
-            page.PageSection("results", "Results", results),
-            page.PageSection("settings", "Settings", (settings,)),
-            page.PageSection("skills", "Best skills", tuple(diffs)),
-        ),
-    )
-
-
-# ------------------------------------------------------------------------------------------- the
-# server
+# ------------------------------------------------------------------------------------- the server
 
 
 async def _show_error(_: Request, error: Exception) -> Response:
@@ -295,7 +216,6 @@ def create_run_pages(
     routes = [
         Route("/", pages.index),
         Route("/events", pages.events),
-        Route("/compare", pages.compare),
         Route("/runs/{key}", pages.run),
         Route("/runs/{key}/events", pages.events),
     ]
@@ -305,12 +225,9 @@ def create_run_pages(
 
 
 def serve_runs(root: Path, *, port: int, on_start: Callable[[str], None]) -> None:
-    """Serve the pages of runs to this machine until Ctrl-C or SIGTERM.
+    """Serve the pages of runs to this machine until Ctrl-C or SIGTERM; port 0 means a free one.
 
-    Args:
-        root: A run's folder, a folder above several, or a database.
-        port: The port; 0 chooses a free one.
-        on_start: Gets the address of the list of runs.
+    ``on_start`` gets the address of the list of runs.
 
     Raises:
         UsageError: There is no such folder, or the port is in use.

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+# Options of prctl.
 SET_DEATH_SIGNAL = 1
 SET_CHILD_SUBREAPER = 36
 
@@ -51,13 +52,11 @@ START_ADVICE = {
 
 
 class SupervisorRequest(NamedTuple):
-    """What a supervisor is to do, as JSON in an open file, since an argument has a limit of 128 KiB
-    on Linux.
+    """What a supervisor is to do, as JSON in an open file, since arguments are limited to 128 KiB.
 
-    ``parent`` is the process with which it ends. It writes its report to the open file ``report``.
-    ``memory`` is of all processes together and ``file_size`` of each file, in bytes; ``processes``
-    is their number. The command is isolated by a function of the file ``sandbox``, if it is given.
-    With ``folder``, it can write nothing outside this folder.
+    It ends with the process ``parent``, and writes its report to the open file ``report``. Sizes
+    are in bytes. ``sandbox`` is the file whose function isolates the command, and ``folder`` the
+    only one in which it can write; both may be None.
     """
 
     command: list[str]
@@ -65,17 +64,14 @@ class SupervisorRequest(NamedTuple):
     report: int
     memory: int
     file_size: int
+    output_size: int
     processes: int
     folder: str | None
     sandbox: str | None
 
 
 class SupervisorReport(NamedTuple):
-    """How a command ended, as JSON.
-
-    ``limit`` is the limit that it reached, if any; ``problem`` is the reason why it could not be
-    started.
-    """
+    """How a command ended; ``problem`` is the reason why it could not be started."""
 
     code: int | None = None
     limit: str | None = None
@@ -133,7 +129,7 @@ def main(request: SupervisorRequest) -> None:
     except subprocess.SubprocessError:
         report = SupervisorReport(problem=f"{request.command[0]} cannot be confined by this system")
     _end_all(process, is_scoped=is_scoped)
-    os.write(request.report, json.dumps(report._asdict()).encode())
+    os.write(request.report, json.dumps(report).encode())
 
 
 def _scope_signals(outside: int, isolate: Callable[[str | None], bool]) -> bool:
@@ -165,7 +161,11 @@ def _watch(
         if stops or os.getppid() != request.parent:
             break
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return SupervisorReport(code=process.wait(INTERVAL))
+            code = process.wait(INTERVAL)
+            return SupervisorReport(code, _find_flood(request))
+        flood = _find_flood(request)
+        if flood is not None:
+            return SupervisorReport(limit=flood)
         is_many = _count_processes() - before > request.processes
         found = _find_descendants() if IS_LINUX and (is_many or look % LOOKS == 0) else {}
         memory, threads = (
@@ -190,15 +190,20 @@ def _watch(
     return SupervisorReport(limit="was ended by reflact, or with it")
 
 
+def _find_flood(request: SupervisorRequest) -> str | None:
+    """Return in words that an output is too large; None if both are not."""
+    if max(os.fstat(1).st_size, os.fstat(2).st_size) <= request.output_size:
+        return None
+    return f"was ended after {request.output_size:,} bytes of output (`output_bytes`)"
+
+
 def _count_processes() -> int:
     """Return the number of all processes of the system, at almost no cost; 0 if it is not Linux."""
     return os.stat("/proc").st_nlink if IS_LINUX else 0  # noqa: PTH116 - starts faster
 
 
 def _find_descendants() -> dict[int, tuple[int, int]]:
-    """Return the ids of all processes below this one, each with its resident memory in bytes and
-    its threads.
-    """
+    """Return all processes below this one, each with its memory in bytes and its threads."""
     parents = {}
     sizes = {}
     page = os.sysconf("SC_PAGE_SIZE")

@@ -11,17 +11,13 @@ from reflact.types import FrozenModel
 
 
 class AgentProfile(FrozenModel):
-    """How a command-line agent is run once, without a change to it; it reads the task from standard
-    input.
+    """How a command-line agent is run as it is; it reads the task from standard input.
 
     Attributes:
-        command: The program and its arguments, with placeholders.
-        variables: Environment variables, with placeholders.
         skill_file: Where it reads instructions that are always in force.
         skills_folder: Where it looks for skills, each in a folder of its own.
         answer_file: The file with its answer; None for standard output.
-        side_call: A text in the first message of requests that are no part of the task, such as
-            that for a title.
+        side_call: A text in the first message of requests that are no part of the task.
         tried: The version that this profile was tried with.
     """
 
@@ -42,8 +38,8 @@ PROFILES: Mapping[str, AgentProfile] = {
             '--config=sandbox_mode="workspace-write"',
             '--config=web_search="disabled"',
             '--config=model_provider="reflact"',
-            '--config=model_providers.reflact={name="reflact",base_url="{base_url}",env_key="OPENAI_API_KEY",'
-            'wire_api="responses"}',
+            '--config=model_providers.reflact={name="reflact",base_url="{base_url}",'
+            'env_key="OPENAI_API_KEY",wire_api="responses"}',
             *("--output-last-message=LAST.txt", "--model={model}"),
         ),
         variables={"OPENAI_API_KEY": "{token}"},
@@ -56,8 +52,9 @@ PROFILES: Mapping[str, AgentProfile] = {
         command=("opencode", "run"),
         variables={
             "OPENAI_API_KEY": "{token}",
-            "OPENCODE_CONFIG_CONTENT": '{"model": "reflact/{model}", "small_model": "reflact/{model}", '
-            '"share": "disabled", "autoupdate": false, "permission": "allow", "provider": {"reflact": '
+            "OPENCODE_CONFIG_CONTENT": '{"model": "reflact/{model}", '
+            '"small_model": "reflact/{model}", "share": "disabled", "autoupdate": false, '
+            '"permission": "allow", "provider": {"reflact": '
             '{"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "{base_url}", "apiKey": '
             '"{env:OPENAI_API_KEY}"}, "models": {"{model}": {}}}}}',
             "OPENCODE_DISABLE_AUTOUPDATE": "1",

@@ -36,6 +36,7 @@ VOLATILE = re.compile(r"^# currentDate\nToday's date is [^\n]*\n?", re.MULTILINE
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+# About so many characters are a token, where an agent asks for a count.
 CHARACTERS_OF_TOKEN = 4
 
 
@@ -43,9 +44,6 @@ def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return a request of the Messages API as the body of a chat completion's request.
 
     Ids of sessions and marks of caches are left out, so that equal rollouts send equal requests.
-
-    Raises:
-        ConfigError: It has what a chat completion cannot hold.
     """
     for name in REFUSED_FIELDS:
         if body.get(name):
@@ -75,17 +73,15 @@ def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
     return request
 
 
-def count_tokens(body: Mapping[str, Any]) -> int:
+def count_tokens(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return an estimate of a request's tokens, without asking a provider."""
     request = read_request(body)
-    return len(json.dumps([request["messages"], request.get("tools")])) // CHARACTERS_OF_TOKEN
+    size = len(json.dumps([request["messages"], request.get("tools")]))
+    return {"input_tokens": size // CHARACTERS_OF_TOKEN}
 
 
 def write_message(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """Return a chat completion as a message for the model that a request named.
-
-    A call whose arguments are no object has them as a text.
-    """
+    """Return a chat completion as a message for the model that a request named."""
     choice = completion["choices"][0]
     message = choice["message"]
     content: list[dict[str, Any]] = []
@@ -141,38 +137,31 @@ def _split_block(block: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
 
 def _read_message(role: str, content: Any) -> list[dict[str, Any]]:
     """Return a message as those of a chat completion, the results of tools first."""
-    blocks = _list_blocks(content)
     if role == "system":
         return [{"role": role, "content": _join(content)}]
-    results = [
-        {
-            "role": "tool",
-            "tool_call_id": block["tool_use_id"],
-            "content": _read_parts(_list_blocks(block.get("content"))),
-        }
-        for block in blocks
-        if block["type"] == "tool_result"
-    ]
-    calls = [
-        {
-            "id": block["id"],
-            "type": "function",
-            "function": {
-                "name": block["name"],
-                "arguments": json.dumps(block["input"], ensure_ascii=False),
-            },
-        }
-        for block in blocks
-        if block["type"] == "tool_use"
-    ]
-    dropped = {"tool_result", "tool_use", "thinking", "redacted_thinking"}
-    rest = _read_parts([block for block in blocks if block["type"] not in dropped])
+    results: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    rest = []
+    for block in _list_blocks(content):
+        match block["type"]:
+            case "tool_result":
+                text = _read_parts(_list_blocks(block.get("content")))
+                result = {"tool_call_id": block["tool_use_id"], "content": text}
+                results.append({"role": "tool", **result})
+            case "tool_use":
+                arguments = json.dumps(block["input"], ensure_ascii=False)
+                function = {"name": block["name"], "arguments": arguments}
+                calls.append({"id": block["id"], "type": "function", "function": function})
+            case "thinking" | "redacted_thinking":
+                continue
+            case _:
+                rest.append(block)
     if not (rest or calls):
         return results
-    return [
-        *results,
-        {"role": role, "content": rest or None, **({"tool_calls": calls} if calls else {})},
-    ]
+    message: dict[str, Any] = {"role": role, "content": _read_parts(rest) or None}
+    if calls:
+        message["tool_calls"] = calls
+    return [*results, message]
 
 
 def _list_blocks(content: Any) -> Sequence[Mapping[str, Any]]:
@@ -214,10 +203,8 @@ def _read_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
             "gateway cannot offer it: turn it off in the agent"
         )
     function = {"name": tool["name"], "parameters": tool["input_schema"]}
-    return {
-        "type": "function",
-        "function": {**function, "description": tool.get("description", "")},
-    }
+    description = tool.get("description", "")
+    return {"type": "function", "function": {**function, "description": description}}
 
 
 def _read_arguments(text: str) -> dict[str, JsonValue]:

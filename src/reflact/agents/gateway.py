@@ -12,7 +12,7 @@ import json
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,10 +21,10 @@ import anyio
 import h11
 from anyio.abc import SocketAttribute, SocketStream
 
+from reflact.agents import anthropic_messages, responses
 from reflact.concurrency import open_task_group, run_beside_loop
 from reflact.errors import ConfigError, ReflactError
 from reflact.jsonutil import parse_foreign
-from reflact.targets import anthropic_messages, responses
 
 # The most bytes of an agent's request, and of all that a gateway has at a time.
 MAX_REQUEST_BYTES = 2**25
@@ -40,7 +40,10 @@ LEVELS = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 # A body of more bytes is read on a worker thread, so that the event loop does not wait for it.
 INLINE_BYTES = 2**14
 
+# Bytes that are read from a connection at a time.
 READ_BYTES = 2**16
+
+JSON = b"application/json"
 
 # How much of a refused request is still received, and how long, so that the agent reads the
 # refusal.
@@ -96,11 +99,7 @@ async def open_gateway(
 ) -> AsyncIterator[GatewayAddress]:
     """Listen on this machine until the block ends, for whoever has the token.
 
-    Args:
-        answer: Answers each request; its ``ReflactError`` becomes an error status.
-        model: The name of the only model that is listed.
-        on_refusal: Gets the reason of each request for a model that the gateway itself refuses.
-        host: The address of this machine to listen on.
+    ``on_refusal`` gets the reason of each request for a model that the gateway itself refuses.
     """
     gateway = _Gateway(answer, secrets.token_urlsafe(24), model, on_refusal)
     listener = await anyio.create_tcp_listener(local_host=host, local_port=0)
@@ -120,9 +119,7 @@ async def open_gateway(
 
 @dataclass
 class _Gateway:
-    """What the connections of a gateway share; ``n_bytes`` are those of the requests that
-    it has.
-    """
+    """What the connections of a gateway share; ``n_bytes`` are those of its requests."""
 
     answer: Answer
     token: str
@@ -138,27 +135,25 @@ class _Connection:
         self._stream = stream
         self._gateway = gateway
         self._n_bytes = 0
-        self._wants_body = True
+        self._is_head = False
         self._protocol = h11.Connection(h11.SERVER)
 
     async def serve(self) -> None:
         """Answer requests until the agent closes the connection or breaks the protocol."""
-        try:
-            while (request := await self._read_request()) is not None:
-                await self._respond(*request)
-                if self._protocol.our_state is not h11.DONE:
-                    return
-                self._protocol.start_next_cycle()
+        ends = (anyio.BrokenResourceError, anyio.EndOfStream, anyio.ClosedResourceError)
+        with suppress(h11.RemoteProtocolError, *ends):
+            try:
+                while isinstance(request := await self._read_event(), h11.Request):
+                    body = await self._read_body(request)
+                    if body is None:
+                        return
+                    await self._respond(request, body)
+                    if self._protocol.our_state is not h11.DONE:
+                        return
+                    self._protocol.start_next_cycle()
+                    self._release()
+            finally:
                 self._release()
-        except (
-            h11.RemoteProtocolError,
-            anyio.BrokenResourceError,
-            anyio.EndOfStream,
-            anyio.ClosedResourceError,
-        ):
-            return
-        finally:
-            self._release()
 
     def _release(self) -> None:
         self._gateway.n_bytes -= self._n_bytes
@@ -175,40 +170,34 @@ class _Connection:
                 self._protocol.receive_data(b"")
         return event
 
-    async def _read_request(self) -> tuple[h11.Request, bytes] | None:
-        """Return a request with its body; None if the agent is gone, or if it is refused before its
-        body is read.
-        """
-        request = await self._read_event()
-        if not isinstance(request, h11.Request):
-            return None
+    async def _read_body(self, request: h11.Request) -> bytes | None:
+        """Return the body of a request; None if the agent is gone, or is refused before."""
         headers = dict(request.headers)
-        self._wants_body = request.method != b"HEAD"
-        sent = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(
-            b"Bearer "
-        )
-        if not hmac.compare_digest(sent, self._gateway.token.encode("ascii")):
-            await self._refuse(401, "the token of this rollout is missing")
+        self._is_head = request.method == b"HEAD"
+        sent = headers.get(b"x-api-key") or headers.get(b"authorization", b"")
+        token = sent.removeprefix(b"Bearer ")
+        if not hmac.compare_digest(token, self._gateway.token.encode("ascii")):
+            await self._refuse_unread(401, "the token of this rollout is missing")
             return None
-        pieces: list[bytes] = []
+        parts: list[bytes] = []
         announced = int(headers.get(b"content-length", b"0"))
         while max(announced, self._gateway.n_bytes) <= MAX_REQUEST_BYTES:
             event = await self._read_event()
             if isinstance(event, h11.EndOfMessage):
-                return request, b"".join(pieces)
+                return b"".join(parts)
             if not isinstance(event, h11.Data):
                 return None
-            pieces.append(bytes(event.data))
+            parts.append(bytes(event.data))
             self._n_bytes += len(event.data)
             self._gateway.n_bytes += len(event.data)
         reason = f"the agent's requests have more than {MAX_REQUEST_BYTES:,} bytes at a time"
         self._gateway.on_refusal(reason)
-        pieces.clear()
+        parts.clear()
         self._release()
-        await self._refuse(413, reason)
+        await self._refuse_unread(413, reason)
         return None
 
-    async def _refuse(self, status: int, reason: str) -> None:
+    async def _refuse_unread(self, status: int, reason: str) -> None:
         """Answer a request whose body is not read, and receive a bounded part of it."""
         await self._send_error(status, reason)
         await self._stream.send_eof()
@@ -219,28 +208,23 @@ class _Connection:
 
     async def _respond(self, request: h11.Request, content: bytes) -> None:
         path = request.target.decode("ascii", "replace").partition("?")[0]
-        headers = dict(request.headers)
-        if not self._wants_body:
+        is_post = request.method == b"POST"
+        if self._is_head:
             await self._send_body(200, b"text/plain", b"")
         elif path == "/v1/models" and request.method == b"GET":
-            listed = {
-                "id": self._gateway.model,
-                "object": "model",
-                "created": 0,
-                "owned_by": "reflact",
-            }
-            await self._send_json(200, {"object": "list", "data": [listed]})
-        elif path in DIALECTS and request.method == b"POST":
-            await self._ask(DIALECTS[path], headers.get(b"content-encoding", b"identity"), content)
-        elif path == "/v1/messages/count_tokens" and request.method == b"POST":
-            await self._count_tokens(content)
+            model = {"id": self._gateway.model, "object": "model", "created": 0}
+            listed = {"object": "list", "data": [{**model, "owned_by": "reflact"}]}
+            await self._send_body(200, JSON, json.dumps(listed).encode())
+        elif is_post and path in DIALECTS:
+            encoding = dict(request.headers).get(b"content-encoding", b"identity")
+            await self._ask(DIALECTS[path], encoding, content)
+        elif is_post and path == "/v1/messages/count_tokens":
+            await self._ask(COUNTING, b"identity", content)
         else:
             reason = (
                 f"the gateway has no {path}; it speaks chat completions, responses and messages"
             )
-            if path.startswith("/v1/") and request.method == b"POST":
-                self._gateway.on_refusal(reason)
-            await self._send_error(404, reason)
+            await self._refuse(404, reason, is_fatal=is_post and path.startswith("/v1/"))
 
     async def _ask(self, dialect: Dialect, encoding: bytes, content: bytes) -> None:
         """Answer a request for a model."""
@@ -252,44 +236,38 @@ class _Connection:
                 )
             body, request = await _read(dialect, content)
         except ConfigError as error:
-            self._gateway.on_refusal(str(error))
-            await self._send_error(400, str(error))
+            await self._refuse(400, str(error), is_fatal=dialect is not COUNTING)
             return
         try:
-            completion = await self._gateway.answer(request)
+            completion = "{}" if dialect is COUNTING else await self._gateway.answer(request)
         except ReflactError as error:
             await self._send_error(500, str(error))
             return
         try:
             kind, data = _write(dialect, completion, body)
-        except (KeyError, IndexError, TypeError) as error:
-            reason = f"the model's answer is none to {dialect.name}: it has no {error}"
-            self._gateway.on_refusal(reason)
-            await self._send_error(500, reason)
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            await self._refuse(
+                500, f"the model's answer is none to {dialect.name}: it has no {error}"
+            )
             return
         await self._send_body(200, kind, data)
 
-    async def _count_tokens(self, content: bytes) -> None:
-        try:
-            body, _ = await _read(DIALECTS["/v1/messages"], content)
-        except ConfigError as error:
-            await self._send_error(400, str(error))
-            return
-        await self._send_json(200, {"input_tokens": anthropic_messages.count_tokens(body)})
+    async def _refuse(self, status: int, reason: str, *, is_fatal: bool = True) -> None:
+        """Answer a request with an error, which ends the rollout if it is fatal."""
+        if is_fatal:
+            self._gateway.on_refusal(reason)
+        await self._send_error(status, reason)
 
     async def _send_error(self, status: int, reason: str) -> None:
         """Send an error in the form that the clients of all dialects read."""
         kind = "api_error" if status == 500 else "invalid_request_error"
         error = {"type": kind, "message": reason, "param": None, "code": None}
-        await self._send_json(status, {"type": "error", "error": error})
-
-    async def _send_json(self, status: int, value: object) -> None:
-        await self._send_body(status, b"application/json", json.dumps(value).encode())
+        await self._send_body(status, JSON, json.dumps({"type": "error", "error": error}).encode())
 
     async def _send_body(self, status: int, kind: bytes, body: bytes) -> None:
         headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode("ascii"))]
         await self._send(h11.Response(status_code=status, headers=headers))
-        if self._wants_body:
+        if not self._is_head:
             await self._send(h11.Data(data=body))
         await self._send(h11.EndOfMessage())
 
@@ -303,7 +281,7 @@ def _write(dialect: Dialect, completion: str, body: Mapping[str, Any]) -> tuple[
     """Return the type and the text of the answer to a request."""
     answer = dialect.write(json.loads(completion), body)
     if not body.get("stream"):
-        return b"application/json", json.dumps(answer).encode()
+        return JSON, json.dumps(answer).encode()
     events = "".join(map(_write_event, dialect.split(answer)))
     return b"text/event-stream", f"{events}{dialect.end}".encode()
 
@@ -333,21 +311,18 @@ def _parse(dialect: Dialect, content: bytes) -> tuple[Mapping[str, Any], dict[st
 
 
 def _check_messages(messages: list[Any]) -> None:
-    """Check what the run itself reads of messages; the provider checks the rest. TypeError if it is
-    of a wrong type.
-    """
+    """Raise TypeError or the like if what the run itself reads of messages is wrong."""
     for message in messages:
-        content = message.get("content")
-        calls = message.get("tool_calls") or []
-        is_sound = isinstance(message.get("role", ""), str) and isinstance(
-            content, str | list | None
-        )
-        if not (
-            is_sound
-            and isinstance(calls, list)
-            and all(isinstance(c["function"], dict) for c in calls)
-        ):
+        if not isinstance(message.get("role", ""), str):
             raise TypeError
+        if not isinstance(message.get("content"), str | list | None):
+            raise TypeError
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, list):
+            raise TypeError
+        for call in calls:
+            if not isinstance(call["function"], dict):
+                raise TypeError
 
 
 def _write_event(event: Mapping[str, Any]) -> str:
@@ -360,14 +335,13 @@ def _read_completion(body: Mapping[str, Any]) -> dict[str, Any]:
     messages = body["messages"]
     if not isinstance(messages, list):
         raise TypeError
-    cleaned = [
-        {**message, "content": VOLATILE.sub("", message["content"])}
-        if isinstance(message, dict)
-        and isinstance(message.get("content"), str)
-        and message.get("role") == "system"
-        else message
-        for message in messages
-    ]
+    cleaned = []
+    for message in messages:
+        text = message.get("content")
+        if message.get("role") == "system" and isinstance(text, str):
+            cleaned.append({**message, "content": VOLATILE.sub("", text)})
+        else:
+            cleaned.append(message)
     return {**body, "messages": cleaned}
 
 
@@ -418,3 +392,6 @@ DIALECTS = {
         anthropic_messages.split_message,
     ),
 }
+
+# An estimate of a request's tokens, for which no model is asked.
+COUNTING = DIALECTS["/v1/messages"]._replace(write=anthropic_messages.count_tokens)

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from reflact.errors import ConfigError
 
-FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
+FUNCTION_FIELDS = ("description", "parameters", "strict")
 KEPT_FIELDS = ("temperature", "top_p", "top_logprobs", "seed")
 
 # The text of each kind of call, and the events that hold it.
@@ -49,34 +49,34 @@ def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return a request of the Responses API as the body of a chat completion's request.
 
     Ids of items, sessions and caches are left out, so that equal rollouts send equal requests.
-
-    Raises:
-        ConfigError: It needs stored responses, or has an item that a chat completion cannot hold.
     """
     for name in REFUSED_FIELDS:
         if body.get(name):
             raise ConfigError(f"the gateway stores no responses, so it cannot use {name}")
-    given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    items = body.get("input")
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
     if not isinstance(items, list):
         raise ConfigError("input is neither a text nor a list of items")
-    request: dict[str, Any] = {"messages": _read_items(items)}
+    messages: list[dict[str, Any]] = []
     if body.get("instructions"):
-        request["messages"].insert(
-            0, {"role": "system", "content": _clean(str(body["instructions"]))}
-        )
+        messages.append({"role": "system", "content": _clean(str(body["instructions"]))})
+    for item in items:
+        _add_item(messages, item)
+
+    request: dict[str, Any] = {"messages": messages}
     request |= {name: body[name] for name in KEPT_FIELDS if body.get(name) is not None}
     if body.get("max_output_tokens") is not None:
         request["max_tokens"] = body["max_output_tokens"]
-    if effort := (body.get("reasoning") or {}).get("effort"):
+    effort = (body.get("reasoning") or {}).get("effort")
+    if effort:
         request["reasoning_effort"] = effort
-    if shape := _read_format((body.get("text") or {}).get("format") or {}):
-        request["response_format"] = shape
-    tools = [
-        _nest({**tool, "name": name}) for name, tool in _list_tools(body.get("tools") or ()).items()
-    ]
+    shape = (body.get("text") or {}).get("format") or {}
+    if shape.get("type", "text") != "text":
+        request["response_format"] = _read_format(shape)
+    tools = _list_tools(body.get("tools") or ())
     if tools:
-        request["tools"] = tools
+        request["tools"] = [_write_tool(name, tool) for name, tool in tools.items()]
         request["tool_choice"] = _read_choice(body.get("tool_choice", "auto"))
         if "parallel_tool_calls" in body:
             request["parallel_tool_calls"] = body["parallel_tool_calls"]
@@ -85,9 +85,10 @@ def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
 
 def write_response(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return a chat completion as a response to a request of the Responses API."""
-    tools = _list_tools(body.get("tools") or ())
     choice = completion["choices"][0]
     message = choice["message"]
+    is_cut = choice.get("finish_reason") == "length"
+    status = "incomplete" if is_cut else "completed"
     parts: list[dict[str, Any]] = []
     if message.get("content"):
         parts.append({"type": "output_text", "text": message["content"], "annotations": []})
@@ -96,19 +97,17 @@ def write_response(completion: Mapping[str, Any], body: Mapping[str, Any]) -> di
     output: list[dict[str, Any]] = []
     if parts:
         output.append({"type": "message", "id": "msg_0", "role": "assistant", "content": parts})
+    tools = _list_tools(body.get("tools") or ())
     for number, call in enumerate(message.get("tool_calls") or ()):
-        output.append(
-            {"id": f"fc_{number}", "call_id": call["id"], **_write_call(call["function"], tools)}
-        )
-    cut = choice.get("finish_reason") == "length"
-    status = "incomplete" if cut else "completed"
+        ids = {"id": f"fc_{number}", "call_id": call["id"]}
+        output.append({**ids, **_write_call(call["function"], tools)})
     return {
         "id": f"resp_{completion.get('id', '')}",
         "object": "response",
         "created_at": 0,
         "model": completion["model"],
         "status": status,
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "error": None,
         "instructions": None,
         "metadata": {},
@@ -122,80 +121,69 @@ def write_response(completion: Mapping[str, Any], body: Mapping[str, Any]) -> di
 
 def split_response(response: Mapping[str, Any]) -> Iterator[dict[str, JsonValue]]:
     """Yield a whole response as the events of a stream."""
-    events: list[dict[str, Any]] = []
-    begun = {
-        **response,
-        "status": "in_progress",
-        "output": [],
-        "usage": None,
-        "incomplete_details": None,
-    }
-    events += [
-        {"type": kind, "response": begun} for kind in ("response.created", "response.in_progress")
-    ]
-    for index, item in enumerate(response["output"]):
-        place = {"output_index": index, "item_id": item["id"]}
-        field, kind = CALL_FIELDS.get(item["type"], ("content", ""))
-        empty: dict[str, Any] = {field: "" if kind else []}
-        events.append(
-            {
-                "type": "response.output_item.added",
-                "output_index": index,
-                "item": {**item, **empty, "status": "in_progress"},
-            }
-        )
-        if kind:
-            events.append({"type": f"response.{kind}.delta", **place, "delta": item[field]})
-            named = {"name": item["name"]} if field == "arguments" else {}
-            events.append({"type": f"response.{kind}.done", **place, **named, field: item[field]})
-        for number, part in enumerate(item.get("content", ())):
-            events += _split_part({**place, "content_index": number}, part)
-        events.append({"type": "response.output_item.done", "output_index": index, "item": item})
-    events.append({"type": f"response.{response['status']}", "response": response})
-    for number, event in enumerate(events):
+    for number, event in enumerate(_list_events(response)):
         yield {**event, "sequence_number": number}
 
 
-def _split_part(place: Mapping[str, Any], part: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _list_events(response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    unknown = {"usage": None, "incomplete_details": None}
+    begun = {**response, "status": "in_progress", "output": [], **unknown}
+    yield {"type": "response.created", "response": begun}
+    yield {"type": "response.in_progress", "response": begun}
+    for index, item in enumerate(response["output"]):
+        place = {"output_index": index, "item_id": item["id"]}
+        field, kind = CALL_FIELDS.get(item["type"], ("content", ""))
+        empty: dict[str, Any] = {**item, field: "" if kind else [], "status": "in_progress"}
+        yield {"type": "response.output_item.added", "output_index": index, "item": empty}
+        if kind:
+            name = {"name": item["name"]} if field == "arguments" else {}
+            yield {"type": f"response.{kind}.delta", **place, "delta": item[field]}
+            yield {"type": f"response.{kind}.done", **place, **name, field: item[field]}
+        for number, part in enumerate(item.get("content", ())):
+            yield from _list_part_events({**place, "content_index": number}, part)
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+    yield {"type": f"response.{response['status']}", "response": response}
+
+
+def _list_part_events(
+    place: Mapping[str, Any], part: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
     name = "text" if part["type"] == "output_text" else "refusal"
     kind = f"response.{part['type']}"
     logprobs: dict[str, Any] = {"logprobs": []} if name == "text" else {}
-    return [
-        {"type": "response.content_part.added", **place, "part": {**part, name: ""}},
-        {"type": f"{kind}.delta", **place, "delta": part[name], **logprobs},
-        {"type": f"{kind}.done", **place, name: part[name], **logprobs},
-        {"type": "response.content_part.done", **place, "part": part},
-    ]
+    yield {"type": "response.content_part.added", **place, "part": {**part, name: ""}}
+    yield {"type": f"{kind}.delta", **place, "delta": part[name], **logprobs}
+    yield {"type": f"{kind}.done", **place, name: part[name], **logprobs}
+    yield {"type": "response.content_part.done", **place, "part": part}
 
 
-def _read_items(items: Sequence[Any]) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = []
-    for item in items:
-        kind = item.get("type", "message") if isinstance(item, dict) else type(item).__name__
-        if kind == "message":
-            role = {"developer": "system"}.get(item["role"], item["role"])
+def _add_item(messages: list[dict[str, Any]], item: Any) -> None:
+    """Add an item of a conversation to the messages of a chat completion."""
+    kind = item.get("type", "message") if isinstance(item, dict) else type(item).__name__
+    match kind:
+        case "message":
+            role = "system" if item["role"] == "developer" else item["role"]
             messages.append({"role": role, "content": _read_content(item.get("content"))})
-        elif kind in CALL_FIELDS:
+        case "function_call" | "custom_tool_call":
+            if kind == "function_call":
+                arguments = item["arguments"]
+            else:
+                arguments = json.dumps({"input": item["input"]}, ensure_ascii=False)
             name = _join_name(item.get("namespace"), item["name"])
-            free = kind == "custom_tool_call"
-            arguments = (
-                json.dumps({"input": item["input"]}, ensure_ascii=False)
-                if free
-                else item["arguments"]
-            )
             function = {"name": name, "arguments": arguments}
             call = {"id": item["call_id"], "type": "function", "function": function}
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
             messages[-1].setdefault("tool_calls", []).append(call)
-        elif kind in {"function_call_output", "custom_tool_call_output"}:
+        case "function_call_output" | "custom_tool_call_output":
             content = _read_content(item["output"])
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
-        elif kind != "reasoning":
+        case "reasoning":
+            return
+        case _:
             raise ConfigError(
                 f"the gateway cannot translate an item of type {kind} to a chat completion"
             )
-    return messages
 
 
 def _read_content(content: Any) -> str | list[dict[str, Any]]:
@@ -217,24 +205,17 @@ def _read_part(part: Mapping[str, Any]) -> dict[str, Any]:
     raise ConfigError(f"the gateway cannot translate a part of type {kind} to a chat completion")
 
 
-def _read_format(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    kind = given.get("type", "text")
-    if kind != "json_schema":
-        return None if kind == "text" else {"type": kind}
-    return {
-        "type": kind,
-        "json_schema": {
-            name: value for name, value in given.items() if name != "type" and value is not None
-        },
-    }
+def _read_format(shape: Mapping[str, Any]) -> dict[str, Any]:
+    if shape["type"] != "json_schema":
+        return {"type": shape["type"]}
+    schema = {name: shape[name] for name in shape if name != "type" and shape[name] is not None}
+    return {"type": "json_schema", "json_schema": schema}
 
 
 def _list_tools(
     tools: Sequence[Mapping[str, Any]], namespace: str | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return the tools by their names in a chat completion, each with its namespace if it
-    has one.
-    """
+    """Return the tools by their names in a chat completion, each with its namespace."""
     listed: dict[str, dict[str, Any]] = {}
     for tool in tools:
         if tool["type"] == "namespace" and namespace is None:
@@ -253,16 +234,16 @@ def _join_name(namespace: str | None, name: str) -> str:
     return f"{namespace}__{name}" if namespace else name
 
 
-def _nest(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _write_tool(name: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool as a function of a chat completion."""
-    function = {name: tool[name] for name in FUNCTION_FIELDS if tool.get(name) is not None}
+    function: dict[str, Any] = {"name": name}
+    function |= {field: tool[field] for field in FUNCTION_FIELDS if tool.get(field) is not None}
     if tool["type"] == "custom":
+        description = tool.get("description", "")
         grammar = (tool.get("format") or {}).get("definition")
-        rule = f"\n\nThe input follows this grammar:\n{grammar}" if grammar else ""
-        function |= {
-            "description": f"{tool.get('description', '')}{rule}",
-            "parameters": TEXT_PARAMETERS,
-        }
+        if grammar:
+            description += f"\n\nThe input follows this grammar:\n{grammar}"
+        function |= {"description": description, "parameters": TEXT_PARAMETERS}
     return {"type": "function", "function": function}
 
 
@@ -271,10 +252,8 @@ def _read_choice(choice: Any) -> Any:
         return choice
     if choice["type"] not in {"function", "custom"}:
         raise ConfigError(f"the gateway cannot translate a tool_choice of type {choice['type']}")
-    return {
-        "type": "function",
-        "function": {"name": _join_name(choice.get("namespace"), choice["name"])},
-    }
+    name = _join_name(choice.get("namespace"), choice["name"])
+    return {"type": "function", "function": {"name": name}}
 
 
 def _write_call(
@@ -282,25 +261,22 @@ def _write_call(
 ) -> dict[str, Any]:
     """Return a call of a function as that of the tool it stands for."""
     tool = tools.get(function["name"], {"type": "function", "name": function["name"]})
-    named = {
-        "name": tool["name"],
-        **({"namespace": tool["namespace"]} if tool.get("namespace") else {}),
-    }
+    call = {"name": tool["name"]}
+    if tool.get("namespace"):
+        call["namespace"] = tool["namespace"]
+    arguments = function["arguments"]
     if tool["type"] == "function":
-        return {"type": "function_call", **named, "arguments": function["arguments"]}
-    return {"type": "custom_tool_call", **named, "input": _read_input(function["arguments"])}
-
-
-def _read_input(arguments: str) -> str:
-    """Return the text for a freeform tool; a model that forgets its field has written the text
-    itself.
-    """
+        return {"type": "function_call", **call, "arguments": arguments}
     try:
-        value = json.loads(arguments)
-    except ValueError:
-        value = None
-    text = value.get("input") if isinstance(value, dict) else None
-    return text if isinstance(text, str) else arguments
+        text = json.loads(arguments)["input"]
+    except (ValueError, TypeError, KeyError):
+        text = None
+    # a model that forgets the field has written the text itself
+    return {
+        "type": "custom_tool_call",
+        **call,
+        "input": text if isinstance(text, str) else arguments,
+    }
 
 
 def _write_usage(usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,20 +14,18 @@ Example::
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import anyio
 
-from reflact.config.models import ModelConfig
-from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, ReplyError
-from reflact.protocols import Environment, RequestSender
-from reflact.targets.gateway import open_gateway
-from reflact.targets.gateway_session import GatewaySession, has_text, test_skill
-from reflact.types import FrozenModel, Item, Skill, canonical_json
+from reflact.agents.gateway import open_gateway
+from reflact.agents.gateway_session import GatewaySession, GatewayTarget
+from reflact.agents.skill_test import count_text
+from reflact.errors import EnvironmentFailure, ReflactError, ReplyError
+from reflact.types import FrozenModel, Skill, canonical_json
 
 # Version of what a function gets, part of every rollout's key; raise it if that changes.
 FUNCTION_TARGET_VERSION = 2
@@ -56,7 +54,7 @@ class AgentRollout(FrozenModel):
 RunAgent = Callable[[AgentRollout], str | Awaitable[str]]
 
 
-class FunctionTarget:
+class FunctionTarget(GatewayTarget):
     """An agent of any Python framework, run by a function once for each rollout.
 
     The function gives the agent ``rollout.skill`` as its instructions, and ``rollout.base_url``
@@ -88,71 +86,39 @@ class FunctionTarget:
         self.description = description
         self.preflight = preflight
         self._version = version
-        self._sender: RequestSender | None = None
-        self._model = ""
+
+    @property
+    def skill_advice(self) -> str:
+        """Where the agent gets the skill, and what to change if it does not."""
+        return "look at how the function gives `rollout.skill` to the agent"
 
     @property
     def identity(self) -> str:
-        """The function's module and name, its version and limit and, in a run, its model, as
-        canonical JSON.
-        """
+        """The function's name, the settings and, in a run, the model, as canonical JSON."""
+        function: Any = self.run_agent
+        if not hasattr(function, "__qualname__"):
+            function = type(function)
         return canonical_json(
             {
                 "target": "function",
                 "version": [FUNCTION_TARGET_VERSION, self._version],
-                "function": _name(self.run_agent),
+                "function": f"{function.__module__}.{function.__qualname__}",
                 "seconds": self.seconds,
                 "llm": None if self._sender is None else self._sender.identity,
             }
         )
 
-    def describe_model(self, config: ModelConfig) -> ModelConfig:
-        """Return the settings of ``models.target``, which must name the model behind the
-        gateway.
-        """
-        if not config.model:
-            raise ConfigError("models.target.model is required: name the model that the agent asks")
-        return config
-
-    def connect(self, sender: RequestSender, config: ModelConfig) -> FunctionTarget:
-        """Return the same target with its agent's requests going through a run."""
-        connected = copy.copy(self)
-        connected._sender = sender
-        connected._model = config.model
-        return connected
-
-    async def test_skill(
-        self, environment: Environment, items: Sequence[Item], skill: Skill, config: ModelConfig
-    ) -> str | None:
-        """Run the function without its model; see ``adapters.TargetAdapter.test_skill``."""
-        place = "look at how the function gives `rollout.skill` to the agent"
-        return await test_skill(
-            self, environment, items, skill, config, place=place, name=None, seconds=self.seconds
-        )
-
     def session(self, skill: Skill, *, rollout: str) -> FunctionSession:
-        """Start a rollout; ``rollout`` is its key.
-
-        Raises:
-            ConfigError: The target is not part of a run.
-        """
-        if self._sender is None:
-            raise ConfigError(
-                "a FunctionTarget works only in a run, which has the model behind its gateway: "
-                "pass it to a Trainer"
-            )
-        return FunctionSession(self, self._sender, self._model, skill, rollout)
+        """Start a rollout; ``rollout`` is its key."""
+        return FunctionSession(self, skill, rollout)
 
 
 class FunctionSession(GatewaySession):
     """One run of the function."""
 
-    def __init__(
-        self, target: FunctionTarget, sender: RequestSender, model: str, skill: Skill, rollout: str
-    ) -> None:
-        super().__init__(sender, skill, rollout, seed=None)
+    def __init__(self, target: FunctionTarget, skill: Skill, rollout: str) -> None:
+        super().__init__(target.require_sender(), skill, rollout)
         self._target = target
-        self._model = model
         self._has_skill = not skill.text.strip()
 
     async def reply(self, message: str) -> str:
@@ -160,23 +126,17 @@ class FunctionSession(GatewaySession):
 
         Raises:
             ReplyError: It reached its limit of time; its rollout scores 0.
-            ModelError, BudgetSpent: Its model gave no answer.
             EnvironmentFailure: The function raised an error, no request of the agent had the skill,
                 or it got a second message.
         """
-        if self._task is not None:
-            raise EnvironmentFailure(
-                "a FunctionTarget answers one message; use an environment with one turn"
-            )
-        self._task = message
+        self._take_task(message)
+        model = self._target._model
         answer: object = None
         with anyio.move_on_after(self._target.seconds) as scope:
             self._stop = scope.cancel
-            async with open_gateway(
-                self._answer, model=self._model, on_refusal=self._refuse
-            ) as address:
+            async with open_gateway(self._answer, model=model, on_refusal=self._refuse) as address:
                 rollout = AgentRollout(
-                    skill=self.skill.text, task=message, model=self._model, **address._asdict()
+                    skill=self.skill.text, task=message, model=model, **address._asdict()
                 )
                 try:
                     answer = await _call(self._target.run_agent, rollout)
@@ -193,20 +153,6 @@ class FunctionSession(GatewaySession):
                 f"the agent was ended after {self._target.seconds:g} seconds (`seconds`)",
                 reasons=(),
             )
-        self._require_skill()
-        if not isinstance(answer, str):
-            raise EnvironmentFailure(
-                f"the function of the target returned {type(answer).__name__}; it must return the "
-                "answer as text"
-            )
-        return answer
-
-    async def _answer(self, body: dict[str, Any]) -> str:
-        """Answer one request of the agent, and note whether it has the skill."""
-        self._has_skill = self._has_skill or has_text(body["messages"], self.skill.text.strip())
-        return await super()._answer(body)
-
-    def _require_skill(self) -> None:
         if not self._asked:
             raise EnvironmentFailure(
                 "the agent sent no request to the gateway, so the skill had no effect: give the "
@@ -217,11 +163,18 @@ class FunctionSession(GatewaySession):
                 "no request of the agent had the skill, word for word, so the skill had no effect: "
                 "give the agent the rollout's skill as its instructions"
             )
+        if not isinstance(answer, str):
+            raise EnvironmentFailure(
+                f"the function of the target returned {type(answer).__name__}; it must return the "
+                "answer as text"
+            )
+        return answer
 
-
-def _name(function: object) -> str:
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+    async def _answer(self, body: dict[str, Any]) -> str:
+        """Answer one request of the agent, and note whether it has the skill."""
+        if not self._has_skill:
+            self._has_skill = count_text(body["messages"], self.skill.text.strip()) > 0
+        return await super()._answer(body)
 
 
 async def _call(run_agent: RunAgent, rollout: AgentRollout) -> object:

@@ -8,34 +8,33 @@ summary = await Trainer("run.yaml", target=target).train()
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Self
 
 import anyio
 from pydantic import JsonValue, ValidationError
 
-from reflact.config.models import ModelConfig
-from reflact.errors import ConfigError, EnvironmentFailure, ReplyError, SkillError
-from reflact.jsonutil import describe_problems, replace_surrogates
-from reflact.processes.sandbox import can_confine_writes
-from reflact.protocols import Environment, RequestSender
-from reflact.skills.package import MAIN_FILE, build_package, load_skill
-from reflact.targets.agent_process import (
+from reflact.agents.agent_process import (
     CommandLimits,
     ProcessEnd,
     open_rollout_folder,
     run_process,
 )
-from reflact.targets.gateway import GatewayAddress, open_gateway
-from reflact.targets.gateway_session import GatewaySession, test_skill
-from reflact.targets.profiles import PROFILES, AgentProfile
-from reflact.types import Item, Skill, canonical_json, digest_json
+from reflact.agents.gateway import GatewayAddress, open_gateway
+from reflact.agents.gateway_session import GatewaySession, GatewayTarget
+from reflact.agents.profiles import PROFILES, AgentProfile
+from reflact.config.models import ModelConfig
+from reflact.errors import ConfigError, EnvironmentFailure, ReplyError, SkillError
+from reflact.jsonutil import describe_problems
+from reflact.processes.sandbox import TRUNCATION_VERSION, read_landlock_version
+from reflact.protocols import RequestSender
+from reflact.skills.package import MAIN_FILE, build_package, load_skill
+from reflact.types import Skill, canonical_json, digest_json
 
 # Version of what a command gets, part of every rollout's key; raise it if that changes.
 COMMAND_TARGET_VERSION = 2
@@ -51,7 +50,7 @@ KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
 WORDS_OF_ERROR = 500
 
 
-class CommandTarget:
+class CommandTarget(GatewayTarget):
     """An agent that is run as a command, once for each rollout, in a folder and a HOME of its own.
 
     Its requests to a model go to a gateway on 127.0.0.1, which speaks Chat Completions, Responses
@@ -115,16 +114,17 @@ class CommandTarget:
         preflight: bool = True,
         version: str = "1",
     ) -> None:
-        known = _find_profile(profile)
-        if known is not None:
+        own_variables = DEFAULT_VARIABLES
+        if profile is not None:
+            known = _find_profile(profile)
+            own_variables = known.variables
             command = command or known.command
             answer_file = answer_file or known.answer_file
             side_call = side_call or known.side_call
             if seed is None and skill_file is None:
-                folder = known.skills_folder
-                skill_file = (
-                    known.skill_file if skill_name is None else f"{folder}/{skill_name}/{MAIN_FILE}"
-                )
+                skill_file = known.skill_file
+                if skill_name is not None:
+                    skill_file = f"{known.skills_folder}/{skill_name}/{MAIN_FILE}"
         if isinstance(command, str) or not command:
             raise ConfigError(
                 'command is a list of the program and its arguments: ["my-agent", "{task}"]'
@@ -147,6 +147,16 @@ class CommandTarget:
         for path in filter(None, (skill_file, answer_file)):
             if Path(path).is_absolute() or ".." in Path(path).parts:
                 raise ConfigError(f"{path} leaves the rollout's folder; name a path below it")
+        if confine and read_landlock_version() < TRUNCATION_VERSION:
+            raise ConfigError(
+                "this system cannot confine a command, because confine needs Linux 6.2 with "
+                "Landlock; leave confine out, and run reflact in a container"
+            )
+        try:
+            self.limits = CommandLimits.model_validate(limits)
+        except ValidationError as error:
+            raise ConfigError(f"limits: {describe_problems(error)}") from error
+        self.seconds = self.limits.seconds
         self.command = (*command, *arguments)
         self.skill_file = skill_file
         self.skill_name = skill_name
@@ -154,45 +164,36 @@ class CommandTarget:
         self.seed = seed
         self.workspace = workspace
         self.answer_file = answer_file
-        self.variables = {
-            **(DEFAULT_VARIABLES if known is None else known.variables),
-            **(variables or {}),
-        }
+        self.variables = {**own_variables, **(variables or {})}
         self.side_call = side_call
-        try:
-            self.limits = CommandLimits.model_validate(limits)
-        except ValidationError as error:
-            raise ConfigError(f"limits: {describe_problems(error)}") from error
         self.confine = confine
         self.preflight = preflight
-        if confine and not can_confine_writes():
-            raise ConfigError(
-                "this system cannot confine a command, because confine needs Linux 6.2 with "
-                "Landlock; leave confine out, and run reflact in a container"
-            )
         self.write_skill(Skill(text=""))
         self._version = version
-        self._sender: RequestSender | None = None
-        self._model = ""
         self._identity: str | None = None
 
     @property
-    def identity(self) -> str:
-        """The command, its files, variables, limits, version and, in a run, its model, as canonical
-        JSON.
+    def skill_advice(self) -> str:
+        """Where the agent gets the skill, and what to change if it does not."""
+        if self.skill_file is None:
+            return "look at `seed`"
+        return (
+            f"it is in {self.skill_file} of the rollout's folder, so look whether the agent reads "
+            "this file there, or name another one with `skill_file`; if it reads the file later, "
+            "with a tool, set `preflight: false`"
+        )
 
-        A run reads the workspace once.
-        """
+    @property
+    def identity(self) -> str:
+        """The settings and files, as canonical JSON; a run reads the workspace once."""
         return self._identity or self._describe()
 
     def _describe(self) -> str:
-        skill: list[JsonValue] = [self.skill_name, self.skill_description]
         settings: dict[str, JsonValue] = {
             "target": "command",
             "version": [COMMAND_TARGET_VERSION, self._version],
             "command": list(self.command),
-            "skill_file": self.skill_file,
-            "skill": skill,
+            "skill": [self.skill_file, self.skill_name, self.skill_description],
             "seed": self.seed,
             "side_call": self.side_call,
             "workspace": None if self.workspace is None else _digest_folder(Path(self.workspace)),
@@ -206,20 +207,14 @@ class CommandTarget:
 
     @property
     def instructions(self) -> str:
-        """``seed``, or the file of the workspace that the skill replaces: a training begins with
-        it.
-        """
+        """The text that a training begins with: ``seed``, or the file that the skill replaces."""
         if self.seed is not None or self.workspace is None or self.skill_name is not None:
             return self.seed or ""
         file = Path(self.workspace, self.skill_file or "")
         return load_skill(file).text if file.is_file() else ""
 
     def write_skill(self, skill: Skill) -> str:
-        """Return the text of the skill's file.
-
-        Raises:
-            ConfigError: The skill's name or its description breaks the rules of skills.
-        """
+        """Return the text of the skill's file; ConfigError if its name breaks a rule of skills."""
         if self.skill_name is None:
             return skill.text
         try:
@@ -228,85 +223,44 @@ class CommandTarget:
             raise ConfigError(f"skill_name, skill_description: {error}") from error
         return package.files[0].content.decode("utf-8")
 
-    def describe_model(self, config: ModelConfig) -> ModelConfig:
-        """Return the settings of ``models.target``, which must name the model behind the
-        gateway.
-        """
-        if not config.model:
-            raise ConfigError(
-                "models.target.model is required: name the model that the command's agent asks"
-            )
-        return config
-
-    def connect(self, sender: RequestSender, config: ModelConfig) -> CommandTarget:
+    def connect(self, sender: RequestSender, config: ModelConfig) -> Self:
         """Return the same target with its requests going through a run."""
-        connected = copy.copy(self)
-        connected._sender = sender
-        connected._model = config.model
+        connected = super().connect(sender, config)
         connected._identity = connected._describe()
         return connected
 
-    async def test_skill(
-        self, environment: Environment, items: Sequence[Item], skill: Skill, config: ModelConfig
-    ) -> str | None:
-        """Run the command without its model; see ``adapters.TargetAdapter.test_skill``."""
-        place = (
-            "look at `seed`"
-            if self.skill_file is None
-            else f"it is in {self.skill_file} of the rollout's folder, so look whether the agent reads this file there, or "
-            "name another one with `skill_file`; if it reads the file later, with a tool, set `preflight: false`"
-        )
-        name = self.skill_name
-        seconds = self.limits.seconds
-        return await test_skill(
-            self, environment, items, skill, config, place=place, name=name, seconds=seconds
-        )
-
     def session(self, skill: Skill, *, rollout: str) -> CommandSession:
-        """Start a rollout; ``rollout`` is its key.
-
-        Raises:
-            ConfigError: The target is not part of a run.
-        """
-        if self._sender is None:
-            raise ConfigError(
-                "a CommandTarget works only in a run, which has the model behind its gateway: pass "
-                "it to a Trainer"
-            )
-        return CommandSession(self, self._sender, self._model, skill, rollout)
+        """Start a rollout; ``rollout`` is its key."""
+        return CommandSession(self, skill, rollout)
 
 
 class CommandSession(GatewaySession):
     """One run of the command."""
 
-    def __init__(
-        self, target: CommandTarget, sender: RequestSender, model: str, skill: Skill, rollout: str
-    ) -> None:
-        super().__init__(sender, skill, rollout, seed=target.seed, side_call=target.side_call)
+    def __init__(self, target: CommandTarget, skill: Skill, rollout: str) -> None:
+        super().__init__(
+            target.require_sender(),
+            skill,
+            rollout,
+            seed=target.seed,
+            side_call=target.side_call,
+        )
         self._target = target
-        self._model = model
 
     async def reply(self, message: str) -> str:
         """Run the command on a task and return its answer.
 
         Raises:
             ReplyError: It failed, or reached a limit; its rollout scores 0.
-            ModelError, BudgetSpent: Its model gave no answer.
-            EnvironmentFailure: It cannot be started, its seed was not replaced, or it got a second
-                message.
+            EnvironmentFailure: It cannot work here, or got a second message.
         """
-        if self._task is not None:
-            raise EnvironmentFailure(
-                "a command answers one message; use an environment with one turn"
-            )
-        self._task = replace_surrogates(message)
+        self._take_task(message)
         async with open_rollout_folder() as own:
             folder = own / "work"
             self._folder = json.dumps(str(own), ensure_ascii=False)[1:-1]
             await anyio.to_thread.run_sync(self._write_folder, folder)
-            async with open_gateway(
-                self._answer, model=self._model, on_refusal=self._refuse
-            ) as address:
+            model = self._target._model
+            async with open_gateway(self._answer, model=model, on_refusal=self._refuse) as address:
                 with anyio.CancelScope() as scope:
                     self._stop = scope.cancel
                     end = await self._run(own, address)
@@ -330,15 +284,16 @@ class CommandSession(GatewaySession):
             shutil.copytree(target.workspace, folder, symlinks=True)
         for path in (folder, folder.parent / "home", folder.parent / "tmp"):
             path.mkdir(exist_ok=True)
-        if target.skill_file is not None:
-            path = folder / target.skill_file
-            if not _is_inside(path, folder):
-                raise EnvironmentFailure(
-                    f"a link in the workspace leads skill_file {target.skill_file} out of the "
-                    "rollout's folder: remove it"
-                )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(target.write_skill(self.skill), encoding="utf-8")
+        if target.skill_file is None:
+            return
+        path = folder / target.skill_file
+        if not is_inside(path, folder):
+            raise EnvironmentFailure(
+                f"a link in the workspace leads skill_file {target.skill_file} out of the "
+                "rollout's folder: remove it"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(target.write_skill(self.skill), encoding="utf-8")
 
     def _raise_failure(self, end: ProcessEnd, folder: Path) -> NoReturn:
         """Raise EnvironmentFailure if the command cannot work here, and ReplyError if it failed."""
@@ -358,7 +313,7 @@ class CommandSession(GatewaySession):
         if self._target.answer_file is None:
             return output.strip()
         path = folder / self._target.answer_file
-        if not (path.is_file() and _is_inside(path, folder)):
+        if not (path.is_file() and is_inside(path, folder)):
             raise ReplyError(f"the command wrote no file {self._target.answer_file}", reasons=())
         with path.open("rb") as file:
             return file.read(self._target.limits.output_bytes).decode("utf-8", "replace").strip()
@@ -366,48 +321,43 @@ class CommandSession(GatewaySession):
     async def _run(self, own: Path, address: GatewayAddress) -> ProcessEnd:
         """Run the command in the folder of the rollout."""
         target = self._target
-        command, variables = self._fill_command(own / "work", address)
-        is_task_an_argument = any("{task}" in part for part in target.command)
+        values = {
+            "task": self._task or "",
+            "folder": str(own / "work"),
+            "base_url": address.base_url,
+            "root_url": address.root_url,
+            "token": address.token,
+            "model": target._model,
+        }
+        variables = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+        variables |= {"HOME": str(own / "home"), "TMPDIR": str(own / "tmp")}
+        variables |= {name: _fill(value, values) for name, value in target.variables.items()}
+        text = values["task"]
+        if any("{task}" in part for part in target.command):
+            text = ""
         return await run_process(
-            command,
-            "" if is_task_an_argument else self._task or "",
+            [_fill(part, values) for part in target.command],
+            text,
             folder=own,
             variables=variables,
             limits=target.limits,
             confine=target.confine,
         )
 
-    def _fill_command(
-        self, folder: Path, address: GatewayAddress
-    ) -> tuple[list[str], dict[str, str]]:
-        """Return the command and the environment variables of this rollout."""
-        values = {
-            "task": self._task or "",
-            "folder": str(folder),
-            "base_url": address.base_url,
-            "root_url": address.root_url,
-            "token": address.token,
-            "model": self._model,
-        }
-        variables = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-        variables |= {"HOME": str(folder.parent / "home"), "TMPDIR": str(folder.parent / "tmp")}
-        variables |= {name: _fill(value, values) for name, value in self._target.variables.items()}
-        return [_fill(part, values) for part in self._target.command], variables
 
-
-def _find_profile(name: str | None) -> AgentProfile | None:
-    if name is not None and name not in PROFILES:
+def _find_profile(name: str) -> AgentProfile:
+    if name not in PROFILES:
         raise ConfigError(
             f"there is no profile {name!r}; choose from {', '.join(PROFILES)}, or give a command"
         )
-    return None if name is None else PROFILES[name]
+    return PROFILES[name]
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
     return PLACEHOLDER.sub(lambda match: values[match[1]], text)
 
 
-def _is_inside(path: Path, folder: Path) -> bool:
+def is_inside(path: Path, folder: Path) -> bool:
     """Whether a path, with its links followed, is below a folder."""
     return path.resolve().is_relative_to(folder.resolve())
 

@@ -1,4 +1,4 @@
-"""Calls of rollouts that are computed together: shared, bounded, and cancelled with their last caller."""
+"""Simulators: worlds are made from seeds, and calls of many rollouts are computed together."""
 
 from __future__ import annotations
 
@@ -10,13 +10,40 @@ import anyio
 import pytest
 
 from reflact.concurrency import fan_out
-from reflact.environments import CallBatcher
-from reflact.errors import ConfigError, EnvironmentFailure
+from reflact.environments import CallBatcher, SimulatorEnvironment
+from reflact.errors import ConfigError
 from reflact.protocols import Session
-from reflact.stages.rollout import RolloutRunner
-from reflact.testing import InMemoryRunStore, ToyEnvironment, ToyTarget
-from reflact.types import Grade, Item, Skill, Split
+from reflact.testing import ToyEnvironment, ToyTarget, toy_optimizer
+from reflact.types import Grade, Item, Score, Skill, Split
 from toy_runs import build_trainer, settings
+
+SQUARE = "- square: answer with the number times itself."
+
+
+async def play(seed: int, session: Session) -> Grade:
+    """Ask the toy target for a rule that the seed draws, and grade its answer."""
+    name, number = ("double", "square")[seed % 2], 10 + seed
+    answer = await session.reply(f"{name} {number}")
+    right = answer == str(number * 2 if name == "double" else number * number)
+    feedback = None if right else f"missing rule: {name}"
+    return Grade(score=Score.of(right), answer=answer, feedback=feedback)
+
+
+async def test_a_run_deals_the_seeds_of_a_simulator(tmp_path: Path) -> None:
+    """Each seed is in one split, and plays its own world, whatever the trial's seed is."""
+    world = SimulatorEnvironment(play, name="toy-worlds", train=8, val=4, test=4)
+    assert [item.input for split in Split for item in world.items(split)] == list(range(16))
+    item = world.items(Split.train)[3]
+    for seed in range(2):
+        session = ToyTarget().session(Skill(text=SQUARE), rollout=str(seed))
+        graded = await world.run(item, session, seed=seed)
+        assert (graded.answer, graded.score) == ("169", Score.of(1))
+    config = settings(tmp_path, train={"batch_size": 4, "num_epochs": 1}, test={"enabled": True})
+    summary = await build_trainer(config, environment=world, script=toy_optimizer(edits=2)).train()
+    assert summary.score("best", Split.test).hard == 1
+    with pytest.raises(ConfigError, match="val split needs at least one world"):
+        SimulatorEnvironment(play, name="toy-worlds", train=8, val=0, test=4)
+
 
 LONG = 60.0
 """Longer than any test: such a batch starts when it is full."""
@@ -64,20 +91,6 @@ async def test_calls_are_computed_together() -> None:
     assert await fan_out(double, range(12)) == tuple(range(0, 24, 2))
     assert doubler.batches == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]
     assert doubler.most == 1
-
-
-async def test_a_batch_does_not_wait_forever_for_others() -> None:
-    """A single call is computed after a moment; while a batch is computed, the next one collects."""
-    doubler = Doubler(block=True)
-    double = CallBatcher(doubler.compute, size=8, seconds=0)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(double, 1)
-        await doubler.begun.wait()
-        for value in (2, 3, 4):
-            tasks.start_soon(double, value)
-            await anyio.wait_all_tasks_blocked()
-        doubler.go.set()
-    assert doubler.batches == [(1,), (2, 3, 4)]
 
 
 async def test_an_error_of_one_value_is_that_of_its_caller() -> None:
@@ -135,24 +148,6 @@ async def test_a_batch_without_callers_is_cancelled() -> None:
     assert await fan_out(double, (5, 6)) == (10, 12)
 
 
-async def test_a_cancellation_inside_a_computation_is_a_failure() -> None:
-    """If something that ``compute`` waits for is cancelled, its callers fail, and the next batch is computed."""
-
-    async def compute(values: Sequence[int]) -> Sequence[int]:
-        if 0 in values:
-            raise anyio.get_cancelled_exc_class()
-        return values
-
-    async def attempt(value: int) -> str:
-        with pytest.raises(EnvironmentFailure, match="cancelled from inside"):
-            await same(value)
-        return "failed"
-
-    same = CallBatcher(compute, size=2, seconds=LONG)
-    assert await fan_out(attempt, (0, 1)) == ("failed", "failed")
-    assert await fan_out(same, (1, 2)) == (1, 2)
-
-
 class BatchedWorld(ToyEnvironment):
     """The toy world with a simulator that grades many answers in one step; one item's step fails for a while."""
 
@@ -191,41 +186,3 @@ async def test_a_run_over_batches_is_the_same_run(tmp_path: Path) -> None:
     assert max(world.sizes) == 4
     broken = BatchedWorld(broken="val-002")
     assert (await train(tmp_path / "broken", broken))[1] == 1
-
-
-async def test_each_rollout_of_a_batch_is_stored_by_itself() -> None:
-    """Rollouts that are stored take part in no batch again; a failed one of a batch is the only one to be repeated."""
-    store, world = InMemoryRunStore(), BatchedWorld(broken="train-001")
-    items = world.items(Split.train)
-
-    async def roll_out(count: int) -> list[bool]:
-        runner = RolloutRunner(
-            target=ToyTarget(),
-            environment=world,
-            store=store,
-            decision_log=store.decision_log("r"),
-            step=1,
-            feedback=False,
-            limit=4,
-        )
-        rollouts = await runner.roll_out(items[:count], Skill(text=""), coverage=None)
-        return [rollout.score is not None for rollout in rollouts]
-
-    assert await roll_out(4) == [True, False, True, True]
-    assert world.sizes == [4]
-    world.broken = ""
-    assert await roll_out(6) == [True] * 6
-    assert sum(world.sizes[1:]) == 3
-
-
-@pytest.mark.slow
-async def test_each_worker_makes_batches_of_its_own(tmp_path: Path) -> None:
-    """An environment that computes batches can be sent to workers, and the scores are those in the loop."""
-    scores = []
-    for name in ("local", "worker_world:open_farm"):
-        folder = tmp_path / name.replace(":", "-")
-        trainer = build_trainer(settings(folder, executor={"name": name}), environment=BatchedWorld())
-        summary = await trainer.train()
-        assert summary.status == "completed"
-        scores.append([score.model_dump() for score in summary.scores])
-    assert scores[0] == scores[1]
