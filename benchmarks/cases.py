@@ -73,7 +73,7 @@ def play_gate(world: World, n_cases: int, chance: random.Random) -> tuple[bool, 
             tuple(float(chance.random() < rate) for _ in range(REPEATS)) for rate in both
         )
         cases.append(CaseScores(case_id=str(number), before=before, after=after))
-    here = compare_cases(cases).is_better
+    here = compare_cases(cases, name="before").proven == "better"
     gained = fmean(after - before for before, after in rates)
     first = [case.before[0] for case in cases], [case.after[0] for case in cases]
     there = improvement_interval(*first)[1] > 0 and compute_chance(*first) <= CLAIM_LEVEL

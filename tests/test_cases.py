@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from reflact.gate.cases import CaseComparison, CaseScores, compare_cases, find_repeats
+from reflact.gate.cases import CaseScores, compare_cases, find_repeats
+from reflact.records import CaseComparison
 
 SCORES = st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=1, max_size=3).map(tuple)
 CASES = st.lists(st.tuples(SCORES, SCORES), min_size=1, max_size=4)
@@ -21,7 +22,7 @@ def compare(*cases: tuple[tuple[float, ...], tuple[float, ...]]) -> CaseComparis
     named = [
         CaseScores(case_id=str(n), before=before, after=after) for n, (before, after) in enumerate(cases)
     ]
-    return compare_cases(named)
+    return compare_cases(named, name="before")
 
 
 def test_five_cases_prove_a_gain_on_themselves_with_two_repeats_and_not_with_one() -> None:
@@ -30,7 +31,7 @@ def test_five_cases_prove_a_gain_on_themselves_with_two_repeats_and_not_with_one
     twice = compare(*[((0.0, 0.0), (1.0, 1.0))] * 5)
     assert once.chance_better == pytest.approx(1 / 32)
     assert twice.chance_better == pytest.approx(1 / comb(4, 2) ** 5)
-    assert (once.is_better, twice.is_better, twice.is_worse) == (False, True, False)
+    assert (once.proven, twice.proven) == (None, "better")
     assert (twice.gain, twice.better, twice.worse) == (1.0, tuple("01234"), ())
     assert [find_repeats(n) for n in (1, 2, 3, 5, 8)] == [4, 3, 2, 2, 1]
     assert find_repeats(1, most=3) is None
@@ -66,7 +67,7 @@ def test_false_claims_are_rare_where_nothing_helps(n_cases: int) -> None:
             for both in zip(rates, later, strict=True)
         ]
         mean_gain = sum(after - before for before, after in zip(rates, later, strict=True))
-        false_claims += mean_gain <= 0 and compare(*pairs).is_better
+        false_claims += mean_gain <= 0 and compare(*pairs).proven == "better"
     assert false_claims <= 600 * 0.025
 
 
@@ -75,7 +76,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
     case = CaseScores(case_id="a", before=(0.0,), after=(1.0,))
     for cases in ([], [case, case]):
         with pytest.raises(ValueError, match=r"no cases|same id"):
-            compare_cases(cases)
+            compare_cases(cases, name="before")
     for before in ((), (2.0,)):
         with pytest.raises(ValidationError):
             CaseScores(case_id="a", before=before, after=(1.0,))

@@ -459,15 +459,55 @@ class Improvement(FrozenModel):
     soft_weight: float = Field(default=0.0, exclude_if=lambda value: not value)
 
 
+class CaseComparison(FrozenModel):
+    """What repeats of the same cases say about a document and the one with a ``name``.
+
+    It holds for these cases, and for no others. ``gain`` is the mean difference, -1..1; each case
+    counts the same, and has at least so many ``repeats`` on each side. ``chance_better`` and
+    ``chance_worse`` are the probabilities of so large a gain or loss if the document changes no
+    answer. ``better`` are the cases that mostly failed before and are mostly solved now, ``worse``
+    the others that flip. ``flips_by_chance`` is how many cases differ between two single runs of
+    one document, on average; None without repeats.
+    """
+
+    name: str
+    n_cases: int
+    repeats: int
+    gain: float
+    chance_better: float
+    chance_worse: float
+    proven: Literal["better", "worse"] | None
+    better: tuple[str, ...]
+    worse: tuple[str, ...]
+    flips_by_chance: float | None
+
+
+class ComparedItem(FrozenModel):
+    """An item under the document with a ``name`` and under another: mean scores, first answers.
+
+    A score is None if no rollout of that side was measured.
+    """
+
+    name: str
+    item_id: str
+    before: float | None
+    after: float | None
+    answer_before: str
+    answer_after: str
+
+
 class SkillComparison(ShortReprModel):
     """A document beside others on one split; the names of their scores say what they are.
 
-    ``improvements`` are what the document gains over each of them, paired by item.
+    ``improvements`` are what the document gains over each of them, paired by item, as far as they
+    say something of new items. ``on_cases`` is what the repeats prove on these items alone.
     """
 
     skill: SkillScore
     others: tuple[SkillScore, ...]
     improvements: tuple[Improvement, ...]
+    on_cases: tuple[CaseComparison, ...] = ()
+    items: tuple[ComparedItem, ...] = ()
 
 
 class Claim(FrozenModel):

@@ -219,6 +219,7 @@ class Trainer:
         against: Sequence[Skill | Control],
         split: Split = Split.val,
         *,
+        repeats: int = 1,
         on_event: EventCallback = ignore_event,
     ) -> SkillComparison:
         """Measure a document beside others on a split, paired by item; a rollout is paid once.
@@ -228,6 +229,8 @@ class Trainer:
             against: Other documents; ``none``: an empty one; ``placebo``: one of equal length about
                 something else; ``null``: constant answers, which no model has to give.
             split: Where to measure.
+            repeats: How often each item is run under each document; a few items can prove something
+                about themselves only if they are repeated.
             on_event: Takes the events. A ``BudgetUpdated`` with what the run used before comes
                 first.
 
@@ -238,7 +241,9 @@ class Trainer:
             BudgetSpent: The run's budget has no room for a call.
         """
         plan = await self._load_plan(needed=())
-        return await compare_skill(plan, skill, against, Split(split), on_event=on_event)
+        return await compare_skill(
+            plan, skill, against, Split(split), repeats=repeats, on_event=on_event
+        )
 
     def _prepare(self) -> RunPlan:
         if self._plan is None:

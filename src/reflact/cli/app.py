@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from reflact.cli.calibrate import calibrate
 from reflact.cli.common import discard_output, print_error
+from reflact.cli.gate import gate
 from reflact.cli.init import init
 from reflact.cli.memory import memory_app
 from reflact.cli.runs import compare, export, print_diff, runs, serve, show
@@ -106,5 +107,6 @@ app.command("serve")(serve)
 app.command("diff")(print_diff)
 app.command("export")(export)
 app.command("compare")(compare)
+app.command("gate")(gate)
 app.command("calibrate")(calibrate)
 app.add_typer(memory_app)

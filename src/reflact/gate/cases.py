@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import model_validator
 
 from reflact.gate.intervals import CLAIM_LEVEL
+from reflact.records import CaseComparison
 from reflact.types import FrozenModel
 
 # Scores are counted in steps of this size, so that sums of them are whole numbers.
@@ -42,43 +44,8 @@ class CaseScores(FrozenModel):
         return _mean(self.after) - _mean(self.before)
 
 
-class CaseComparison(FrozenModel):
-    """What repeats say about two documents on the same cases, and on no others.
-
-    Attributes:
-        n_cases: The number of cases.
-        repeats: The fewest repeats of a case on one side.
-        gain: The mean difference, -1..1; each case counts the same.
-        chance_better: The probability of so large a gain if the document changes no answer.
-        chance_worse: The probability of so large a loss if the document changes no answer.
-        better: Cases that mostly failed before and are mostly solved after.
-        worse: Cases that were mostly solved before and mostly fail after.
-        flips_by_chance: How many cases differ between two single runs of one document, on average;
-            None without repeats.
-    """
-
-    n_cases: int
-    repeats: int
-    gain: float
-    chance_better: float
-    chance_worse: float
-    better: tuple[str, ...]
-    worse: tuple[str, ...]
-    flips_by_chance: float | None
-
-    @property
-    def is_better(self) -> bool:
-        """Whether it is proven that the document is better on these cases."""
-        return self.chance_better <= CLAIM_LEVEL
-
-    @property
-    def is_worse(self) -> bool:
-        """Whether it is proven that the document is worse on these cases."""
-        return self.chance_worse <= CLAIM_LEVEL
-
-
-def compare_cases(cases: Sequence[CaseScores]) -> CaseComparison:
-    """Compare two documents on cases that were repeated under both.
+def compare_cases(cases: Sequence[CaseScores], *, name: str) -> CaseComparison:
+    """Compare a document with the one of a ``name`` on cases that were repeated under both.
 
     The test is exact: if the document changes nothing, each way to divide a case's scores between
     the two sides is equally likely (a permutation test stratified by case; for scores of 0 and 1
@@ -99,12 +66,21 @@ def compare_cases(cases: Sequence[CaseScores]) -> CaseComparison:
         sums = _join(_add(sums, _list_gains(case)))
     measured = math.fsum(_snap(case) for case in cases)
     slack = SCORE_STEP / 2
+    chance_better = min(1.0, math.fsum(p for s, p in sums.items() if s >= measured - slack))
+    chance_worse = min(1.0, math.fsum(p for s, p in sums.items() if s <= measured + slack))
+    proven: Literal["better", "worse"] | None = None
+    if chance_better <= CLAIM_LEVEL:
+        proven = "better"
+    elif chance_worse <= CLAIM_LEVEL:
+        proven = "worse"
     return CaseComparison(
+        name=name,
         n_cases=len(cases),
         repeats=min(min(len(case.before), len(case.after)) for case in cases),
         gain=math.fsum(case.gain for case in cases) / len(cases),
-        chance_better=min(1.0, math.fsum(p for s, p in sums.items() if s >= measured - slack)),
-        chance_worse=min(1.0, math.fsum(p for s, p in sums.items() if s <= measured + slack)),
+        chance_better=chance_better,
+        chance_worse=chance_worse,
+        proven=proven,
         better=tuple(case.case_id for case in cases if _flips(case.before, case.after)),
         worse=tuple(case.case_id for case in cases if _flips(case.after, case.before)),
         flips_by_chance=_count_flips_by_chance(cases),

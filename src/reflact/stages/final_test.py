@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from statistics import fmean
 
+from reflact.gate.cases import CaseScores, compare_cases
 from reflact.gate.intervals import (
     CLAIM_LEVEL,
     compute_chance,
@@ -12,7 +14,15 @@ from reflact.gate.intervals import (
     mean_interval,
     within_item_interval,
 )
-from reflact.records import Claim, Improvement, SkillScore, TaskTypeScore, average_metrics
+from reflact.records import (
+    CaseComparison,
+    Claim,
+    ComparedItem,
+    Improvement,
+    SkillScore,
+    TaskTypeScore,
+    average_metrics,
+)
 from reflact.stages.evaluate import GateMetric, build_measurement
 from reflact.types import Item, Rollout, Skill, Split
 
@@ -84,6 +94,45 @@ def measure_improvement(
         high=high,
         soft_weight=metric.soft_weight,
     )
+
+
+def compare_on_cases(
+    name: str, baseline: Sequence[Rollout], rollouts: Sequence[Rollout], *, metric: GateMetric
+) -> tuple[CaseComparison | None, tuple[ComparedItem, ...]]:
+    """Return what the repeats say on these items against the baseline, and each item's sides.
+
+    The comparison is None without an item that is measured on both sides.
+    """
+    sides: list[dict[str, list[Rollout]]] = []
+    for side in (baseline, rollouts):
+        by_item: dict[str, list[Rollout]] = {}
+        for rollout in sorted(side, key=lambda rollout: rollout.trial):
+            by_item.setdefault(rollout.item_id, []).append(rollout)
+        sides.append(by_item)
+    before, after = sides
+    cases: list[CaseScores] = []
+    items: list[ComparedItem] = []
+    for item_id in after:
+        scores = [_list_scores(side.get(item_id, ()), metric) for side in sides]
+        means = [fmean(each) if each else None for each in scores]
+        items.append(
+            ComparedItem(
+                name=name,
+                item_id=item_id,
+                before=means[0],
+                after=means[1],
+                answer_before=next((r.answer for r in before.get(item_id, ())), ""),
+                answer_after=after[item_id][0].answer,
+            )
+        )
+        if all(scores):
+            cases.append(CaseScores(case_id=item_id, before=scores[0], after=scores[1]))
+    return compare_cases(cases, name=name) if cases else None, tuple(items)
+
+
+def _list_scores(rollouts: Iterable[Rollout], metric: GateMetric) -> tuple[float, ...]:
+    scores = (metric.score_rollout(rollout) for rollout in rollouts)
+    return tuple(score for score in scores if score is not None)
 
 
 def judge_claim(

@@ -11,6 +11,8 @@ from reflact.errors import DataError
 from reflact.protocols import EventCallback
 from reflact.records import (
     EVALUATION_LABEL,
+    CaseComparison,
+    ComparedItem,
     PromotionRecord,
     RunState,
     SkillComparison,
@@ -18,7 +20,12 @@ from reflact.records import (
     SkillVersion,
 )
 from reflact.search.examples import apply_examples, shuffle_answers
-from reflact.stages.final_test import judge_claim, make_placebo, measure_improvement
+from reflact.stages.final_test import (
+    compare_on_cases,
+    judge_claim,
+    make_placebo,
+    measure_improvement,
+)
 from reflact.training.gating import judge
 from reflact.training.open_run import open_run, start
 from reflact.training.plan import RunPlan
@@ -250,9 +257,11 @@ async def compare_skill(
     against: Sequence[Skill | Control],
     split: Split,
     *,
+    repeats: int,
     on_event: EventCallback,
 ) -> SkillComparison:
     """Measure a document beside others on a split, paired by item; see ``Trainer.compare``."""
+    trials = range(repeats)
     if not plan.data.items(split):
         raise DataError(
             f"there is no {split.value} split, so no document can be measured on it; choose "
@@ -277,7 +286,9 @@ async def compare_skill(
                 for name, document in documents.items():
                     if split is Split.test:
                         await open_test_split(run, f"eval {document.hash}")
-                    measured.append(await measure_skill(run, name, document, split, step=0))
+                    measured.append(
+                        await measure_skill(run, name, document, split, step=0, trials=trials)
+                    )
                 constants = list_constants(run) if "null" in against else ()
                 measured += [await measure_constant(run, c, split, step=0) for c in constants]
         first, *others = measured
@@ -290,8 +301,19 @@ async def compare_skill(
         )
         for other in others
     ]
+    on_cases: list[CaseComparison] = []
+    items: list[ComparedItem] = []
+    for beside in others:
+        compared, sides = compare_on_cases(
+            beside.score.name, beside.rollouts, first.rollouts, metric=plan.metric
+        )
+        items += sides
+        if compared is not None:
+            on_cases.append(compared)
     return SkillComparison(
         skill=first.score,
         others=tuple(other.score for other in others),
         improvements=tuple(gain for gain in gains if gain is not None),
+        on_cases=tuple(on_cases),
+        items=tuple(items),
     )
