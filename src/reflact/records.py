@@ -482,7 +482,7 @@ class CaseComparison(FrozenModel):
     flips_by_chance: float | None
 
 
-class ComparedItem(FrozenModel):
+class ItemSides(FrozenModel):
     """An item under the document with a ``name`` and under another: mean scores, first answers.
 
     A score is None if no rollout of that side was measured.
@@ -507,7 +507,7 @@ class SkillComparison(ShortReprModel):
     others: tuple[SkillScore, ...]
     improvements: tuple[Improvement, ...]
     on_cases: tuple[CaseComparison, ...] = ()
-    items: tuple[ComparedItem, ...] = ()
+    items: tuple[ItemSides, ...] = ()
 
 
 class Claim(FrozenModel):

@@ -15,8 +15,10 @@ from reflact.errors import RunFailed, UsageError
 from reflact.text import escape_line
 
 if TYPE_CHECKING:
+    from reflact.config.training import TrainerConfig
     from reflact.events import Event
     from reflact.records import CaseComparison
+    from reflact.types import Skill
 
 
 def gate(  # noqa: PLR0917 - one for each option of the command
@@ -34,7 +36,8 @@ def gate(  # noqa: PLR0917 - one for each option of the command
         Literal["val", "test"], typer.Option(metavar="val|test", help="The split to measure on.")
     ] = "val",
     repeats: Annotated[
-        int, typer.Option(min=1, help="How often each item is run under each document.")
+        int,
+        typer.Option(metavar="N", min=1, help="How often each item is run under each document."),
     ] = 4,
     fail_if_worse: Annotated[
         bool, typer.Option("--fail-if-worse", help="Fail if it is proven worse on these items.")
@@ -47,7 +50,13 @@ def gate(  # noqa: PLR0917 - one for each option of the command
     ] = False,
     fail_below: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Fail if its mean score is lower.", show_default=False),
+        typer.Option(
+            metavar="SCORE",
+            min=0,
+            max=1,
+            help="Fail if its mean score is lower.",
+            show_default=False,
+        ),
     ] = None,
     comment: Annotated[
         Path | None,
@@ -72,7 +81,6 @@ def gate(  # noqa: PLR0917 - one for each option of the command
     from reflact.events import BudgetUpdated
     from reflact.records import Usage
     from reflact.reporting.ci import GateReport, render_comment, render_junit, render_sarif
-    from reflact.skills.package import load_skill
     from reflact.trainer import Trainer
     from reflact.types import Split
 
@@ -86,10 +94,11 @@ def gate(  # noqa: PLR0917 - one for each option of the command
         if isinstance(event, BudgetUpdated):
             usage = event.usage
 
+    ours, theirs = (_load(path, settings) for path in (skill, against))
     measure = partial(
         Trainer(settings).compare,
-        load_skill(skill, settings.skill_files if skill.is_dir() else ()),
-        [load_skill(against, settings.skill_files if against.is_dir() else ())],
+        ours,
+        [theirs],
         Split(split),
         repeats=repeats,
         on_event=watch,
@@ -130,6 +139,14 @@ def gate(  # noqa: PLR0917 - one for each option of the command
             typer.echo(escape_line(line))
     if report.failed:
         raise typer.Exit(1)
+
+
+def _load(path: Path, settings: TrainerConfig) -> Skill:
+    from reflact.skills.package import load_skill
+
+    if path.is_dir():
+        return load_skill(path, settings.skill_files)
+    return load_skill(path)
 
 
 def _list_failures(found: CaseComparison, *, must_gain: bool) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What repeats on the same few cases can prove: these cases are all there is, and only answers vary.
+"""What repeats on the same few cases can prove, where only the answers vary.
 
 A claim on new cases needs many cases (``gate.intervals``). A claim on these cases needs repeats: it
 says that the document is better on them, and nothing about others.
@@ -88,7 +88,7 @@ def compare_cases(cases: Sequence[CaseScores], *, name: str) -> CaseComparison:
 
 
 def find_repeats(n_cases: int, *, most: int = 20) -> int | None:
-    """Return the fewest repeats with which ``n_cases`` cases can prove a gain that changes them all.
+    """Return the fewest repeats with which so many cases can prove a gain of them all.
 
     None: not even ``most`` repeats can.
     """

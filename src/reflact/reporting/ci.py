@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from reflact.gate.cases import find_repeats
-from reflact.records import CaseComparison, ComparedItem, Improvement, Usage
+from reflact.records import CaseComparison, Improvement, ItemSides, Usage
 from reflact.text import escape_line, shorten
 from reflact.types import FrozenModel, Split
 
@@ -38,7 +38,7 @@ class GateReport(FrozenModel):
     score: float
     on_cases: CaseComparison
     on_new: Improvement | None
-    changes: tuple[ComparedItem, ...] = ()
+    changes: tuple[ItemSides, ...] = ()
     unmeasured: tuple[str, ...] = ()
     usage: Usage = Usage()
     failed: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ def render_junit(report: GateReport) -> str:
 
 
 def render_sarif(report: GateReport) -> str:
-    """Return a SARIF file with a result for each condition that failed and each case that got worse."""
+    """Return a SARIF file with the conditions that failed and the cases that got worse."""
     results = [_build_result("condition", reason, "error") for reason in report.failed]
     results += [
         _build_result(
@@ -143,7 +143,7 @@ def _show_score(score: float | None) -> str:
     return "not measured" if score is None else f"{score:.2g}"
 
 
-def _show_change(change: ComparedItem) -> str:
+def _show_change(change: ItemSides) -> str:
     texts = (change.item_id, _show_score(change.before), _show_score(change.after))
     answers = (change.answer_before, change.answer_after)
     return f"| {' | '.join([*map(_quote, texts), *map(_quote, answers)])} |"

@@ -17,8 +17,8 @@ from reflact.gate.intervals import (
 from reflact.records import (
     CaseComparison,
     Claim,
-    ComparedItem,
     Improvement,
+    ItemSides,
     SkillScore,
     TaskTypeScore,
     average_metrics,
@@ -98,7 +98,7 @@ def measure_improvement(
 
 def compare_on_cases(
     name: str, baseline: Sequence[Rollout], rollouts: Sequence[Rollout], *, metric: GateMetric
-) -> tuple[CaseComparison | None, tuple[ComparedItem, ...]]:
+) -> tuple[CaseComparison | None, tuple[ItemSides, ...]]:
     """Return what the repeats say on these items against the baseline, and each item's sides.
 
     The comparison is None without an item that is measured on both sides.
@@ -111,12 +111,12 @@ def compare_on_cases(
         sides.append(by_item)
     before, after = sides
     cases: list[CaseScores] = []
-    items: list[ComparedItem] = []
+    items: list[ItemSides] = []
     for item_id in after:
         scores = [_list_scores(side.get(item_id, ()), metric) for side in sides]
         means = [fmean(each) if each else None for each in scores]
         items.append(
-            ComparedItem(
+            ItemSides(
                 name=name,
                 item_id=item_id,
                 before=means[0],

@@ -12,7 +12,7 @@ from reflact.protocols import EventCallback
 from reflact.records import (
     EVALUATION_LABEL,
     CaseComparison,
-    ComparedItem,
+    ItemSides,
     PromotionRecord,
     RunState,
     SkillComparison,
@@ -302,7 +302,7 @@ async def compare_skill(
         for other in others
     ]
     on_cases: list[CaseComparison] = []
-    items: list[ComparedItem] = []
+    items: list[ItemSides] = []
     for beside in others:
         compared, sides = compare_on_cases(
             beside.score.name, beside.rollouts, first.rollouts, metric=plan.metric
