@@ -79,7 +79,18 @@ class CallId(FrozenModel):
 
 
 def describe_call(purpose: str, part: str) -> str:
-    """Return the purpose and the part of a call of the optimizer in words, with numbers from 1."""
+    """Return the purpose and the part of a call of the optimizer in words, with numbers from 1.
+
+    ========================= ======================== =====================================
+    purpose                   part                     words
+    ========================= ======================== =====================================
+    ``analyst_failure``       ``failure/1``            analyst of minibatch 2 of the failures
+    ``lapse_success``         ``success/2/0``          triage of minibatch 1 ... in batch 3
+    ``merge``                 ``success/1/0``          merge of successes, level 1, group 1
+    ``write_document``        ``3``                    rewrite 4
+    any other, ``slow_update``                         slow update
+    ========================= ======================== =====================================
+    """
     kind, *sources = purpose.split("_")
     numbers = [int(number) for number in part.split("/") if number.isdecimal()]
     if kind in {"analyst", "lapse"} and sources and numbers:

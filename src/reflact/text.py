@@ -65,6 +65,7 @@ def shorten(text: str, length: int) -> str:
     if len(text) <= length:
         return text
     near = min(length // 6, MAX_CUT_WORD)
+    # Both ends have one character too many, which shows whether the cut is beside a space.
     head = text[: (length - 3) // 2 + 1]
     tail = text[(length - 3) // 2 + 2 - length :]
     head = head[: head.rfind(" ")] if " " in head[-near - 1 :] else head[:-1]

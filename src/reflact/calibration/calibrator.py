@@ -98,6 +98,7 @@ class Calibrator:
         semaphore = anyio.Semaphore(settings.concurrency)
         self._usage_ledger = ledger
         self._critic = critic or Critic(CountingLLM(llm, ledger), memory=store, prompts=prompts)
+        # The agent's scores never wait for the calibrator's, whose calls share a semaphore.
         tested = critic or Critic(llm, memory=store, prompts=prompts)
         counted_critic = tested.wrap_llm(lambda model: CountingLLM(model, ledger, semaphore))
         runtime = CalibrationRuntime(

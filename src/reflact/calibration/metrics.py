@@ -93,14 +93,14 @@ class CriticMetrics(FrozenModel):
     Args:
         error: Mean absolute error of progress, in 0..10.
         bias: Mean error, in -10..10; above 0 the critic inflates.
-        accuracy: Pairwise accuracy: of pairs of states of one trace whose correct values differ by
-            ``MIN_LABEL_DIFFERENCE``, the share that the critic orders so (both sides of each step,
-            and the after-states of any two), taken together with the share of wrong evaluations
-            that are further from the critic's than the right one. Ties count half. None without any
-            pair.
-        consistency: Of successive steps, the share in which the critic orders a state and the one
-            before it equally whether it sees both in one call or each in its own. None without
-            successive steps.
+        accuracy: Pairwise accuracy: the share of comparisons that the critic gets right, a tie as
+            half; None without any. Three kinds are counted together: the states before and after a
+            step, and the states after any two steps of a trace, if their labels differ by at least
+            ``MIN_LABEL_DIFFERENCE``; and the right and a wrong evaluation of a step, of which the
+            right one should be nearer to the critic's.
+        consistency: The critic sees the states A and B in one call (the step from A to B), and each
+            in a call of its own (as the state after its step). This is the share of successive
+            steps in which both ways give the same order; None without successive steps.
         brier: Mean squared difference of confidence and being right.
         calibration: Expected calibration error over ``N_BINS`` bins of confidence; above 0 by
             chance alone where steps are few.
@@ -222,7 +222,9 @@ def _sum_steps(steps: Sequence[ScoredStep]) -> _TraceSums:
 
 
 def _count_ordered(steps: Sequence[ScoredStep]) -> tuple[int, float]:
-    """Return how many pairs labels order, and how many the critic orders so; a tie is half."""
+    """Return the number of comparisons in the steps of one trace, and of right ones; see
+    ``CriticMetrics.accuracy``.
+    """
     shares = [
         (1 + _sign(s.evaluation.delta) * _sign(s.label.delta)) / 2
         for s in steps
@@ -252,7 +254,8 @@ def _count_across_steps(steps: Sequence[ScoredStep]) -> tuple[int, float]:
 
 def _list_consistent(steps: Sequence[ScoredStep]) -> Iterator[bool]:
     often = Counter(step.step for step in steps)
-    single = (step for step in steps if often[step.step] == 1)  # perturbed steps succeed nothing
+    # A perturbed pair repeats the number of its step, and no state follows from it.
+    single = (step for step in steps if often[step.step] == 1)
     for earlier, later in pairwise(sorted(single, key=lambda step: step.step)):
         if later.step == earlier.step + 1:
             together = later.evaluation.delta

@@ -254,6 +254,7 @@ def sign_flip_p_value(effects: Sequence[float]) -> float:
     counts = 1
     for size in sizes:
         counts += counts << (size * width)
+    # A number is its digits' sum modulo its base less 1; the digits are the counts of sums.
     extreme = (counts >> (observed * width)) % ((1 << width) - 1)
     return float(extreme / (1 << len(effects)))
 

@@ -127,6 +127,10 @@ class SQLGrader(CheckedGrader[str]):
         return reference
 
 
+# A process has the image of the tables as text, as bytes, and in SQLite, with some room.
+COPIES_OF_TABLES = 4
+
+
 class QueryProcess:
     """A process that runs queries; it starts with the first one, and again after it was ended.
 
@@ -139,7 +143,11 @@ class QueryProcess:
         self._owner = 0
 
     def judge(self, references: Sequence[str], answer: str | None) -> QueryVerdict:
-        """Run references and an answer (None: only the references), and compare their rows."""
+        """Run references and an answer (None: only the references), and compare their rows.
+
+        The process reads one line of JSON. It replies with a line for the references, null or what
+        is wrong with them, and then with one for the answer: true, false, or what is wrong with it.
+        """
         if answer is not None and len(answer) > MAX_QUERY_CHARS:
             return QueryVerdict(reason=f"the query has more than {MAX_QUERY_CHARS} characters")
         process = self._open_process()
@@ -169,7 +177,7 @@ class QueryProcess:
             stdout=subprocess.PIPE,
             folder=None,
             seconds=None,
-            memory=MAX_MEMORY_BYTES + 4 * len(self._tables),
+            memory=MAX_MEMORY_BYTES + COPIES_OF_TABLES * len(self._tables),
             output=MAX_ERROR_BYTES,
             confine=can_confine(),
             parent=None,  # a thread starts it, which may end before
@@ -197,7 +205,10 @@ def _write(process: ConfinedProcess, text: bytes) -> None:
 
 
 def _read_line(process: ConfinedProcess, seconds: float) -> bytes | None:
-    """Return the next line of a process; None if it has ended, or was ended after some seconds."""
+    """Return the next line of a process; None if it has ended, or was ended after some seconds.
+
+    The pipe has no buffer in this process, so what ``poll`` sees is all that there is to read.
+    """
     assert process.popen.stdout is not None
     poll = select.poll()
     poll.register(process.popen.stdout, select.POLLIN)

@@ -523,6 +523,7 @@ async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) 
         )
         fields = dict(flatten_fields(row.config))
         fields |= dict(flatten_fields(dict(await store.identity(row.run_id))))
+        # An empty section has no setting.
         settings = {key: value for key, value in fields.items() if value != {}}
         return _ReadRun(run, settings, list_idle_keys(config), rollouts)
 
@@ -569,8 +570,11 @@ def list_databases(folder: Path) -> tuple[Path, ...]:
 
 
 def _find_database(path: Path) -> tuple[Path, str | None]:
-    """Return the database of a run, and the run's id or a prefix of it if the path names one of
-    several runs.
+    """Return the database of a run, and the run's id or a prefix of it if the path names one.
+
+    A path may be a database; the folder of a run with its ``run.db``; the folder of a run whose
+    store is elsewhere, which its ``summary.json`` names; or a database or such a folder with the id
+    of one of its runs behind it.
     """
     if path.is_file():
         return path, None

@@ -178,6 +178,7 @@ async def evaluate(
             return None
         used = [*used, *again]
 
+    # Repeats can only contradict the first pass: the verdict has the scores of that one.
     lost = tuple(side for pair in used for side in pair if side.score is None)
     verdict = _build_verdict(first, candidate, current, ruling, metric)
     if ruling.action != "accept":
@@ -185,14 +186,17 @@ async def evaluate(
 
     action: GateAction = "accept_new_best"
     reason = ruling.reason
+    # The candidate is accepted; it is the new best one only if it beats the best one too. Where that
+    # cannot be measured, nothing is decided, since a best skill must have been compared. A veto for
+    # regressions holds against the current skill alone.
     if best.hash != current.hash:
-        theirs = await run_pass(best, 0, settings.item_ids)
-        pairs = [metric.score_pair(new, old) for (new, _), old in zip(first, theirs, strict=True)]
+        of_best = await run_pass(best, 0, settings.item_ids)
+        pairs = [metric.score_pair(new, old) for (new, _), old in zip(first, of_best, strict=True)]
         second = decide(settings.model_copy(update={"no_regression": None}), pairs, other="best")
         actions: dict[str, GateAction] = {"accept": "accept_new_best", "unmeasured": "unmeasured"}
         action = actions.get(second.action, "accept")
         reason = f"{reason} {second.reason}"
-        lost += tuple(rollout for rollout in theirs if rollout.score is None)
+        lost += tuple(rollout for rollout in of_best if rollout.score is None)
     verdict = verdict.model_copy(update={"action": action, "reason": reason})
     return EvaluationResult(verdict=verdict, unmeasured=lost)
 
@@ -263,8 +267,10 @@ def _build_verdict(
     measured = [pair for pair in pairs if all(side.score is not None for side in pair)]
     lost = {side.item_id for pair in pairs for side in pair if side.score is None}
     unmeasured = {"unmeasured": tuple(sorted(lost))}
-    new = build_measurement(candidate.hash, Split.val, [theirs for theirs, _ in measured])
-    old = build_measurement(current.hash, Split.val, [ours for _, ours in measured])
+    new = build_measurement(
+        candidate.hash, Split.val, [of_candidate for of_candidate, _ in measured]
+    )
+    old = build_measurement(current.hash, Split.val, [of_current for _, of_current in measured])
     return Verdict(
         action=ruling.action,
         reason=ruling.reason,
