@@ -186,9 +186,9 @@ async def evaluate(
 
     action: GateAction = "accept_new_best"
     reason = ruling.reason
-    # The candidate is accepted; it is the new best one only if it beats the best one too. Where that
-    # cannot be measured, nothing is decided, since a best skill must have been compared. A veto for
-    # regressions holds against the current skill alone.
+    # The candidate is accepted; it is the new best one only if it beats the best one too. If that
+    # cannot be measured, nothing is decided. A veto for regressions holds against the current skill
+    # alone.
     if best.hash != current.hash:
         of_best = await run_pass(best, 0, settings.item_ids)
         pairs = [metric.score_pair(new, old) for (new, _), old in zip(first, of_best, strict=True)]
