@@ -24,7 +24,7 @@ import virtual_time
 from reflact.config.loading import load_keys
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.protocols import Session
-from reflact.records import RunSummary
+from reflact.records import StageCost
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
 from reflact.training.loop import store_summary, train_to_end
@@ -96,7 +96,7 @@ class Outcome(NamedTuple):
     """A run's wall time, what it did, and a digest of all its records."""
 
     wall: float
-    summary: RunSummary
+    costs: Sequence[StageCost]
     rollouts: Slots
     calls: Slots
     digest: str
@@ -140,10 +140,11 @@ async def train(policy: str, test: int, noise: float, slots: tuple[int, int]) ->
         async with connect_run(plan, store) as run:
             await start(run)
             await train_to_end(run)
-            summary = await store_summary(run, "completed", None)
+            await store_summary(run, "completed", None)
+        costs = await store.stage_costs(run.id)
         records = [r.model_dump_json() for r in await store.records(run.id)]
         return Outcome(
-            anyio.current_time() - began, summary, rollouts, calls, digest_json([*records])
+            anyio.current_time() - began, costs, rollouts, calls, digest_json([*records])
         )
 
 
@@ -152,7 +153,7 @@ def describe(name: str, outcome: Outcome) -> Sequence[str]:
     wall, rollouts, calls = outcome.wall, outcome.rollouts, outcome.calls
     least = rollouts.seconds / rollouts.size + calls.seconds / calls.size
     stages: Counter[str] = Counter()
-    for cost in outcome.summary.stages:
+    for cost in outcome.costs:
         stages[cost.stage] += round(cost.seconds / LATENCY)
     parts = ", ".join(f"{stage} {n}" for stage, n in stages.most_common())
     return (

@@ -673,7 +673,7 @@ class Client:
             self._limits.endpoint.observe(slot, response.status_code, asked, tokens)
             if response.is_success:
                 await finish_if_cancelled(
-                    partial(self._store, response.text, usage, entry, reserved)
+                    partial(self._store, response.text, usage, fault, entry, reserved)
                 )
                 if usage.uncounted and call.drafts is not None and "stream" in body:
                     self._streams = False
@@ -682,7 +682,7 @@ class Client:
                     self._limits.note_access()
                 await responses.release(entry)
                 reserved.release()
-            await self._note_attempt(entry, usage, fault)
+                await self._note_attempt(entry, usage, fault)
             return response
 
     def _build_request(
@@ -715,11 +715,17 @@ class Client:
             raise
 
     async def _store(
-        self, text: str, usage: Usage, entry: CallReservation, reserved: Reservation
+        self,
+        text: str,
+        usage: Usage,
+        fault: FaultKind | None,
+        entry: CallReservation,
+        reserved: Reservation,
     ) -> None:
         response = StoredResponse(key=entry.key, text=text, usage=usage)
         await self._account.responses.store_response(response, entry)
         reserved.settle(usage)
+        await self._note_attempt(entry, usage, fault)
 
     async def _note_attempt(
         self, entry: CallReservation, usage: Usage, fault: FaultKind | None
