@@ -13,14 +13,8 @@ from pydantic import JsonValue
 from reflact.config.fields import FieldsConfig
 from reflact.config.training import DataConfig, EnvironmentConfig, TrainerConfig
 from reflact.data import DataSet
-from reflact.environments.dataset import DatasetEnvironment, build_environment, build_grader
-from reflact.environments.graders import (
-    ExactGrader,
-    Grader,
-    NormalizedGrader,
-    NumericGrader,
-    TokenF1Grader,
-)
+from reflact.environments.dataset import DatasetEnvironment, build_environment
+from reflact.environments.graders import ExactGrader, Grader, NormalizedGrader, NumericGrader, TokenF1Grader
 from reflact.errors import ConfigError, DataError
 from reflact.targets import ChatTarget
 from reflact.testing import ScriptedLLM
@@ -125,17 +119,6 @@ def _write(path: Path, references: Sequence[JsonValue]) -> Path:
     rows = [{"id": f"q{n}", "input": f"{n}?", "reference": r} for n, r in enumerate(references)]
     path.write_text(json.dumps(rows), encoding="utf-8")
     return path
-
-
-def test_a_configuration_describes_an_environment(tmp_path: Path) -> None:
-    """Data, split, grader, settings and template are those of the configuration."""
-    path = _write(tmp_path / "data.json", list(range(10)))
-    environment = build_environment(_config(path, ratio="5:3:2"))
-    assert [len(environment.items(split)) for split in Split] == [5, 3, 2]
-    same = DatasetEnvironment(_data(), grade=NumericGrader(tolerance=0.5), template="Q: {input}")
-    assert environment.identity == same.identity
-    grader = EnvironmentConfig(grader="token_f1", threshold=0.5)
-    assert build_grader(TrainerConfig(environment=grader)) == TokenF1Grader(threshold=0.5)
 
 
 def test_bad_data_is_refused(tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ class Run:
         self._message = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
 
     async def answer(self, body: dict[str, Any]) -> str:
-        """Note a request and return a completion."""
         self.asked.append(body)
         usage = {"prompt_tokens": 20, "completion_tokens": 2, "total_tokens": 22}
         choice = {"finish_reason": "stop", "message": self._message}
@@ -42,7 +41,6 @@ class Run:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[httpx.AsyncClient]:
-        """Open a gateway, and return a client with its token."""
         async with (
             open_gateway(self.answer, model="m", on_refusal=self.refused.append) as address,
             httpx.AsyncClient(
@@ -53,12 +51,10 @@ class Run:
 
 
 def call(name: str, arguments: str) -> dict[str, Any]:
-    """Return a call of a tool."""
     return {"id": "c2", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def read_events(response: httpx.Response) -> list[dict[str, Any]]:
-    """Return the events of a stream."""
     return [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
 
 
@@ -92,7 +88,6 @@ def ask_as_codex(session: str) -> dict[str, Any]:
 
 
 def input_text(text: str) -> dict[str, str]:
-    """Return a part of a message."""
     return {"type": "input_text", "text": text}
 
 
@@ -281,27 +276,6 @@ def collect(events: list[dict[str, Any]]) -> dict[str, Any]:
     return message
 
 
-async def test_settings_of_messages_are_those_of_a_completion() -> None:
-    """Settings that a chat completion has pass through under its names."""
-    choice = {"type": "tool", "name": "t", "disable_parallel_tool_use": True}
-    named = {"type": "function", "function": {"name": "t"}}
-    settings: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({"tool_choice": {"type": "any"}}, {"tool_choice": "required"}),
-        ({"tool_choice": {"type": "none"}}, {"tool_choice": "none"}),
-        ({"tool_choice": choice}, {"tool_choice": named, "parallel_tool_calls": False}),
-        ({"stop_sequences": ["x"], "top_k": 3}, {"stop": ["x"]}),
-    ]
-    run = Run()
-    tools = [{"name": "t", "input_schema": {}}]
-    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "tools": tools}
-    async with run.open() as client:
-        for asked, expected in settings:
-            message = (await client.post("/messages", json={**body, **asked})).json()
-            assert expected.items() <= run.asked[-1].items()
-            assert "top_k" not in run.asked[-1]
-            assert message["stop_reason"] == "end_turn"
-
-
 @pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/messages"])
 async def test_text_that_is_none_is_replaced_or_refused(path: str) -> None:
     """Half of a surrogate pair in a request becomes U+FFFD; a number that JSON does not have is refused, with a reason."""
@@ -355,7 +329,6 @@ def list_places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def change_body(change: Change) -> tuple[str, bytes]:
-    """Return the path and the body of a changed request."""
     path, number, odd, is_removed = change
     body = copy.deepcopy(SOUND[path])
     places = [*list_places(body)]

@@ -29,21 +29,18 @@ class Server(ToyEnvironment):
         self.started = anyio.Event()
 
     async def set_up(self) -> None:
-        """Start it."""
         await anyio.lowlevel.checkpoint()
         if self.broken == "set_up":
             raise OSError("the port is taken")
         self.happened.append("set up")
 
     async def close(self) -> None:
-        """End it."""
         await anyio.lowlevel.checkpoint()
         self.happened.append("closed")
         if self.broken == "close":
             raise OSError("it hangs")
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Note the first rollout."""
         if self.happened[-1:] != ["rollout"]:
             self.happened.append("rollout")
         self.started.set()
@@ -53,7 +50,6 @@ class Server(ToyEnvironment):
 
 
 def trainer(folder: Path, environment: Environment) -> Trainer:
-    """Return a trainer of one epoch in an environment."""
     return build_trainer(settings(folder, train={"num_epochs": 1}), environment=environment)
 
 

@@ -148,7 +148,6 @@ print([name for name, attempt in {attempts!r}.items() if succeeds(attempt)])
 @needs_confinement
 @pytest.mark.parametrize("escape", ESCAPES, ids=lambda escape: escape.name)
 def test_an_escape_succeeds_without_its_rules(escape: Escape, world: World) -> None:
-    """Without its rules it succeeds, or the kernel looks at its arguments; so nothing else refuses it."""
     if escape.needs_root and os.getuid() != 0:
         pytest.skip("the kernel refuses it to this user as well")
     (outcome,) = attempt(world, [escape.code], escape.rules)
@@ -161,7 +160,6 @@ def test_an_escape_succeeds_without_its_rules(escape: Escape, world: World) -> N
 @needs_confinement
 @pytest.mark.parametrize("escape", LAYERED, ids=lambda escape: escape.name)
 def test_each_of_several_rules_is_enough(escape: Escape, world: World) -> None:
-    """An escape that several rules refuse is refused by each of them alone."""
     for rule in list_layers(escape):
         (outcome,) = attempt(world, [escape.code], set(escape.rules) - {rule})
         assert outcome in REFUSALS, rule
@@ -188,7 +186,6 @@ SIGNAL_RULES = {"fcntl commands", "asynchronous files", "ioctl commands", "scope
 @needs_confinement
 @pytest.mark.parametrize("left", [None, "scopes", "asynchronous files"])
 def test_no_signal_reaches_another_process_through_a_file(left: str | None, world: World) -> None:
-    """A socket that signals its owner kills another process without the rules, and not with Landlock's alone."""
     if left == "scopes" and "scopes" not in list_layers(Escape("", ("scopes",), "")):
         pytest.skip("this kernel has no scopes of signals")
     without = SIGNAL_RULES - {left}
@@ -246,7 +243,6 @@ def test_each_call_is_refused_by_its_rule_alone(name: str, rule: str) -> None:
 
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_arguments_decide_on_each_processor(name: str) -> None:
-    """On processors that this test does not run on, the filter decides as it should, too."""
     machine = PROCESSORS[name]
     program = b"".join(build_filter(machine, 77))
     allowed = f"""

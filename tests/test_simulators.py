@@ -135,7 +135,6 @@ async def test_a_batch_goes_on_while_one_caller_waits(first: int) -> None:
 
 
 async def test_a_batch_without_callers_is_cancelled() -> None:
-    """It ends with its last caller, and the next batch is computed."""
     doubler = Doubler(block=True)
     double = CallBatcher(doubler.compute, size=2, seconds=LONG)
     async with anyio.create_task_group() as tasks:

@@ -11,7 +11,7 @@ import pytest
 
 from reflact import Trainer
 from reflact.config.models import ModelConfig
-from reflact.errors import ConfigError, DataError
+from reflact.errors import DataError
 from reflact.integrations.workspace import FileCheck, WorkspaceEnvironment, WorkspaceTarget
 from reflact.records import RunSummary
 from reflact.types import Item, Skill, Split
@@ -107,9 +107,3 @@ def test_cases_that_cannot_be_used_are_named(tmp_path: Path, changes: Any, words
     """An unusable case is an error that says what to do."""
     with pytest.raises(DataError, match=words):
         WorkspaceEnvironment(write_evals(tmp_path, **changes), **SIZES)
-
-
-def test_too_few_cases_are_an_error(tmp_path: Path) -> None:
-    """The splits need enough cases."""
-    with pytest.raises(ConfigError, match="has 3 cases for splits of 1, 1, 4"):
-        WorkspaceEnvironment(write_evals(tmp_path), train=1, val=1, test=4)
