@@ -216,7 +216,6 @@ class Leaving(ToyEnvironment):
     ],
 )
 def test_code_that_ends_the_event_loop_ends_the_process(tmp_path: Path, error: str, leaving: str) -> None:
-    """What no block can catch ends the command with a sentence and exit code 1, and the run as cancelled."""
     (tmp_path / "leaving.py").write_text(LEAVING.format(error=error, leaving=leaving), encoding="utf-8")
     path = tmp_path / "run.yaml"
     plain = {

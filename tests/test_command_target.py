@@ -116,13 +116,11 @@ async def assert_trained_and_resumed(folder: Path, target: Any) -> None:
 
 
 async def test_a_command_is_trained_and_resumed(tmp_path: Path) -> None:
-    """A command that reads its skill from a file is trained; its requests are counted once, also over restarts."""
     await assert_trained_and_resumed(tmp_path, CommandTarget(AGENT, skill_file="SKILL.md"))
 
 
 @pytest.mark.slow
 async def test_a_command_is_recorded_and_replayed(tmp_path: Path) -> None:
-    """A recording replays without the provider, although the agent's requests hold the time."""
     cassette, target = str(tmp_path / "cassette.jsonl"), CommandTarget(AGENT, skill_file="SKILL.md")
     recorded = await train(
         tmp_path / "a", Endpoint(), target, replay={"cassette": cassette, "mode": "record"}
@@ -180,7 +178,6 @@ async def test_a_run_goes_on_if_a_command_is_ended(tmp_path: Path) -> None:
 
 
 async def test_all_children_end_with_the_command() -> None:
-    """Children end with the command, in its process group and out of it, even if they keep the output open."""
     target = CommandTarget([*AGENT, "fork"], skill_file="SKILL.md", answer_file="children.txt")
     with anyio.fail_after(60):
         children = (await start(target).reply("Say red")).split()
@@ -280,7 +277,6 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 async def test_no_key_reaches_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The provider gets the key; the command's variables, arguments, files and parent, the run and its logs do not."""
     canary = "sk-canary-1234567890"
     for name in ("OPENAI_API_KEY", "AWS_SECRET"):
         monkeypatch.setenv(name, canary)
@@ -389,24 +385,6 @@ async def test_a_check_says_that_the_skill_reaches_the_agent(tmp_path: Path) -> 
     with pytest.raises(EnvironmentFailure, match="so the skill has no effect"):
         await check("AGENTS.md")
     assert len(endpoint.bodies) == asked == 1
-
-
-def test_a_command_needs_a_place_for_its_skill() -> None:
-    """Without a file, or with a path out of the folder, the target is refused."""
-    wrong: list[dict[str, Any]] = [
-        {},
-        {"skill_file": "a", "seed": "b"},
-        {"seed": "a", "skill_name": "counting", "skill_description": "Counts."},
-        {"skill_file": "../a"},
-        {"skill_file": "a", "workspace": "no-such-folder"},
-        {"profile": "no-such-agent"},
-        {"skill_file": "a", "limits": {"seconds": 0}},
-        {"skill_file": "a", "skill_name": "counting"},
-        {"skill_file": "a", "skill_name": "No Name", "skill_description": "Counts."},
-    ]
-    for arguments in wrong:
-        with pytest.raises(ConfigError):
-            CommandTarget(**{"command": AGENT, **arguments})
 
 
 async def test_a_setup_that_cannot_work_is_no_failure_of_the_agent(

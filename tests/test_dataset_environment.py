@@ -72,7 +72,6 @@ async def test_an_item_is_asked_once_and_its_answer_graded() -> None:
 
 @pytest.mark.parametrize("split", [Split.train, Split.test])
 def test_references_are_checked_before_anything_is_asked(split: Split) -> None:
-    """One unusable reference in any split is an error that names the item; a function's cannot be checked."""
     bad = Item(id="bad", input="x", reference="many")
     good = Item(id="good", input="y", reference=1)
     data = DataSet.model_validate({s.value: (good, bad) if s is split else (good,) for s in Split})

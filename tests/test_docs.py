@@ -26,7 +26,6 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 RUNNABLE = re.compile(r"^```python runnable\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FRAGMENT = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMED_TEST = re.compile(r"\b(tests/\w+\.py)(?:::(\w+))?")
 FENCED_PYTHON = re.compile(r"^```python.*?^```$", re.MULTILINE | re.DOTALL)
 IMPORT = re.compile(
@@ -38,7 +37,6 @@ README = ROOT / "README.md"
 COMING = ROOT / "docs" / "coming-from.md"
 OLDER_KEYS = (ROOT / "tests" / "skillopt_keys.txt").read_text(encoding="utf-8").split()
 QUOTED = re.compile(r"`([^`]+)`")
-KEY = re.compile(r"[a-z_]+(\.[a-z_]+)*")
 KNOWN = {key for key, *_ in list_config_keys()}
 STAND_INS = """
 from reflact.targets import ChatTarget
@@ -152,20 +150,6 @@ def test_examples_import_from_public_places_only() -> None:
     assert private == []
 
 
-def test_fragments_import_what_they_use() -> None:
-    """A Python block that is no program is valid syntax and imports each public name of reflact that it uses."""
-    doors = [importlib.import_module(name) for name in sorted(FRONT_DOORS)]
-    public = {name for door in doors for name in getattr(door, "__all__", ())}
-    wrong = []
-    for page in PAGES:
-        for block in FRAGMENT.findall(read(page)):
-            nodes = [*ast.walk(ast.parse(block))]
-            used = {node.id for node in nodes if isinstance(node, ast.Name)}
-            bound = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
-            wrong += [f"{page.name}: {name}" for name in sorted(used & public - bound)]
-    assert wrong == []
-
-
 def test_the_readme_trains_on_own_lists(tmp_path: Path) -> None:
     """README trains on own lists with an own function in at most 15 lines, which run as they are.
 
@@ -186,7 +170,6 @@ def test_the_readme_trains_on_own_lists(tmp_path: Path) -> None:
     ("page", "code"), list_blocks(), ids=lambda value: value if "\n" not in value else ""
 )
 def test_runnable_blocks_run(page: str, code: str, tmp_path: Path) -> None:
-    """A block that is marked as runnable ends without an error in an empty folder, and prints something."""
     assert run(code, tmp_path).strip(), f"{page}: the example prints nothing"
 
 
@@ -202,7 +185,6 @@ def test_the_first_session_is_as_the_page_shows_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_program_that_is_trained_works_as_printed(tmp_path: Path) -> None:
-    """The files and commands of docs/train-your-agent.md train a program; only the server's address is replaced."""
     page = read(ROOT / "docs" / "train-your-agent.md")
     ((commands,),) = [re.findall(r"<!-- run -->\n```sh\n(.*?)^```$", page, re.M | re.S)]
     with serving(play_colours) as url:
@@ -271,7 +253,6 @@ def test_the_documents_name_no_command_that_is_missing() -> None:
 
 
 def test_help_fits_80_columns() -> None:
-    """The help of `reflact` and of each command has no line that is cut, and none beyond 80 columns."""
 
     def list_commands(command: typer.core.TyperGroup, path: tuple[str, ...]) -> list[tuple[str, ...]]:
         below = getattr(command, "commands", {})
@@ -343,16 +324,3 @@ def test_mapped_keys_exist() -> None:
         if not set(QUOTED.findall(here)) <= KNOWN or not (QUOTED.findall(here) or (here == "gone" and note))
     ]
     assert wrong == []
-
-
-def test_keys_in_sentences_exist() -> None:
-    """A quoted word that begins like a section of the configuration is one of its keys."""
-    sections = {key.partition(".")[0] for key in KNOWN if "." in key}
-    unknown = []
-    lines = read(COMING).splitlines()
-    for quoted in QUOTED.findall("\n".join(line for line in lines if not line.startswith("| `"))):
-        key = " ".join(quoted.split()).partition(":")[0]
-        if key.partition(".")[0] in sections and "." in key and KEY.fullmatch(key):
-            found = key in KNOWN or any(known.startswith(f"{key}.") for known in KNOWN)
-            unknown += [] if found else [quoted]
-    assert unknown == []

@@ -168,5 +168,4 @@ def test_the_items_of_the_tasks_are_what_their_program_writes() -> None:
 
 
 def test_the_page_is_current() -> None:
-    """The committed page is what the results and settings give."""
     run("page.py", "--check")

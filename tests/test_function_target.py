@@ -59,7 +59,6 @@ def start(run_agent: RunAgent, skill: str = RULE, sender: Any = None, **options:
 
 
 async def test_an_agent_is_trained_and_resumed(tmp_path: Path) -> None:
-    """An agent in this process is trained; its requests are counted once, also over restarts."""
     await assert_trained_and_resumed(tmp_path, FunctionTarget(ask))
 
 
@@ -148,7 +147,6 @@ async def test_half_a_surrogate_pair_of_an_agent_does_not_break_a_run(tmp_path: 
 
 
 async def test_an_agent_that_hangs_in_the_test_of_the_skill_costs_its_limit_once(tmp_path: Path) -> None:
-    """After an agent has reached its limit of time, no further item is tried."""
     started: list[str] = []
 
     async def hang(rollout: AgentRollout) -> str:

@@ -117,7 +117,6 @@ async def test_the_gateway_speaks_the_responses_api() -> None:
 
 
 async def test_the_gateway_answers_nobody_without_its_token() -> None:
-    """A request without the rollout's token gets 401 and never reaches the provider, whatever its header."""
     run = Run()
     async with run.open() as client:
         token = client.headers.pop("Authorization").removeprefix("Bearer ")
@@ -166,7 +165,6 @@ async def test_a_refused_request_is_reported_with_its_reason() -> None:
 
 
 async def test_freeform_and_namespaced_tools_are_functions_of_a_completion() -> None:
-    """Tools that a chat completion does not have become functions, and their calls come back as the agent knows them."""
     grammar = {"type": "grammar", "syntax": "lark", "definition": "start: BEGIN"}
     send = {"type": "function", "name": "send"}
     tools = [
@@ -375,7 +373,6 @@ def test_no_message_of_an_agent_ends_a_run(changes: Sequence[Change]) -> None:
 
 @pytest.mark.parametrize("choices", [[], ["odd"], None])
 async def test_a_model_that_answers_without_a_choice_is_a_failure_of_the_rollout(choices: Any) -> None:
-    """An answer that no agent can read is an error for the agent, and a reason for the rollout."""
     run = Run()
 
     async def answer(body: dict[str, Any]) -> str:
@@ -408,7 +405,6 @@ HEAD = "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {
 
 
 async def test_a_token_and_a_size_are_checked_before_a_body_is_read() -> None:
-    """Neither a wrong token nor a size that is too great needs a body to be refused; lengths that lie do not help."""
     run = Run()
     too_much = f"Content-Length: {MAX_REQUEST_BYTES + 1}"
     async with open_gateway(run.answer, model="m", on_refusal=run.refused.append) as address:
@@ -429,7 +425,6 @@ async def test_a_token_and_a_size_are_checked_before_a_body_is_read() -> None:
 
 
 async def test_the_bodies_of_all_connections_count_together() -> None:
-    """Many connections with a part of a body each have no more bytes than one; what ended counts no more."""
     run = Run()
     half = MAX_REQUEST_BYTES // 2 + 1
     async with open_gateway(run.answer, model="m", on_refusal=run.refused.append) as address:
@@ -448,7 +443,6 @@ async def test_the_bodies_of_all_connections_count_together() -> None:
 
 @pytest.mark.parametrize("content", [b"[],", b'"\\"', b'{"a":"\\', b"0,"])
 async def test_a_body_of_many_values_takes_little_memory(content: bytes) -> None:
-    """A body of 6 MB with two million values is refused before it is parsed, on another thread."""
     run = Run()
     body = b'{"messages":[' + content * (6 * 2**20 // len(content)) + b"0]}"
     async with run.open() as client:

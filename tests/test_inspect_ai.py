@@ -57,7 +57,6 @@ def make_task(name: str) -> Any:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["theory_of_mind", "choices"])
 def test_scores_are_those_of_inspect(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The adapter and Inspect's own evaluation give every sample the same score for the same reply."""
     from inspect_ai import eval as evaluate
     from inspect_ai.model import ModelOutput, ModelUsage, get_model
     from inspect_ai.scorer import value_to_float

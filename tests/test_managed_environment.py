@@ -75,7 +75,6 @@ async def test_an_environment_is_set_up_once_and_closed_after_the_last_rollout(
 
 
 async def test_an_environment_is_closed_if_the_run_is_cancelled(tmp_path: Path) -> None:
-    """Closing may wait for something, though the task is cancelled."""
     server = Server("hangs")
     async with anyio.create_task_group() as group:
         group.start_soon(trainer(tmp_path, server).train)
@@ -85,7 +84,6 @@ async def test_an_environment_is_closed_if_the_run_is_cancelled(tmp_path: Path) 
 
 
 async def test_a_check_sets_the_environment_up_and_closes_it(tmp_path: Path) -> None:
-    """Its item is carried out in an environment that was started, which ends with the check."""
     server = Server()
     overrides = Overrides(environment=server, target=ToyTarget(), optimizer=ScriptedLLM(toy_optimizer()))
     config = TrainerConfig.model_validate(settings(tmp_path))

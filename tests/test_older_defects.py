@@ -97,7 +97,6 @@ def assert_true(measurement: Measurement | None, folder: Path) -> None:
 
 
 async def test_a_score_of_zero_does_not_begin_anew(tmp_path: Path) -> None:
-    """There a true score of 0.0 read as none: a resumed run began anew, with the history 1, 2, 1, 2, 3, 4."""
     config = settings(tmp_path, train={"num_epochs": 2})
     async with trainer(config, proposing(NONSENSE)).stream() as stream:
         async for event in stream:

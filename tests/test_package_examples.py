@@ -153,7 +153,6 @@ class Records:
 
 
 async def test_both_starts_of_a_run_are_one_record_in_mlflow(tmp_path: Path) -> None:
-    """Scores, document and status are reported, and a second start finds the first one's record."""
     records, example = Records(), load_example("track_with_mlflow")
     for _ in range(2):
         trainer = Trainer(

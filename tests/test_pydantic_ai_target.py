@@ -108,7 +108,6 @@ async def test_analysts_see_tools_calls_and_observations(tmp_path: Path) -> None
 
 
 async def test_descriptions_of_tools_are_trained(tmp_path: Path) -> None:
-    """A section of the skill replaces a tool's description, and is no part of the instructions; others stay."""
     asked: list[str] = []
 
     def answer(prompt: Any, reply_type: Any, call_id: Any) -> Any:
@@ -139,7 +138,6 @@ TOOL = "## Tool: customer_balance\n"
             "One.\n\n### More\nTwo.",
         ),
         (f"## Tool: `customer_balance`\r\nOne.\r\n{REGION}", REGION, "One."),
-        (f"{TOOL}One.\n{TOOL}Two.\n## Tool: none\nThree.", "", "One.\n\nTwo."),
         (f"{TOOL}\n# Rules\nBe kind.", "# Rules\nBe kind.", PLAIN),
     ],
 )
@@ -242,9 +240,8 @@ def test_an_agent_brings_its_model(tmp_path: Path) -> None:
     """Its list price is found by its provider; none, or another one in the configuration, is refused."""
     with pytest.raises(ConfigError, match="has no model"):
         PydanticAITarget(Agent())
-    for name in ("openai:gpt-5", "bedrock:us.anthropic.claude-3-5-sonnet-20241022-v2:0"):
-        target = PydanticAITarget(Agent(name, defer_model_check=True))
-        assert usd_of(Usage(calls=1, input_tokens=10**6), target.describe_model(ModelConfig())) is not None
+    target = PydanticAITarget(Agent("openai:gpt-5", defer_model_check=True))
+    assert usd_of(Usage(calls=1, input_tokens=10**6), target.describe_model(ModelConfig())) is not None
     with pytest.raises(ConfigError, match=r"models\.target\.model has no effect"):
         make_trainer(make_target(BankModel()), tmp_path, models__target__model="m")
 

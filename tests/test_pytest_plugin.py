@@ -91,7 +91,6 @@ def test_a_mark_names_the_cassette_and_other_failures_stay(pytester: pytest.Pyte
 
 
 def test_pytest_finds_the_plugin_and_loads_nothing_heavy(pytester: pytest.Pytester) -> None:
-    """The entry point names the module; loading it loads no library but pytest, and pytest stays no dependency."""
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))[
         "project"
     ]

@@ -84,14 +84,12 @@ async def test_what_is_wrong_is_said(answer: str, words: str) -> None:
 
 @pytest.mark.parametrize("leave", ["raise SystemExit", "import os; os._exit(0)"])
 async def test_leaving_early_passes_no_tests(leave: str) -> None:
-    """A program that ends in order before its tests have run has not passed them."""
     result = await graded({"tests": "assert False"}, leave)
     assert result.score.hard == 0
     assert result.feedback in {"it ended before its tests had run", 'it ended with an error: "exit code 1"'}
 
 
 def test_a_useless_reference_is_refused_by_name() -> None:
-    """A reference on which no program can be tried is an error that names the item and the grader."""
     references: list[JsonValue] = [
         None, "3", [], {}, {"stdin": "1"}, {"stdout": 3}, {"tests": "1", "stdout": "1"}, [{}]
     ]  # fmt: skip
@@ -169,7 +167,6 @@ async def test_the_event_loop_goes_on() -> None:
 
 
 async def test_cancelling_ends_the_program() -> None:
-    """A grader that is cancelled leaves no process."""
     others = list_children()
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:

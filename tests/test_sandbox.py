@@ -125,7 +125,6 @@ def test_every_escape_is_refused(world: World) -> None:
 
 @needs_confinement
 async def test_no_answer_escapes(world: World) -> None:
-    """The grader runs an answer under all rules: it tries all escapes, and names those that succeed."""
     attempts = dict(zip((e.name for e in ESCAPES), fill_in(world, [e.code for e in ESCAPES], 1), strict=True))
     answer = f"""
 {escapes.PRELUDE}
@@ -233,7 +232,6 @@ def decide(program: bytes, mark: int, number: int, *arguments: int) -> int:
 @pytest.mark.parametrize("name", PROCESSORS)
 @pytest.mark.parametrize("rule", REFUSED_CALLS)
 def test_each_call_is_refused_by_its_rule_alone(name: str, rule: str) -> None:
-    """Each listed number is refused on each processor, and allowed if its rule is left out."""
     machine = PROCESSORS[name]
     whole, rest = (b"".join(build_filter(machine, 77, without)) for without in ((), (rule,)))
     numbers = read_calls(REFUSED_CALLS[rule], machine).values()
@@ -264,7 +262,6 @@ def test_arguments_decide_on_each_processor(name: str) -> None:
 
 
 def test_every_rule_has_an_escape() -> None:
-    """At least seventy escapes are tried, and each rule and each limit refuses one of them."""
     assert len(ESCAPES) >= 70
     assert len({escape.name for escape in ESCAPES}) == len(ESCAPES)
     used = {rule for escape in ESCAPES for rule in escape.rules}

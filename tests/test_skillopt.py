@@ -72,12 +72,10 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text
 
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=9))
 def test_any_configuration_is_converted(keys: dict[str, object]) -> None:
-    """Whatever the values, the result is a configuration that loads."""
     load_keys(convert(keys)[0])
 
 
 def test_a_file_is_converted_over_its_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file wins over its base, a section over a key outside of any; an existing file is never replaced."""
     monkeypatch.chdir(tmp_path)
     Path("base.yaml").write_text("train: {num_epochs: 1, batch_size: 5}\nseed: 7\n")
     Path("old.yaml").write_text("_base_: base.yaml\nnum_epochs: 3\ntrain: {num_epochs: 2}\n")

@@ -170,7 +170,6 @@ async def test_the_process_is_confined(grader: SQLGrader) -> None:
 
 
 def test_a_process_ends_with_its_grader(tmp_path: Path) -> None:
-    """A grader that nobody uses any more leaves no process."""
     (tmp_path / "rivers.csv").write_text("name\nElbe\n", encoding="utf-8")
     grader = SQLGrader(tables=read_tables(tmp_path))
     process = anyio.run(start_process, grader)
@@ -216,7 +215,6 @@ async def test_cancelling_ends_the_query(grader: SQLGrader) -> None:
 
 @pytest.mark.parametrize("reference", ["SELECT nothing FROM nowhere", "SELECT date('now')", ENDLESS, "", 3])
 async def test_a_bad_reference_is_told_before_anything_runs(grader: SQLGrader, reference: str | int) -> None:
-    """A reference that is no query that runs is an error naming the item, also when an answer is graded."""
     item = Item(id="i", input="?", reference=reference)
     with pytest.raises(DataError, match="'i'"):
         grader.check(item)

@@ -100,7 +100,6 @@ GUESSES = [
 
 @pytest.mark.parametrize(("columns", "words"), GUESSES)
 def test_columns_are_found_by_telling_names(tmp_path: Path, columns: list[str], words: str) -> None:
-    """If names tell nothing or too much, the caller has to name them."""
     cells = [[f"{text} {name}" for text in REVIEWS] for name in columns]
     guess, _ = init_columns(tmp_path, dict(zip(columns, cells, strict=True)))
     assert words in guess
@@ -264,25 +263,6 @@ def test_fields_inside_of_objects_are_columns(tmp_path: Path) -> None:
     assert item.metadata.keys() == {"row.hint", "out.at"}
 
 
-@pytest.mark.parametrize(("column", "grader"), [("answer", "numeric"), ("note", "critic")])
-def test_init_plans_a_folder_without_a_test_split(tmp_path: Path, column: str, grader: str) -> None:
-    """The written file switches the test off, names a critic if nothing else can grade, and plans a run."""
-    config = tmp_path / "run.yaml"
-    for split in ("train", "val"):
-        (tmp_path / "data" / split).mkdir(parents=True)
-        rows = [f"{split} {k},{k}" for k in range(5)]
-        text = "\n".join([f"question,{column}", *rows])
-        (tmp_path / "data" / split / "items.csv").write_text(text, encoding="utf-8")
-    result = reflact("init", tmp_path / "data", "--out", config, "--model", "m", "--optimizer", "o")
-    assert result.exit_code == 0, result.output
-    loaded = load_config(config)
-    assert not loaded.test.enabled
-    assert loaded.environment.grader == grader
-    planned = reflact("train", config, "--dry-run")
-    assert planned.exit_code == 0, planned.output
-    assert "items: 5 train, 5 validation, 0 test" in planned.stdout
-
-
 def test_init_never_overwrites(tmp_path: Path) -> None:
     """An existing file stays as it is; a model has to be named, and two columns differ."""
     data, config = write_questions(tmp_path / "sums.csv"), tmp_path / "run.yaml"
@@ -328,7 +308,6 @@ def test_hostile_names_and_texts_stay_inert(tmp_path: Path) -> None:
 
 
 def test_check_grades_an_item_and_writes_nothing(tmp_path: Path) -> None:
-    """It tells the mode, the price and the graded item, and leaves no run behind."""
     server = ModelServer()
     with serving(server.answer) as url:
         result = reflact("check", configured(tmp_path, url), *optimizer_of("big"))
@@ -395,7 +374,6 @@ def test_a_check_says_that_the_optimizer_cannot_reply_in_a_form(tmp_path: Path) 
 def test_a_check_warns_of_a_cut_answer_and_a_cut_prompt(
     tmp_path: Path, content: str | None, finish: str, tokens: int, words: str | None
 ) -> None:
-    """One call of the target says it; a prompt can only be cut if it is long."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         is_target = asked_of(handler)["model"] == "small"

@@ -68,7 +68,6 @@ async def _solved(environment: Environment, target: Target, skill: Skill) -> set
 
 @pytest.mark.parametrize("known", [(), ("square",), ("double", "length"), tuple(TOY_RULES)], ids=str)
 async def test_a_skill_is_worth_the_rules_in_it(known: tuple[str, ...]) -> None:
-    """Without noise an item is solved exactly when the skill holds its rule's whole line."""
     environment = ToyEnvironment(val=12, rules=6)
     skill = Skill(text="\n".join(["# Rules", *(TOY_RULES[name].line for name in known)]))
     needed = {item.id for item in environment.items(Split.val) if item.task_type in known}

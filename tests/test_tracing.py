@@ -232,7 +232,6 @@ async def test_a_resumed_run_counts_nothing_twice(world: Path, tmp_path: Path) -
 
 
 async def test_a_cancelled_run_ends_its_spans(world: Path, tmp_path: Path) -> None:
-    """What was under way has ended when the run has, marked as cancelled and not as failed."""
     watch, scope = Watch(), anyio.CancelScope()
 
     def cut(body: dict[str, Any], call_id: str) -> str:
@@ -292,7 +291,6 @@ async def test_a_call_says_what_the_conventions_ask_for() -> None:
 
 
 async def test_a_failing_call_is_an_error_on_all_that_it_ends(world: Path, tmp_path: Path) -> None:
-    """Failed calls name the error on span and metric without its words; the run that they end is failed."""
     watch = Watch()
 
     async def refuse(request: httpx.Request) -> httpx.Response:
