@@ -253,7 +253,6 @@ def test_the_documents_name_no_command_that_is_missing() -> None:
 
 
 def test_help_fits_80_columns() -> None:
-
     def list_commands(command: typer.core.TyperGroup, path: tuple[str, ...]) -> list[tuple[str, ...]]:
         below = getattr(command, "commands", {})
         return [path, *(found for name, one in below.items() for found in list_commands(one, (*path, name)))]

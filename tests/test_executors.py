@@ -53,7 +53,6 @@ class Farm:
 
 @pytest.fixture
 def farm(monkeypatch: pytest.MonkeyPatch) -> None:
-
     @asynccontextmanager
     async def open_farm(setup: WorkerSetup, config: object) -> AsyncIterator[Farm]:
         yield Farm(setup)

@@ -110,7 +110,6 @@ def test_changes_that_a_function_makes_are_no_part_of_it() -> None:
 
 
 def test_values_that_contain_each_other_end() -> None:
-
     def even(n: int) -> bool:
         return n == 0 or odd(n - 1)
 

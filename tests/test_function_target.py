@@ -104,7 +104,6 @@ async def test_a_rollout_ends_at_its_limit() -> None:
 
 
 async def test_a_failure_of_the_model_ends_the_agent() -> None:
-
     class Down(Sender):
         async def forward(self, body: Any, *, call_id: CallId) -> str:
             raise ModelError("the model is gone")

@@ -134,7 +134,6 @@ async def test_the_gateway_answers_nobody_without_its_token() -> None:
 SEARCH = {"type": "web_search_20250305", "name": "w"}
 REFUSED: list[tuple[str, Any, str]] = [
     ("/chat/completions", [], "no request of a chat completion"),
-    ("/chat/completions", {}, "no request of a chat completion"),
     ("/responses", {}, "input is neither a text nor a list"),
     ("/responses", {"input": [{"type": "computer_call"}]}, "an item of type computer_call"),
     ("/responses", {"input": "a", "previous_response_id": "r"}, "stores no responses"),

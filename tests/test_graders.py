@@ -319,7 +319,6 @@ class ThreadGrader(ReferenceGrader[str]):
 
 
 async def test_long_answers_are_graded_beside_the_event_loop() -> None:
-
     async def is_beside(item: Item, answer: str) -> bool:
         feedback = str((await apply_grader(ThreadGrader(), item, answer)).feedback)
         return f"thread {threading.get_ident()}" not in feedback

@@ -192,7 +192,6 @@ async def test_an_agent_that_reaches_its_limits_scores_nothing(tmp_path: Path) -
 
 
 async def test_an_error_of_a_tool_leaves_the_item_unmeasured() -> None:
-
     def explode(item: Item) -> Any:
         raise KeyError(item.id)
 

@@ -374,7 +374,6 @@ def test_a_check_says_that_the_optimizer_cannot_reply_in_a_form(tmp_path: Path) 
 def test_a_check_warns_of_a_cut_answer_and_a_cut_prompt(
     tmp_path: Path, content: str | None, finish: str, tokens: int, words: str | None
 ) -> None:
-
     def answer(handler: BaseHTTPRequestHandler) -> None:
         is_target = asked_of(handler)["model"] == "small"
         whole = completion(ANSWERS["big"])
