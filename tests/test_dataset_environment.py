@@ -107,11 +107,8 @@ def test_identity_holds_all_that_scores_depend_on() -> None:
     )
 
 
-def _config(path: Path | None, **data: JsonValue) -> TrainerConfig:
-    return TrainerConfig(
-        data=DataConfig.model_validate({"path": path, **data}),
-        environment=EnvironmentConfig(grader="numeric", tolerance=0.5, template="Q: {input}"),
-    )
+def _config(path: Path | None) -> TrainerConfig:
+    return TrainerConfig(data=DataConfig(path=path), environment=EnvironmentConfig(grader="numeric"))
 
 
 def _write(path: Path, references: Sequence[JsonValue]) -> Path:

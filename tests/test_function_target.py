@@ -13,7 +13,7 @@ import pytest
 from reflact import Trainer, read_run
 from reflact.agents.function import RunAgent
 from reflact.config.models import ModelConfig
-from reflact.errors import ConfigError, EnvironmentFailure, ModelError, ReplyError
+from reflact.errors import ConfigError, EnvironmentFailure, ModelError
 from reflact.messages import CallId
 from reflact.targets import AgentRollout, FunctionTarget
 from reflact.types import Skill
@@ -95,12 +95,6 @@ async def test_an_agent_without_the_skill_is_unmeasured() -> None:
     await session.reply("Say red")
     with pytest.raises(EnvironmentFailure, match="answers one message"):
         await session.reply("Say green")
-
-
-async def test_a_rollout_ends_at_its_limit() -> None:
-    """An agent that takes too long scores nothing."""
-    with pytest.raises(ReplyError, match=r"the agent was ended after 0\.05 seconds"):
-        await start(lambda rollout: anyio.sleep_forever(), seconds=0.05).reply("Say red")  # type: ignore[arg-type, return-value]
 
 
 async def test_a_failure_of_the_model_ends_the_agent() -> None:

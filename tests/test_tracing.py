@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,6 @@ import pure_server
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer
 from reflact.config.models import ModelConfig
-from reflact.errors import ProviderDown
 from reflact.integrations.opentelemetry import Telemetry, TracedLLM, Tracing
 from reflact.messages import CallId, Message, RenderedPrompt, Text
 from reflact.records import RunSummary, Usage
@@ -309,17 +307,3 @@ async def test_a_failing_call_is_an_error_on_all_that_it_ends(world: Path, tmp_p
     assert ("AccessDenied",) in watch.metric("gen_ai.client.operation.duration", "error.type")
     assert "canary of the server" not in watch.text()
     assert not [event for span in watch.spans for event in span.events]
-
-
-async def test_without_an_sdk_nothing_happens(caplog: pytest.LogCaptureFixture) -> None:
-    """Where this process has set up nothing, replies and errors pass as ever, and nobody complains."""
-    caplog.set_level(logging.WARNING)
-
-    llm = TracedLLM(ScriptedLLM(lambda *_: "yes"), Tracing("r1"))
-    with Tracing("r1").run():
-        assert (await llm.ask(PROMPT, Text, call_id=SAMPLE)).value.text == "yes"
-    gone = TracedLLM(ScriptedLLM(lambda *_: ProviderDown("gone")), Tracing("r1"))
-    with pytest.raises(ProviderDown):
-        await gone.ask(PROMPT, Text, call_id=SAMPLE)
-    assert caplog.records == []
-    assert get_current_span() is INVALID_SPAN
