@@ -49,7 +49,6 @@ class BankModel:
     fail: Callable[[int], None] | None = None
 
     async def __call__(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
-        """Answer one request."""
         text, description = info.instructions or "", info.function_tools[0].description or ""
         self.instructions.append(text)
         self.descriptions.append(description)
@@ -66,7 +65,6 @@ class BankModel:
 
 
 def make_agent(model: BankModel) -> Agent[SupportDependencies, SupportOutput]:
-    """Return the agent."""
     agent = Agent(
         FunctionModel(model),
         deps_type=SupportDependencies,
@@ -88,12 +86,10 @@ def make_agent(model: BankModel) -> Agent[SupportDependencies, SupportOutput]:
 
 
 def make_deps(item: Item) -> SupportDependencies:
-    """Return the dependencies of an item."""
     return SupportDependencies(customer_id=int(item.id[1:]))
 
 
 def grade(item: Item, answer: str) -> bool:
-    """Whether the advice is the right balance."""
     return bool(answer) and json.loads(answer)["support_advice"] == item.reference
 
 

@@ -50,7 +50,6 @@ def read_file(path: str) -> str:
 
 
 def misbehave(how: str) -> None:
-    """Hang, or take too much of something."""
     if how == "hang":
         import signal
 
@@ -86,7 +85,6 @@ def misbehave(how: str) -> None:
 
 
 def main() -> None:
-    """Answer a task, or misbehave."""
     task, how = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
     instructions = "Be helpful."
     if os.path.exists("SKILL.md"):  # noqa: PTH110 - pathlib takes long to import

@@ -130,7 +130,6 @@ def count_calls(summary: Mapping[str, Any], purpose: str | None = None) -> int:
 
 
 def require(profile: str) -> None:
-    """Skip the test if an agent is not installed."""
     program = PROFILES[profile].command[0]
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
@@ -138,7 +137,6 @@ def require(profile: str) -> None:
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_an_agent_is_trained_killed_resumed_and_replayed(profile: str, tmp_path: Path) -> None:
-    """Two epochs improve the agent; a killed run resumes without paying twice, and its recording replays offline."""
     require(profile)
     write_world(tmp_path)
     clerk = Clerk(SHELLS[profile])
@@ -162,24 +160,3 @@ def test_an_agent_is_trained_killed_resumed_and_replayed(profile: str, tmp_path:
     assert (replayed["scores"], replayed["best"]) == (recorded["scores"], best)
     assert count_calls(replayed) == count_calls(recorded)
     assert (count_calls(recorded, "side_call") > 0) == (PROFILES[profile].side_call is not None)
-
-
-@pytest.mark.parametrize("profile", sorted(PROFILES))
-def test_an_agent_is_told_of_a_skill(profile: str, tmp_path: Path) -> None:
-    """A skill with a name is written where the agent looks for skills, so its description is in the agent's request."""
-    require(profile)
-    write_world(tmp_path)
-    clerk = Clerk(SHELLS[profile])
-    description = "Counts fruit in the warehouse."
-    with serving(clerk.answer) as url:
-        train(
-            tmp_path,
-            "told",
-            url,
-            clerk,
-            mode="record",
-            profile=profile,
-            skill_name="counting-fruit",
-            skill_description=description,
-        )
-    assert all(description in json.dumps(body) for body in clerk.bodies)

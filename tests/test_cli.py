@@ -5,22 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import anyio
 import pytest
 
-from reflact import __version__
-from reflact.cli import GARBAGE_THRESHOLD
 from reflact.events import EVENT_ADAPTER, RunFinished, RunStarted
 from reflact.records import RunSummary, SkillScore
-from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
-from reflact.trainer import Trainer
 from reflact.types import Split
 from served import assert_refused, configured, reflact, say_four, say_four_and_append, serving
+from toy_runs import build_learning_trainer
 
 
 @pytest.fixture(scope="session")
@@ -32,35 +27,12 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, result.stdout
 
 
-@pytest.fixture(scope="session")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a completed run in the toy world: four steps, of which the first three learn."""
-    folder = tmp_path_factory.mktemp("toy") / "run"
-    settings = {
-        "out_dir": str(folder),
-        "search": {"sources": ["edits"]},
-        "train": {"num_epochs": 2, "batch_size": 4},
-        "reflect": {"minibatch_size": 2},
-    }
-    optimizer = ScriptedLLM(toy_optimizer())
-    trainer = Trainer(settings, environment=ToyEnvironment(), target=ToyTarget(), optimizer=optimizer)
-    assert anyio.run(trainer.train).status == "completed"
-    return folder
-
-
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("train {folder}/none.yaml", "none.yaml: No such file"),
-        ("train {folder}/broken.yaml", "broken.yaml is malformed"),
-        ("train {run} --set train.bach_size=3", "did you mean batch_size?"),
-        ("train {run} --set train.batch_size=0", "greater than or equal to 1"),
-        ("train {run} --set nonsense", "--set takes section.key=value"),
         ("train {run} --set data.path=missing.jsonl", "missing.jsonl"),
         ("train {run} --set skill=missing.md", "missing.md"),
         (f"train {{run}} --set out_dir={{folder}}/{'n' * 300}", "run.db: File name too long"),
-        ("train {run} --set prompts.folder=missing", "prompts.folder"),
-        ("train {run} --set models.target.model=''", "models.target.model is required"),
         ("train {run} --set models.target.api_key_env=REFLACT_NO_KEY", "REFLACT_NO_KEY"),
         ("train {run} --replay {folder}/broken.jsonl", "broken.jsonl"),
         ("eval {run} --skill {folder}/none.md", "none.md: No such file"),
@@ -73,7 +45,6 @@ def test_bad_input_is_one_sentence(tmp_path: Path, command: str, words: str) -> 
     """Whatever is wrong, the command ends before any call with code 2, says what, and changes no file."""
     run = configured(tmp_path)
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken.yaml").write_text("train: [1,\n", encoding="utf-8")
     (tmp_path / "broken.jsonl").write_text('{"id": "a"\n', encoding="utf-8")
     database = tmp_path / "broken" / "run.db"
     database.write_text("no database, but long enough to be read as a page" * 40)
@@ -82,17 +53,6 @@ def test_bad_input_is_one_sentence(tmp_path: Path, command: str, words: str) -> 
     assert_refused(result, words.format(folder=tmp_path))
     assert database.read_bytes() == before
     assert not (tmp_path / "run.db").exists()
-
-
-@pytest.mark.parametrize(
-    "command", ["train", "trian x.yaml", "eval x.yaml --skill s --split train", "demo --key"]
-)
-def test_wrong_usage_has_code_2(command: str) -> None:
-    """If the parser cannot read a command, it prints a usage error on standard error."""
-    result = reflact(*command.split())
-    assert result.exit_code == 2
-    assert "Usage" in result.stderr
-    assert result.stdout == ""
 
 
 def test_the_demo_replays_and_leaves_its_files(demo: tuple[Path, str]) -> None:
@@ -123,7 +83,6 @@ def test_the_demo_replays_and_leaves_its_files(demo: tuple[Path, str]) -> None:
 
 
 def table(printed: str) -> list[str]:
-    """Return the lines of the table of scores."""
     return re.findall(
         r"^\s*(?:baseline|placebo|empty|refusal|frequent|best|final|best, final)\s+(?:val|test)\s+\d+\s.*$",
         printed,
@@ -131,23 +90,14 @@ def table(printed: str) -> list[str]:
     )
 
 
-def test_runs_lists_what_lies_below_a_folder(toy: Path) -> None:
-    """The folder that holds runs and the run's own folder both show it."""
-    for place in (toy, toy.parent):
-        result = reflact("runs", place)
-        assert result.exit_code == 0, result.output
-        assert re.search(r"r[0-9a-f]{12} +completed +4 +1\.000", result.stdout)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pipes in folders")
-def test_runs_lists_the_others_beside_damaged_ones(toy: Path, tmp_path: Path) -> None:
-    """A database that cannot be read is one error each, and neither ends nor hangs the list of the others."""
+def test_runs_lists_the_others_beside_damaged_ones(tmp_path: Path) -> None:
     whole = tmp_path / "whole"
-    shutil.copytree(toy, whole)
+    assert anyio.run(build_learning_trainer(whole).train).status == "completed"
     for name, content in (
         ("a", b"no database" * 1000),
         ("empty", b""),
-        ("z", (toy / "run.db").read_bytes()[:20_000]),
+        ("z", (whole / "run.db").read_bytes()[:20_000]),
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.db").write_bytes(content)
@@ -168,34 +118,7 @@ def test_runs_lists_the_others_beside_damaged_ones(toy: Path, tmp_path: Path) ->
     assert (tmp_path / "empty" / "run.db").read_bytes() == b""
 
 
-def test_show_prints_a_run_and_its_steps(toy: Path) -> None:
-    """A run has a line for each step and score; a step has its verdict, patterns, edits and diff."""
-    result = reflact("show", toy)
-    assert result.exit_code == 0, result.output
-    assert re.search(r"^ *1 +1 +new best +0\.000 -> 0\.500 +0/4 +2/2 +v1", result.stdout, re.M)
-    assert len(re.findall(r"^ *\d+ +\d+ +[a-z]+ ", result.stdout, re.M)) == 4
-    controls = ("placebo", "empty", "refusal", "frequent")
-    assert [line.replace("best, final", "best").split()[:2] for line in table(result.stdout)] == [
-        *([name, "val"] for name in ("baseline", "best")),
-        *([name, "test"] for name in ("baseline", *controls, "best")),
-    ]
-    result = reflact("show", toy, "1")
-    assert result.exit_code == 0, result.output
-    assert "verdict: The candidate's 0.5 is above" in result.stdout
-    assert re.search(r"^pattern in \d cases?: square: ", result.stdout, re.M)
-    assert "edit 1 applied: append '- square: " in result.stdout
-    assert "\n+- square: " in result.stdout
-    assert re.search(r"^took: rollout and reflect \S+ s", result.stdout, re.M)
-    listed = re.findall(
-        r"^(baseline|\d+)(?: +\d+){4} +- +\S+ s$", reflact("show", toy, "--costs").stdout, re.M
-    )
-    assert listed == ["baseline", "1", "2", "3", "4"]
-    assert_refused(reflact("show", toy, "999"), "no step 999", "4 steps are committed")
-    assert_refused(reflact("show", toy / "none"), "no run none", "it holds r")
-
-
 def test_a_recorded_run_replays_without_its_server(tmp_path: Path) -> None:
-    """`--record` writes what `--replay` needs to give the same run when endpoint and key are gone."""
     cassette, once = tmp_path / "c.jsonl", ("--set", "train.num_epochs=1")
     with serving(say_four_and_append) as url:
         path = configured(tmp_path, url)
@@ -268,13 +191,3 @@ def test_a_run_is_shown_as_asked(tmp_path: Path) -> None:
     assert isinstance(happened[-1], RunFinished)
     assert happened[-1].summary.status == "completed"
     assert re.match(".*\nCost: .*\nNext: .*\nFor a better result: .*\ncompleted: ", quiet)
-
-
-def test_commands_seldom_search_for_garbage() -> None:
-    """The process of a command lets many objects be made between two searches for unreachable ones."""
-    script = (
-        "import atexit, gc, sys; from reflact.cli import main; atexit.register(lambda: print(gc.get_threshold()[0])); "
-        "sys.argv = ['reflact', '--version']; main()"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"reflact {__version__}", f"{GARBAGE_THRESHOLD}"]

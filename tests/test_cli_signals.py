@@ -32,12 +32,10 @@ HUNG_UP = (getattr(signal, "SIGHUP", signal.SIGTERM), 129)
 
 
 def hold_all(call_id: str, before: list[str]) -> bool:
-    """Hold everything."""
     return True
 
 
 def hold_later(call_id: str, before: list[str]) -> bool:
-    """Hold everything but the first three calls."""
     return len(before) >= 3
 
 
@@ -82,7 +80,6 @@ def test_calls_that_hang_are_cut_off(tmp_path: Path, number: signal.Signals, cod
 def test_what_is_under_way_is_kept(
     tmp_path: Path, hold: Callable[[str, list[str]], bool], number: signal.Signals, code: int
 ) -> None:
-    """Calls under way at the signal finish and are kept; nothing is begun, and nothing repeated later."""
     endpoint = Endpoint(hold)
     with world(tmp_path, endpoint, grace=HANGS) as path:
         with reflact_process("train", path, "--show", "json") as process:
@@ -147,7 +144,6 @@ BLOCKED = """
 
 
 def test_a_blocked_event_loop_does_not_keep_the_process() -> None:
-    """Where foreign code blocks the event loop, the process ends by itself once the grace is over."""
     command = [sys.executable, "-c", textwrap.dedent(BLOCKED)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
@@ -220,7 +216,6 @@ class Leaving(ToyEnvironment):
     ],
 )
 def test_code_that_ends_the_event_loop_ends_the_process(tmp_path: Path, error: str, leaving: str) -> None:
-    """What no block can catch ends the command with a sentence and exit code 1, and the run as cancelled."""
     (tmp_path / "leaving.py").write_text(LEAVING.format(error=error, leaving=leaving), encoding="utf-8")
     path = tmp_path / "run.yaml"
     plain = {

@@ -35,7 +35,7 @@ from reflact.targets import AgentRollout, CommandTarget, FunctionTarget
 from reflact.testing import ScriptedLLM
 from reflact.training.check import SetupCheck, check_setup
 from reflact.training.plan import Overrides
-from reflact.types import Grade, Item, Score, Skill, Split
+from reflact.types import Grade, Item, Skill
 
 RULE = "Answer in capitals."
 AGENT = [sys.executable, "-I", "-S", str(Path(__file__).parent / "command_agent.py"), "{task}"]
@@ -66,12 +66,10 @@ class Sender:
         self.calls: list[CallId] = []
 
     async def forward(self, body: Any, *, call_id: CallId) -> str:
-        """Answer a chat completion."""
         self.calls.append(call_id)
         return answer(body).text
 
     async def send(self, body: Any, *, call_id: CallId, answer: Any) -> str:
-        """Refuse; a command only forwards."""
         raise AssertionError
 
 
@@ -96,13 +94,11 @@ def describe_run(folder: Path, **config: Any) -> tuple[dict[str, Any], DatasetEn
 async def train(
     folder: Path, endpoint: httpx.AsyncBaseTransport | None, target: CommandTarget, **config: Any
 ) -> RunSummary:
-    """Return the summary of a run on two words."""
     settings, environment = describe_run(folder, **config)
     return await Trainer(settings, environment=environment, target=target, transport=endpoint).train()
 
 
 def start(target: CommandTarget, skill: str = RULE) -> Any:
-    """Return a session outside a run."""
     return target.connect(Sender(), ModelConfig(model="m")).session(Skill(text=skill), rollout="r")
 
 
@@ -120,13 +116,11 @@ async def assert_trained_and_resumed(folder: Path, target: Any) -> None:
 
 
 async def test_a_command_is_trained_and_resumed(tmp_path: Path) -> None:
-    """A command that reads its skill from a file is trained; its requests are counted once, also over restarts."""
     await assert_trained_and_resumed(tmp_path, CommandTarget(AGENT, skill_file="SKILL.md"))
 
 
 @pytest.mark.slow
 async def test_a_command_is_recorded_and_replayed(tmp_path: Path) -> None:
-    """A recording replays without the provider, although the agent's requests hold the time."""
     cassette, target = str(tmp_path / "cassette.jsonl"), CommandTarget(AGENT, skill_file="SKILL.md")
     recorded = await train(
         tmp_path / "a", Endpoint(), target, replay={"cassette": cassette, "mode": "record"}
@@ -146,19 +140,7 @@ async def test_a_skill_replaces_the_seed() -> None:
         await start(CommandTarget(["true"], seed="Be helpful.")).reply("Say red")
 
 
-def test_a_command_begins_with_the_instructions_that_it_has(tmp_path: Path) -> None:
-    """A training begins with the seed, or the file of the workspace that the skill replaces."""
-    assert CommandTarget(AGENT, seed="Be helpful.").instructions == "Be helpful."
-    (tmp_path / "AGENTS.md").write_text("Be brief.")
-    assert CommandTarget(AGENT, skill_file="AGENTS.md", workspace=str(tmp_path)).instructions == "Be brief."
-    assert not CommandTarget(AGENT, skill_file="OTHER.md", workspace=str(tmp_path)).instructions
-    assert not CommandTarget(AGENT, skill_file="AGENTS.md").instructions
-    named = CommandTarget(profile="codex", skill_name="a", skill_description="b", workspace=str(tmp_path))
-    assert not named.instructions
-
-
 async def test_answers_come_from_a_file_and_streams_are_answered() -> None:
-    """The answer may be a file of the agent, and the agent may ask for a stream."""
     target = CommandTarget([*AGENT, "stream"], skill_file="SKILL.md", answer_file="answer.txt")
     assert await start(target).reply("Say red") == "RED"
     with pytest.raises(ReplyError, match=r"wrote no file other\.txt"):
@@ -196,7 +178,6 @@ async def test_a_run_goes_on_if_a_command_is_ended(tmp_path: Path) -> None:
 
 
 async def test_all_children_end_with_the_command() -> None:
-    """Children end with the command, in its process group and out of it, even if they keep the output open."""
     target = CommandTarget([*AGENT, "fork"], skill_file="SKILL.md", answer_file="children.txt")
     with anyio.fail_after(60):
         children = (await start(target).reply("Say red")).split()
@@ -206,7 +187,6 @@ async def test_all_children_end_with_the_command() -> None:
 
 @pytest.mark.skipif(not can_confine(), reason="needs Landlock")
 async def test_a_confined_command_writes_in_its_folder_alone(tmp_path: Path) -> None:
-    """A confined command can change files in its own folder, and none outside it."""
     outside = tmp_path / "outside.bin"
     target = CommandTarget([*AGENT, "write", str(outside)], skill_file="SKILL.md", confine=True)
     with pytest.raises(ReplyError, match="Permission denied"):
@@ -243,21 +223,7 @@ async def test_a_long_task_and_one_that_is_no_text_reach_a_command() -> None:
     assert await start(count).reply("\ud83d") == "3"
 
 
-async def test_a_task_that_is_no_argument_is_no_failure_of_the_agent() -> None:
-    """A task that the system takes neither as argument nor as variable leaves no score, with advice."""
-    cases: list[tuple[str, dict[str, str], str]] = [
-        ("x" * 2**22, {}, "the command true cannot be started: Argument list too long; leave out {task}"),
-        ("x" * 2**22, {"TASK": "{task}"}, "the command cannot be started: Argument list too long; leave out"),
-        ("a\0b", {}, "the command true cannot be started: embedded null byte; leave out {task}"),
-    ]
-    for task, variables, words in cases:
-        target = CommandTarget(["true", "{task}"], skill_file="a", variables=variables)
-        with pytest.raises(EnvironmentFailure, match=words):
-            await start(target).reply(task)
-
-
 def test_folders_of_killed_rollouts_are_removed(tmp_path: Path) -> None:
-    """A folder that no process has locked is removed, unless it is new, is a link, or is no rollout's."""
     names = ("stale", "locked", "new", "other", "link")
     for name in names[:4]:
         folder = tmp_path / f"{FOLDER_PREFIX if name != 'other' else ''}{name}"
@@ -275,7 +241,6 @@ def test_folders_of_killed_rollouts_are_removed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_command_ends_if_reflact_is_killed(tmp_path: Path) -> None:
-    """A command whose reflact is killed with -9 ends, with the children that left its process group."""
     program = f"""
 import anyio
 from pathlib import Path
@@ -295,7 +260,6 @@ anyio.run(lambda: run_process(command, "", folder=folder, variables=variables, l
 
 
 def is_alive(pid: str) -> bool:
-    """Whether there is a process with an id."""
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:
@@ -304,7 +268,6 @@ def is_alive(pid: str) -> bool:
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
-    """Wait for something that another process does."""
     until = time.monotonic() + 60
     while not is_true():
         assert time.monotonic() < until
@@ -314,7 +277,6 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 async def test_no_key_reaches_a_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The provider gets the key; the command's variables, arguments, files and parent, the run and its logs do not."""
     canary = "sk-canary-1234567890"
     for name in ("OPENAI_API_KEY", "AWS_SECRET"):
         monkeypatch.setenv(name, canary)
@@ -365,26 +327,11 @@ async def test_a_skill_that_does_not_reach_the_agent_costs_nothing(
     assert (await train(tmp_path, endpoint, later)).status == "completed"
 
 
-class World:
-    """Gives an agent its tasks in JSON, or fails; notes its messages and the items that it graded."""
-
-    identity = "world"
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.messages: list[str] = []
-        self.graded: list[str] = []
-        self._error = error
-
-    def items(self, split: Split) -> tuple[Item, ...]:
-        return (Item(id="bad", input="fail"), *ITEMS[:1])
+class BrokenWorld(DatasetEnvironment):
+    """A world that fails before its agent is asked."""
 
     async def run(self, item: Item, session: Any, *, seed: int) -> Grade:
-        if self._error is not None:
-            raise self._error
-        self.messages.append(json.dumps({"text": item.input}))
-        answer = await session.reply(self.messages[-1])
-        self.graded.append(item.id)
-        return Grade(score=Score.of(answer == item.reference), answer=answer)
+        raise OSError("no world")
 
 
 async def test_the_test_of_the_skill_sends_the_message_of_a_rollout() -> None:
@@ -392,8 +339,11 @@ async def test_the_test_of_the_skill_sends_the_message_of_a_rollout() -> None:
 
     If the environment fails before, a warning says that the skill was not tested.
     """
+    tasks: list[str] = []
+    graded: list[str] = []
 
     async def read_task(rollout: AgentRollout) -> str:
+        tasks.append(rollout.task)
         text = json.loads(rollout.task)["text"]
         if text == "fail":
             raise KeyError("no such task")
@@ -403,34 +353,24 @@ async def test_the_test_of_the_skill_sends_the_message_of_a_rollout() -> None:
             url = f"{rollout.base_url}/chat/completions"
             return str((await client.post(url, json=body, headers=headers)).text)
 
+    def grade(item: Item, answer: str) -> bool:
+        graded.append(item.id)
+        return True
+
+    items = (Item(id="bad", input="fail"), ITEMS[0])
+    data = DataSet(train=items, val=(), test=())
+    world = DatasetEnvironment(data, grade=grade, template='{"text": "{input}"}')
     config, target, skill = ModelConfig(model="m"), FunctionTarget(read_task), Skill(text=RULE)
-    world = World()
-    items = world.items(Split.train)
     assert await target.test_skill(world, items, skill, config) is None
-    assert (world.messages, world.graded) == (
-        [json.dumps({"text": text}) for text in ("fail", "Say red")],
-        [],
-    )
+    assert tasks == [json.dumps({"text": text}) for text in ("fail", "Say red")]
+    assert graded == []
     with pytest.raises(EnvironmentFailure, match="the agent failed: KeyError: 'no such task'"):
         await target.test_skill(world, items[:1], skill, config)
-    warning = await target.test_skill(World(OSError("no world")), items, skill, config)
+    warning = await target.test_skill(BrokenWorld(data, grade=grade), items, skill, config)
     assert str(warning).endswith("because of the environment: OSError: no world")
 
 
-async def test_an_agent_that_fails_before_it_asks_hears_its_own_error_first() -> None:
-    """If an agent fails on each task before it asks its model, the reason begins with its error."""
-    target = CommandTarget([*AGENT, "fail"], skill_file="SKILL.md")
-    with pytest.raises(
-        EnvironmentFailure, match=r"^the command ended with 1: no such tool; the agent sent no request"
-    ):
-        await target.test_skill(describe_run(Path())[1], ITEMS, Skill(text=RULE), ModelConfig(model="m"))
-    late = CommandTarget(AGENT, skill_file="AGENTS.md", answer_file="none.txt")
-    with pytest.raises(EnvironmentFailure, match=r"^the command wrote no file none\.txt; no request"):
-        await late.test_skill(describe_run(Path())[1], ITEMS, Skill(text=RULE), ModelConfig(model="m"))
-
-
 async def test_a_check_says_that_the_skill_reaches_the_agent(tmp_path: Path) -> None:
-    """A check tests the skill before it grades an item, and says in words what it found."""
     settings, environment = describe_run(tmp_path)
     endpoint = Endpoint()
     optimizer = ScriptedLLM(lambda prompt, reply_type, call_id: {"word": "ready"})
@@ -445,28 +385,6 @@ async def test_a_check_says_that_the_skill_reaches_the_agent(tmp_path: Path) -> 
     with pytest.raises(EnvironmentFailure, match="so the skill has no effect"):
         await check("AGENTS.md")
     assert len(endpoint.bodies) == asked == 1
-
-
-def test_a_command_needs_a_place_for_its_skill() -> None:
-    """Without a file, or with a path out of the folder, the target is refused."""
-    wrong: list[dict[str, Any]] = [
-        {},
-        {"skill_file": "a", "seed": "b"},
-        {"seed": " \n"},
-        {"seed": "a", "skill_name": "counting", "skill_description": "Counts."},
-        {"skill_file": "../a"},
-        {"skill_file": "/a"},
-        {"skill_file": "a", "workspace": "no-such-folder"},
-        {"skill_file": "a", "command": "my-agent {task}"},
-        {"profile": "no-such-agent"},
-        {"skill_file": "a", "limits": {"seconds": 0}},
-        {"skill_file": "a", "limits": {"second": 1}},
-        {"skill_file": "a", "skill_name": "counting"},
-        {"skill_file": "a", "skill_name": "No Name", "skill_description": "Counts."},
-    ]
-    for arguments in wrong:
-        with pytest.raises(ConfigError):
-            CommandTarget(**{"command": AGENT, **arguments})
 
 
 async def test_a_setup_that_cannot_work_is_no_failure_of_the_agent(
@@ -498,7 +416,6 @@ async def test_a_setup_that_cannot_work_is_no_failure_of_the_agent(
 
 
 async def test_links_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
-    """Neither the skill nor the answer follows a link in the workspace out of the rollout's folder."""
     outside, workspace = tmp_path / "outside", tmp_path / "workspace"
     outside.mkdir()
     workspace.mkdir()
@@ -514,7 +431,6 @@ async def test_links_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
 
 
 async def test_a_request_asks_for_one_answer_under_the_cap_of_the_run(tmp_path: Path) -> None:
-    """``n`` of the agent's request is dropped, and the run's cap replaces one under another name."""
     endpoint = Endpoint()
     fields = json.dumps({"n": 3, "max_completion_tokens": 9000})
     target = CommandTarget([*AGENT, "with", fields], skill_file="SKILL.md")
@@ -523,18 +439,6 @@ async def test_a_request_asks_for_one_answer_under_the_cap_of_the_run(tmp_path: 
     assert {(b.get("n"), b.get("max_tokens"), b.get("max_completion_tokens")) for b in asked} == {
         (None, 50, None)
     }
-
-
-def test_a_profile_knows_where_an_agent_reads_its_instructions() -> None:
-    """A profile brings what the agent needs; what is given replaces or extends it."""
-    plain = CommandTarget(profile="codex", arguments=["--config=a=1"], variables={"NO_COLOR": "1"})
-    assert (plain.command[:2], plain.command[-1]) == (("codex", "exec"), "--config=a=1")
-    assert (plain.skill_file, plain.answer_file) == ("AGENTS.md", "LAST.txt")
-    assert plain.variables == {"OPENAI_API_KEY": "{token}", "NO_COLOR": "1"}
-    named = CommandTarget(profile="claude-code", skill_name="counting", skill_description="Counts: fruit.")
-    assert named.skill_file == ".claude/skills/counting/SKILL.md"
-    text = named.write_skill(Skill(text=RULE))
-    assert text == f'---\nname: "counting"\ndescription: "Counts: fruit."\n---\n\n{RULE}'
 
 
 async def test_a_side_call_is_no_turn() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,12 @@ import pytest
 import yaml
 
 import pure_server
+from served import asked_of, completion, send, serving
 
 FOLDER = Path(__file__).parent.parent / "benchmarks" / "equal_budget"
 ROLLOUTS = 40
 TOKENS = 4000
 RULES = ("alpha", "beta", "gamma", "delta")
-PEERS = {"gepa": "gepa", "dspy_gepa": "dspy", "mipro": "dspy", "bootstrap": "dspy", "skillopt": "skillopt"}
 OWN_SETTINGS = {
     "search.sources": ["edits"],
     "train.num_epochs": 4,
@@ -41,40 +39,17 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
-        endpoint = self
+        self.url = ""
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
-                """No log."""
-
-            def do_POST(self) -> None:
-                """Answer a chat request."""
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                text = endpoint.answer(body)
-                sent = sum(len(message["content"]) for message in body["messages"])
-                usage = {"prompt_tokens": sent // 4, "completion_tokens": len(text) // 4}
-                choice = {
-                    "index": 0,
-                    "message": {"role": "assistant", "content": text},
-                    "finish_reason": "stop",
-                }
-                reply = {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"]}
-                usage["total_tokens"] = sum(usage.values())
-                data = json.dumps({**reply, "choices": [choice], "usage": usage}).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+    def serve(self, handler: BaseHTTPRequestHandler) -> None:
+        body = asked_of(handler)
+        text = self.answer(body)
+        sent = sum(len(message["content"]) for message in body["messages"]) // 4
+        written = len(text) // 4
+        usage = {"prompt_tokens": sent, "completion_tokens": written, "total_tokens": sent + written}
+        send(handler, {**completion(text), "model": body["model"], "usage": usage})
 
     def answer(self, body: dict[str, Any]) -> str:
-        """Return the text of a reply."""
         self.calls[body["model"]] += 1
         if body["model"] == "small":
             return pure_server.answer(body, "target/")
@@ -85,18 +60,12 @@ class Endpoint:
             return '{"word": "ready"}'
         return pure_server.answer(body, "part=0/", spoiled=None)
 
-    def close(self) -> None:
-        """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    """Serve both models while a test runs."""
-    served = Endpoint()
-    yield served
-    served.close()
+    played = Endpoint()
+    with serving(played.serve) as played.url:
+        yield played
 
 
 def write_settings(folder: Path, url: str) -> Path:
@@ -129,7 +98,6 @@ def write_settings(folder: Path, url: str) -> Path:
 
 
 def run(script: str, *arguments: str | Path) -> str:
-    """Run a script of the comparison and return its output."""
     done = subprocess.run(
         [sys.executable, str(FOLDER / script), *map(str, arguments)],
         capture_output=True,
@@ -181,7 +149,6 @@ def test_a_cell_ends_within_its_budget_and_its_result_is_kept(endpoint: Endpoint
 
 
 def test_a_conversation_is_one_rollout_and_its_program_grades(endpoint: Endpoint, tmp_path: Path) -> None:
-    """In the task of several turns, calls that go on with a conversation are no rollouts."""
     settings = write_settings(tmp_path, endpoint.url)
     folders = ("--settings", settings, "--results", tmp_path / "results", "--work", tmp_path / "work")
     run("run.py", "train", *folders, "--seeds", "1", "--tasks", "desk", "--methods", "one_rewrite")
@@ -192,7 +159,6 @@ def test_a_conversation_is_one_rollout_and_its_program_grades(endpoint: Endpoint
 
 
 def test_the_items_of_the_tasks_are_what_their_program_writes() -> None:
-    """The items are reproducible, and the splits of a task have no item in common."""
     run("tasks/make.py", "--check")
     for folder in (FOLDER / "tasks").glob("*/data"):
         lines = [
@@ -201,33 +167,5 @@ def test_the_items_of_the_tasks_are_what_their_program_writes() -> None:
         assert len({json.loads(line)["input"] for line in lines}) == len(lines) == 104
 
 
-@pytest.mark.parametrize("method", PEERS)
-def test_a_peer_returns_its_best_document(endpoint: Endpoint, tmp_path: Path, method: str) -> None:
-    """Each peer runs unpatched behind the meter, if it is installed beside reflact."""
-    if importlib.util.find_spec(PEERS[method]) is None:
-        pytest.skip(f"{PEERS[method]} is not installed")
-    settings = write_settings(tmp_path, endpoint.url)
-    environment = tmp_path / f"venv-{PEERS[method]}" / "bin"
-    environment.mkdir(parents=True)
-    (environment / "python").symlink_to(sys.executable)
-    folders = ("--results", tmp_path / "results", "--work", tmp_path / "work", "--peers", tmp_path)
-    run(
-        "run.py",
-        "train",
-        "--settings",
-        settings,
-        *folders,
-        "--seeds",
-        "1",
-        "--tasks",
-        "rules",
-        "--methods",
-        method,
-    )
-    result = json.loads((tmp_path / "results" / f"rules-{method}-small-1.json").read_text(encoding="utf-8"))
-    assert 0 < result["spend"]["target"]["rollouts"] <= ROLLOUTS
-
-
 def test_the_page_is_current() -> None:
-    """The committed page is what the results and settings give."""
     run("page.py", "--check")

@@ -6,7 +6,7 @@ import json
 import os
 import pickle
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -19,18 +19,15 @@ from processes import is_gone, list_children, until
 from pure_world import PureNetwork, differences, left_by, rows, write_world
 from pure_world import settings as pure_settings
 from reflact import Trainer
-from reflact.adapters import EnvironmentAdapter, TargetAdapter
-from reflact.concurrency import fan_out
 from reflact.config.loading import load_config
 from reflact.config.training import ALL_SOURCES
 from reflact.environments import DatasetEnvironment
-from reflact.errors import ConfigError, ProviderDown, WorkerLost
-from reflact.executors.ray import WorkerPool, describe_setup, select_variables
+from reflact.errors import ConfigError, ProviderDown
+from reflact.executors.ray import select_variables
 from reflact.executors.worker import Worker, WorkerJob, WorkerResult, WorkerSetup
 from reflact.records import RunSummary
-from reflact.testing import ToyEnvironment, ToyTarget
-from reflact.types import Grade, Item, Score
-from test_command_target import AGENT, Endpoint, describe_run
+from reflact.testing import ToyEnvironment
+from test_command_target import Endpoint, describe_run
 from toy_runs import Actor, build_trainer, settings
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is an extra of 260 MB")
@@ -56,8 +53,6 @@ class Farm:
 
 @pytest.fixture
 def farm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a farm in the place of Ray."""
-
     @asynccontextmanager
     async def open_farm(setup: WorkerSetup, config: object) -> AsyncIterator[Farm]:
         yield Farm(setup)
@@ -80,12 +75,10 @@ def trainer(folder: Path, executor: dict[str, Any], *, target: Any = None, **opt
 
 
 def list_noted(folder: Path, what: str) -> set[str]:
-    """Return the processes in which something happened."""
     return {path.name.split("-")[-2] for path in (folder / "notes").glob(f"{what}-*")}
 
 
 def describe(summary: RunSummary) -> tuple[Any, ...]:
-    """Return what a run came to."""
     return summary.status, summary.reason, summary.steps, str(summary.best)
 
 
@@ -116,7 +109,6 @@ async def test_a_run_in_ray_leaves_the_same_history(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_workers_set_the_environment_up_once_and_close_it(tmp_path: Path) -> None:
-    """The trainer's environment is not set up, and no worker is left."""
     before = list_children()
     assert (await trainer(tmp_path, RAY).train()).status == "completed"
     ran = list_noted(tmp_path, "ran")
@@ -157,25 +149,14 @@ async def test_a_run_resumes_with_another_executor(tmp_path: Path, farm: None) -
     assert target.asked == []
 
 
-COMMAND = {
-    "kind": "reflact.targets:CommandTarget",
-    "options": {"command": AGENT, "skill_file": "SKILL.md", "preflight": False},
-}
-
-
-@pytest.mark.parametrize("kind", [pytest.param("command", marks=pytest.mark.slow), "function"])
-async def test_an_agent_that_the_configuration_names_runs_in_the_workers(
-    tmp_path: Path, kind: str, farm: None
-) -> None:
+async def test_an_agent_that_the_configuration_names_runs_in_the_workers(tmp_path: Path, farm: None) -> None:
     """Its requests are those of the loop, and so is the history."""
     for split, word in {"train": "red", "val": "green", "test": "blue"}.items():
         (tmp_path / "data" / split).mkdir(parents=True)
         line = json.dumps({"id": word, "input": f"Say {word}", "reference": word.upper()})
         (tmp_path / "data" / split / "items.jsonl").write_text(line, encoding="utf-8")
     (tmp_path / "notes").mkdir()
-    target = COMMAND
-    if kind == "function":
-        target = {"kind": "worker_world:make_agent", "options": {"folder": str(tmp_path / "notes")}}
+    target = {"kind": "worker_world:make_agent", "options": {"folder": str(tmp_path / "notes")}}
     ended, asked = [], []
     for name, executor in (("local", {}), ("workers", RAY)):
         config, _ = describe_run(
@@ -222,14 +203,6 @@ async def test_an_object_is_sent_if_it_can_be(tmp_path: Path, farm: None) -> Non
         await refused.train()
 
 
-def test_a_critic_does_not_grade_in_workers() -> None:
-    """Workers have no key for its model."""
-    config = load_config({"environment": {"grader": "critic"}, "executor": RAY})
-    environment = EnvironmentAdapter(ToyEnvironment())
-    with pytest.raises(ConfigError, match="no key"):
-        describe_setup(environment, config, TargetAdapter(ToyTarget()), named=True)
-
-
 def test_no_key_reaches_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable with a model's key or a secret's name does, unless it is allowed by name."""
     variables = {
@@ -266,41 +239,7 @@ async def test_a_worker_finds_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert CANARY not in found
 
 
-async def test_a_job_that_ends_every_worker_takes_no_other_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With each job begun three times, all are done but the one that ends its workers."""
-    lost: set[object] = set()
-
-    async def run_job(worker: object, job: WorkerJob) -> WorkerResult:
-        if job.item.id == "fatal":
-            lost.add(worker)
-        await anyio.lowlevel.checkpoint()
-        if worker in lost:
-            raise WorkerLost("it ended")
-        return WorkerResult(grade=Grade(score=Score.of(1), answer=""))
-
-    async def end_worker(worker: object, seconds: float) -> None:
-        await anyio.lowlevel.checkpoint()
-
-    monkeypatch.setattr("reflact.executors.ray._run_job", run_job)
-    monkeypatch.setattr("reflact.executors.ray._end_worker", end_worker)
-    pool = WorkerPool(object, 1)
-
-    async def run(name: str) -> bool:
-        job = WorkerJob(item=Item(id=name, input=""), seed=1, base_url="", token="t")
-        for _ in range(3):
-            with suppress(WorkerLost):
-                return (await pool.run(job)).grade is not None
-        return False
-
-    names = [*"abcdefgh", "fatal", *"ijk"]
-    done = await fan_out(run, names)
-    assert [name for name, is_done in zip(names, done, strict=True) if not is_done] == ["fatal"]
-
-
 def order_kills(folder: Path, item_id: str, n: int) -> None:
-    """Let the next rollouts of an item end their process."""
     for number in range(n):
         (folder / f"kill-{item_id}-{number}").touch()
 
@@ -322,7 +261,6 @@ async def test_a_killed_worker_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_an_item_that_kills_its_workers_is_unmeasured(tmp_path: Path) -> None:
-    """Three workers are lost to it, and all other items are measured."""
     run = trainer(tmp_path, {**RAY, "workers": 1})
     order_kills(tmp_path / "notes", "train-003", 9)
     assert (await run.train()).status == "completed"

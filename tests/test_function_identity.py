@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import operator
 import os
 import re
@@ -14,8 +13,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, call
-
-import pytest
 
 from reflact.environments.function_identity import identify_function
 from reflact.types import Item
@@ -32,7 +29,6 @@ def grade(item, answer, *, strict=True):
 
 
 def load(source: str) -> Function:
-    """Return the function of a new module."""
     space: dict[str, Any] = {"__name__": "own"}
     exec(compile(source, "own.py", "exec"), space)
     function: Function = space["grade"]
@@ -54,7 +50,6 @@ def test_a_functions_code_and_what_it_uses_are_its_identity() -> None:
 
 
 def make_grade(strict: Any) -> Function:
-    """Return a function with a value of its own."""
 
     def grade(item: Item, answer: str) -> bool:
         return bool(strict) or answer == item.reference
@@ -114,14 +109,7 @@ def test_changes_that_a_function_makes_are_no_part_of_it() -> None:
     assert list(map(identify_function, functions)) == before
 
 
-@pytest.mark.parametrize("function", [operator.eq, str.casefold, json.dumps])
-def test_a_warning_names_code_that_is_not_read(function: Function, caplog: pytest.LogCaptureFixture) -> None:
-    assert "#" not in identify_function(function)
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-
-
 def test_values_that_contain_each_other_end() -> None:
-
     def even(n: int) -> bool:
         return n == 0 or odd(n - 1)
 

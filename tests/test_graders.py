@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import re
 import threading
@@ -19,10 +18,7 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from doubles import check_beside_loop
-from reflact.environments.comparison import normalize, parse_number, tokenize
-from reflact.environments.function_identity import identify_function
 from reflact.environments.graders import (
-    MAX_JSON_CHARS,
     ExactGrader,
     Grader,
     GraderOutput,
@@ -33,7 +29,6 @@ from reflact.environments.graders import (
     RegexGrader,
     TokenF1Grader,
     apply_grader,
-    identify_grader,
 )
 from reflact.errors import DataError, EnvironmentFailure, InterfaceError
 from reflact.types import Grade, Item, Score
@@ -78,7 +73,6 @@ def test_any_answer_gets_a_score(grade: AnyGrader, answer: str) -> None:
 
 @pytest.mark.parametrize("grade", ALL[:-1], ids=lambda grade: grade.name)
 def test_any_of_several_accepted_answers_will_do(grade: AnyGrader) -> None:
-    """A reference that is a list holds accepted answers; the feedback names them all."""
     assert _hard(grade, ["7", "8"], "8") == 1
     assert 'expected "7" or "8", got "9"' in _feedback(grade, ["7", "8"], "9")
 
@@ -95,7 +89,6 @@ UNFIT: tuple[tuple[AnyGrader, JsonValue], ...] = (
 
 
 def test_a_useless_reference_is_refused_by_name() -> None:
-    """A reference that a grader cannot use is an error that names the item and the grader."""
     for grade, reference in UNFIT:
         item = Item.model_construct(id="q1", input="?", reference=reference)
         with pytest.raises(DataError, match=rf"item 'q1' cannot be graded by {grade.name}"):
@@ -112,7 +105,6 @@ CASES: tuple[tuple[AnyGrader, JsonValue, list[str], list[str]], ...] = (
     (EXACT, "Paris", [" Paris\n", f"{FIRST}Paris \u2060"], ["paris", "Paris."]),
     (EXACT, "a b", ["a b"], ["a  b"]),
     (EXACT, 7, ["7"], ["7.0"]),
-    (EXACT, True, ["true"], ["True"]),
     (EXACT, 1.5, ["1.5"], []),
     (EXACT, FAMILY, [FAMILY], ["\U0001f468\U0001f469"]),
     (NORMALIZED, "New York", ['"new  york."'], ["newyork"]),
@@ -129,9 +121,7 @@ CASES: tuple[tuple[AnyGrader, JsonValue, list[str], list[str]], ...] = (
     (NORMALIZED, "The Who", [], ["who"]),
     (NORMALIZED, "10²", [], ["102"]),
     (NORMALIZED, "H₂O", [], ["H2O"]),
-    (NORMALIZED, "1½", [], ["11⁄2"]),
     (NORMALIZED, "ℕ", [], ["N"]),
-    (NORMALIZED, "①", [], ["1"]),
     (NORMALIZED, ") ] >", [], ["} >"]),
     (NORMALIZED, "x ]", [], ["x"]),
     (NORMALIZED, "[0,1)", [], ["(0,1]", "[0,1]", "(0,1)"]),
@@ -139,14 +129,10 @@ CASES: tuple[tuple[AnyGrader, JsonValue, list[str], list[str]], ...] = (
     (NORMALIZED, "(n-1)!", [], ["(n-1)"]),
     (NORMALIZED, "f'", [], ["f"]),
     (NORMALIZED, "- 5", [], ["5"]),
-    (NORMALIZED, "A -", [], ["A"]),
     (NORMALIZED, "__init__", [], ["init"]),
-    (NORMALIZED, "5‰", [], ["5"]),
     (F1, "it\u2019s a well\u2010made", ["\ufeffit's \u200bwell-made\u200b"], []),
     (F1, True, ["true"], []),
-    (F1, "10²", [], ["102"]),
     (F1, ") ] >", [], ["} >"]),
-    (F1, "-", [], ["+"]),
     (NUMERIC, "\ufeff7", ["7\u200b"], []),
     (NUMERIC, 1_000_000, ["1,000,000.9"], ["1000001"]),
     (NUMERIC, 9_007_199_254_740_993, ["9,007,199,254,740,993"], ["9007199254740992"]),
@@ -160,11 +146,9 @@ CASES: tuple[tuple[AnyGrader, JsonValue, list[str], list[str]], ...] = (
     (NumericGrader(tolerance=1), 1_000_000, ["1000001"], []),
     (LOOSE, 10, ["10.5"], ["10.51"]),
     (WIDE, 100, ["110"], []),
-    (WIDE, -100, ["-110"], []),
     (WIDE, 0, [], ["0.05"]),
     (REGEX, r"\d{4}", [" 1984\n"], ["in 1984", "1984."]),
     (REGEX, r"(?i)yes|no", ["YES"], []),
-    (REGEX, r"a|ab", ["ab"], []),
     (REGEX, 1.5, ["1.5"], ["1x5"]),
     (FIELDS, [{"a": 1, "b": 1}, {"a": 2}], ['{"a": 2}'], []),
     (FIELDS, {"a": 1}, ['{"a": 1.0}'], ['{"a": true}', '{"a": "1"}']),
@@ -182,33 +166,6 @@ def test_what_each_grader_forgives() -> None:
         assert scores == [1] * len(right) + [0] * len(wrong), (grade.name, reference)
 
 
-def test_normalized_text() -> None:
-    """Case, width, spacing and punctuation at the ends go; signs, points and articles stay."""
-    expected = """
-        **Paris**.=paris `x`=x STRASSE=strasse straße=strasse \ufb01ne=fine ４２=42 e\u0301=\u00e9 5%=5%
-        -5=-5 .5=.5 5.=5 5!=5! Stop!=stop C#=c# A-=a- it's=it's 'yes'=yes [A]=a ...=... ?!=?!
-    """
-    pairs = dict(pair.split("=") for pair in expected.split())
-    assert {text: normalize(text) for text in pairs} == pairs
-    assert normalize("  “New\n  York”!") == "new york"
-    assert [normalize(text) for text in ("the answer", "(a) and (b)")] == ["the answer", "(a) and (b)"]
-
-
-@given(st.text())
-def test_normalizing_twice_changes_nothing(text: str) -> None:
-    """A normalised text is its own normal form."""
-    assert normalize(normalize(text)) == normalize(text)
-
-
-def test_tokens_leave_articles_out() -> None:
-    """Words are normalised each; articles, dashes and punctuation count only where there is nothing else."""
-    assert tokenize("The cat, a dog & an Ox-cart 3.5") == ("cat", "dog", "&", "ox-cart", "3.5")
-    assert tokenize("A") == ("a",)
-    assert tokenize("Red (or blue), green — 'x'!") == ("red", "or", "blue", "green", "x")
-    assert tokenize(") ] >") == (">", ")", "]")
-    assert tokenize(") ]") == (")", "]")
-
-
 def test_token_f1_is_the_overlap_of_two_bags() -> None:
     """Two of three words given, both right, is an F1 of 0.8; repetition is counted."""
     grade = TokenF1Grader(threshold=0.8)
@@ -217,28 +174,6 @@ def test_token_f1_is_the_overlap_of_two_bags() -> None:
     assert TokenF1Grader()(_item("red"), "red red red").score == Score(hard=0, soft=0.5)
     assert TokenF1Grader()(_item(["blue", "red"]), "red").score == Score(hard=1, soft=1)
     assert "F1 is 0.80 and 1.00 is needed" in _feedback(TokenF1Grader(), "red green blue", "green red")
-
-
-def test_texts_that_are_numbers() -> None:
-    """Signs, thousands commas, exponents and per cent signs are read; anything else is refused."""
-    expected = {
-        " -42\n": -42, "+4.5": 4.5, "\u22127": -7, ".5": 0.5, "5.": 5, "1,234,567.8": 1234567.8, "1e3": 1000,
-        "2.5E-1": 0.25, "12.5%": 0.125, "50 %": 0.5, "007": 7,
-    }  # fmt: skip
-    assert {text: parse_number(text) for text in expected} == expected
-    texts = [
-        "", "-", ".", "seven", "42 km", "$42", "about 42", "42 or 43", "**42**", "1,5", "12,34", "1.234,5",
-        ",123", "1,2345", "1/2", "0x10", "1_000", "1 000", "nan", "NaN", "inf", "-Infinity", "1e999", "1e",
-        "--1", "4%%", "٤٢",
-    ]  # fmt: skip
-    assert [text for text in texts if parse_number(text) is not None] == []
-
-
-@given(st.floats(allow_nan=False, allow_infinity=False))
-def test_every_float_is_read_as_itself(value: float) -> None:
-    """Python's own notation and the one with thousands commas are both read exactly."""
-    assert parse_number(repr(value)) == value
-    assert parse_number(f"{value:,f}") == float(f"{value:f}")
 
 
 def test_a_catastrophic_pattern_leaves_the_item_unmeasured() -> None:
@@ -296,41 +231,8 @@ def test_nothing_is_mended_in_an_answer() -> None:
     assert {answer: score for answer, score in scores.items() if score != Score.of(0)} == {}
 
 
-def test_feedback_says_what_is_missing_and_can_be_stored() -> None:
-    """Values are quoted in part, with lone surrogates escaped; each grader says what is wrong."""
-    long = _feedback(ExactGrader(), "7", "x" * 5000)
-    assert len(long) < 500
-    assert "(5000 characters)" in long
-    odd = _feedback(JsonFieldsGrader(), {"a": "é"}, r'{"a": "\ud800"}')
-    assert "é" in odd
-    assert odd.encode("utf-8")
-    assert "off by 2 and 0.5 is allowed" in _feedback(NumericGrader(tolerance=0.5), 10, "12")
-    assert "must be a single number" in _feedback(NumericGrader(), 10, "0" * 10_000 + "1")
-    huge = json.dumps({"a": 1, "b": "x" * MAX_JSON_CHARS})
-    assert f"more than {MAX_JSON_CHARS} characters" in _feedback(JsonFieldsGrader(), {"a": 1}, huge)
-
-
-def test_identities_tell_graders_apart() -> None:
-    """Kind, version and settings make up an identity; an own function has its name and a digest of its code."""
-    own = _returning(True)
-    graders: tuple[Grader, ...] = (*ALL, NumericGrader(tolerance=1), TokenF1Grader(threshold=0.5), own)
-    identities = [identify_grader(grade) for grade in graders]
-    assert all(identities.count(identity) == 1 for identity in identities)
-    assert identities[-1] == {"grader": identify_function(own)}
-
-
 def _returning(outcome: GraderOutput) -> Grader:
     return lambda item, answer: outcome
-
-
-class OtherNumber:
-    """A number that is neither an int nor a float, as those of numpy are."""
-
-    def __init__(self, value: float) -> None:
-        self._value = value
-
-    def __float__(self) -> float:
-        return float(self._value)
 
 
 @pytest.mark.parametrize(
@@ -342,8 +244,6 @@ class OtherNumber:
         (Score(hard=0, soft=0.5), Score(hard=0, soft=0.5)),
         (Decimal("0.5"), Score.of(0.5)),
         (Fraction(1, 4), Score.of(0.25)),
-        (OtherNumber(0.75), Score.of(0.75)),
-        (OtherNumber(True), Score.of(1)),
         (1 + 1e-12, Score.of(1)),
     ],
 )
@@ -365,10 +265,6 @@ def _stop(item: Item, answer: str) -> GraderOutput:
     raise StopIteration
 
 
-async def _stop_async(item: Item, answer: str) -> GraderOutput:
-    raise StopIteration
-
-
 def _run_nested(item: Item, answer: str) -> GraderOutput:
     waiting = asyncio.sleep(0)
     try:
@@ -379,9 +275,7 @@ def _run_nested(item: Item, answer: str) -> GraderOutput:
 
 
 @pytest.mark.parametrize(
-    ("grade", "advice"),
-    [(_stop, ""), (_stop_async, ""), (_run_nested, "async def")],
-    ids=["plain", "async", "nested loop"],
+    ("grade", "advice"), [(_stop, ""), (_run_nested, "async def")], ids=["plain", "nested loop"]
 )
 async def test_a_grading_function_that_fails_is_named_with_its_line(grade: Any, advice: str) -> None:
     """An exception that Python turns into another one at an await still says whose it is, and where."""
@@ -425,8 +319,6 @@ class ThreadGrader(ReferenceGrader[str]):
 
 
 async def test_long_answers_are_graded_beside_the_event_loop() -> None:
-    """A long answer or reference goes to another thread, a short one does not."""
-
     async def is_beside(item: Item, answer: str) -> bool:
         feedback = str((await apply_grader(ThreadGrader(), item, answer)).feedback)
         return f"thread {threading.get_ident()}" not in feedback

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,23 +11,16 @@ from typing import Any
 import httpx
 import pytest
 
-from doubles import completion
+from doubles import Endpoint, completion
 from filled_schema import fill_schema
 from reflact import Trainer
-from reflact.config.models import ModelConfig
-from reflact.errors import ConfigError, EnvironmentFailure
-from reflact.integrations.inspect_ai import InspectEnvironment, InspectSession, InspectTarget
-from reflact.messages import CallId
-from reflact.stages.null_answers import ConstantTarget
-from reflact.types import Skill, Split, Turn
+from reflact.errors import ConfigError
+from reflact.integrations.inspect_ai import InspectEnvironment
+from reflact.types import Split, Turn
 
 INSTALLED = find_spec("inspect_ai") is not None
 needs_package = pytest.mark.skipif(not INSTALLED, reason="inspect-ai brings 350 MB")
 SIZES = {"train": 2, "val": 2, "test": 2}
-
-
-Script = Callable[[Sequence[tuple[str, str]]], tuple[str, Sequence[tuple[str, Any]]]]
-"""Returns the next reply of a conversation: its text, and calls of tools with their arguments."""
 
 
 class Says:
@@ -46,31 +38,25 @@ class Says:
 def make_task(name: str) -> Any:
     """Return a task of samples that Inspect brings, with a solver and a scorer of Inspect."""
     from inspect_ai import Task
-    from inspect_ai.dataset import FieldSpec, example_dataset
-    from inspect_ai.scorer import choice, f1, includes
-    from inspect_ai.solver import chain_of_thought, generate, multiple_choice, system_message
+    from inspect_ai.dataset import Sample, example_dataset
+    from inspect_ai.scorer import choice, includes
+    from inspect_ai.solver import chain_of_thought, generate, multiple_choice
 
     solver, scorer = {
         "theory_of_mind": ([chain_of_thought(), generate()], includes()),
-        "security_guide": ([system_message("You guard."), generate()], f1()),
-        "biology_qa": ([generate()], includes()),
         "choices": (multiple_choice(), choice()),
     }[name]
     if name == "choices":
-        from inspect_ai.dataset import Sample
-
         dataset: Any = [Sample(input=f"{n}?", choices=["one", "two"], target="AB"[n % 2]) for n in range(6)]
     else:
-        fields = FieldSpec(input="question", target="answer") if name == "biology_qa" else None
-        dataset = example_dataset(name, fields)[:6]
+        dataset = example_dataset(name)[:6]
     return Task(dataset=dataset, solver=solver, scorer=scorer)
 
 
 @needs_package
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["theory_of_mind", "security_guide", "biology_qa", "choices"])
+@pytest.mark.parametrize("name", ["theory_of_mind", "choices"])
 def test_scores_are_those_of_inspect(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The adapter and Inspect's own evaluation give every sample the same score for the same reply."""
     from inspect_ai import eval as evaluate
     from inspect_ai.model import ModelOutput, ModelUsage, get_model
     from inspect_ai.scorer import value_to_float
@@ -105,113 +91,24 @@ def test_scores_are_those_of_inspect(name: str, tmp_path: Path, monkeypatch: pyt
     assert len(set(theirs.values())) > 1
 
 
-class Provider:
-    """Stands in for a run: answers chat completions as a script says, and keeps their bodies."""
-
-    identity = "provider"
-
-    def __init__(self, script: Script) -> None:
-        self.script = script
-        self.bodies: list[dict[str, Any]] = []
-
-    async def forward(self, body: Any, *, call_id: CallId) -> str:
-        """Answer a chat completion."""
-        self.bodies.append(body)
-        text, calls = self.script([(m["role"], str(m.get("content") or "")) for m in body["messages"]])
-        written = [
-            {
-                "id": f"c{n}",
-                "type": "function",
-                "function": {"name": name, "arguments": json.dumps(arguments)},
-            }
-            for n, (name, arguments) in enumerate(calls)
-        ]
-        message = {"role": "assistant", "content": text, "tool_calls": written or None}
-        choice = {"index": 0, "finish_reason": "tool_calls" if calls else "stop", "message": message}
-        return json.dumps({"model": "m", "choices": [choice]})
-
-    async def send(self, body: Any, *, call_id: CallId, answer: Any) -> str:
-        """Refuse; solvers only forward."""
-        raise AssertionError
-
-
-def start(provider: Provider, skill: str = "") -> InspectSession:
-    """Return a session of the target."""
-    return InspectTarget().connect(provider, ModelConfig(model="m")).session(Skill(text=skill), rollout="r")
-
-
-@needs_package
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("own_model", [False, True])
-def test_a_target_that_cannot_solve_a_task_is_unmeasured(own_model: bool) -> None:
-    """Tools and several conversations cannot go through the session of a target; a constant is graded anyway."""
-    from inspect_ai.solver import chain, generate, self_critique, use_tools
-    from inspect_ai.tool import think
-
-    task = make_task("biology_qa")
-    task.solver = chain([generate(), self_critique()] if own_model else [use_tools(think()), generate()])
-    environment = InspectEnvironment(task, **SIZES)
-    item = environment.items(Split.val)[0]
-    with pytest.raises(EnvironmentFailure, match=r"set target\.kind to .*InspectTarget"):
-        asyncio.run(environment.run(item, Says("1"), seed=0))
-    constant = ConstantTarget(str(item.reference)).session(Skill(text=""), rollout="r")
-    assert asyncio.run(environment.run(item, constant, seed=0)).score.hard == 1
-
-
-@needs_package
-@pytest.mark.filterwarnings("ignore")
-def test_a_role_that_is_not_named_is_not_played_by_the_target() -> None:
-    """A task that asks for a model in a role says which one to name, and failures of models are never swallowed."""
-    from inspect_ai.model import get_model
-    from inspect_ai.solver import solver
-
-    @solver
-    def ask_user() -> Any:
-        async def solve(state: Any, generate: Any) -> Any:
-            for _ in range(3):
-                try:
-                    await get_model(role="user").generate("Who is there?")
-                except Exception:  # noqa: BLE001  # as solvers of others do
-                    continue
-            return state
-
-        return solve
-
-    task = make_task("biology_qa")
-    task.solver = ask_user()
-    environment = InspectEnvironment(task, **SIZES)
-    provider = Provider(lambda messages: ("Nobody", ()))
-    with pytest.raises(EnvironmentFailure, match=r"in the role 'user': name it in `models`"):
-        asyncio.run(environment.run(environment.items(Split.val)[0], start(provider), seed=0))
-    assert provider.bodies == []
-
-
-class Endpoint(httpx.AsyncBaseTransport):
-    """A provider over HTTP: a model that looks up the price if its instructions say so, and an optimizer."""
-
-    def __init__(self) -> None:
-        self.bodies: list[dict[str, Any]] = []
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer a chat completion."""
-        body = json.loads(await request.aread())
-        self.bodies.append(body)
-        if "response_format" in body:
-            schema = body["response_format"]["json_schema"]["schema"]
-            return completion(json.dumps(fill_schema(schema, "Look it up.")))
-        text = await Provider(self.play).forward(body, call_id=CallId(role="target", purpose="rollout"))
-        return httpx.Response(200, text=text, headers={"content-type": "application/json"})
-
-    def play(self, messages: Sequence[tuple[str, str]]) -> tuple[str, Sequence[Any]]:
-        """Play the target."""
-        role, last = messages[-1]
-        if role == "tool":
-            return last, ()
-        return ("", [("price", {"product": last})]) if "Look it up." in messages[0][1] else ("About 5.", ())
+def answer(body: dict[str, Any]) -> httpx.Response:
+    """Play a model that looks up the price if its instructions say so, and an optimizer."""
+    if "response_format" in body:
+        schema = body["response_format"]["json_schema"]["schema"]
+        return completion(json.dumps(fill_schema(schema, "Look it up.")))
+    last = body["messages"][-1]
+    if last["role"] == "tool":
+        return completion(str(last["content"]))
+    if "Look it up." not in str(body["messages"][0]["content"]):
+        return completion("About 5.")
+    function = {"name": "price", "arguments": json.dumps({"product": str(last["content"])})}
+    calls = [{"id": "c0", "type": "function", "function": function}]
+    message = {"role": "assistant", "content": "", "tool_calls": calls}
+    choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
+    return httpx.Response(200, json={"model": "m", "choices": [choice]})
 
 
 def shop() -> Any:
-    """Return a task whose solver has a tool."""
     from inspect_ai import Task
     from inspect_ai.dataset import Sample
     from inspect_ai.scorer import exact
@@ -261,7 +158,7 @@ def test_a_solver_with_tools_is_trained(tmp_path: Path) -> None:
         "train": {"num_epochs": 1},
         "gate": {"policy": "strict"},
     }
-    endpoint = Endpoint()
+    endpoint = Endpoint(answer)
     summary = asyncio.run(Trainer(config, transport=endpoint).train())
     asked = len(endpoint.bodies)
     assert (summary.status, summary.best.score) == ("completed", 1.0)

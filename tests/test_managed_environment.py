@@ -29,21 +29,18 @@ class Server(ToyEnvironment):
         self.started = anyio.Event()
 
     async def set_up(self) -> None:
-        """Start it."""
         await anyio.lowlevel.checkpoint()
         if self.broken == "set_up":
             raise OSError("the port is taken")
         self.happened.append("set up")
 
     async def close(self) -> None:
-        """End it."""
         await anyio.lowlevel.checkpoint()
         self.happened.append("closed")
         if self.broken == "close":
             raise OSError("it hangs")
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-        """Note the first rollout."""
         if self.happened[-1:] != ["rollout"]:
             self.happened.append("rollout")
         self.started.set()
@@ -53,7 +50,6 @@ class Server(ToyEnvironment):
 
 
 def trainer(folder: Path, environment: Environment) -> Trainer:
-    """Return a trainer of one epoch in an environment."""
     return build_trainer(settings(folder, train={"num_epochs": 1}), environment=environment)
 
 
@@ -79,7 +75,6 @@ async def test_an_environment_is_set_up_once_and_closed_after_the_last_rollout(
 
 
 async def test_an_environment_is_closed_if_the_run_is_cancelled(tmp_path: Path) -> None:
-    """Closing may wait for something, though the task is cancelled."""
     server = Server("hangs")
     async with anyio.create_task_group() as group:
         group.start_soon(trainer(tmp_path, server).train)
@@ -89,7 +84,6 @@ async def test_an_environment_is_closed_if_the_run_is_cancelled(tmp_path: Path) 
 
 
 async def test_a_check_sets_the_environment_up_and_closes_it(tmp_path: Path) -> None:
-    """Its item is carried out in an environment that was started, which ends with the check."""
     server = Server()
     overrides = Overrides(environment=server, target=ToyTarget(), optimizer=ScriptedLLM(toy_optimizer()))
     config = TrainerConfig.model_validate(settings(tmp_path))

@@ -51,7 +51,6 @@ def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trainer(config: Mapping[str, Any], script: Script | None = None, **given: Any) -> Trainer:
-    """Return a trainer in the toy world."""
     optimizer = ScriptedLLM(script or toy_optimizer())
     return Trainer(config, environment=WORLD, optimizer=optimizer, **{"target": ToyTarget(), **given})
 
@@ -72,25 +71,21 @@ def proposing(line: str) -> Script:
 
 
 def worth(text: str, split: Split) -> float:
-    """Return the true score of a document."""
     items = WORLD.items(split)
     return sum(TOY_RULES[str(i.task_type)].line in text.splitlines() for i in items) / len(items)
 
 
 def steps_of(folder: Path) -> list[StepRecord]:
-    """Return the committed steps."""
     found = rows(folder, "SELECT record FROM commits WHERE kind = 'step' ORDER BY number")
     return [StepRecord.model_validate_json(text) for (text,) in found]
 
 
 def epochs_of(folder: Path) -> list[EpochRecord]:
-    """Return the committed ends of epochs."""
     found = rows(folder, "SELECT record FROM commits WHERE kind = 'epoch' ORDER BY number")
     return [EpochRecord.model_validate_json(text) for (text,) in found]
 
 
 def texts_in(folder: Path) -> dict[str, str]:
-    """Return all documents by their hashes."""
     texts: dict[str, str] = dict(rows(folder, "SELECT hash, text FROM skills"))
     return texts
 
@@ -102,7 +97,6 @@ def assert_true(measurement: Measurement | None, folder: Path) -> None:
 
 
 async def test_a_score_of_zero_does_not_begin_anew(tmp_path: Path) -> None:
-    """There a true score of 0.0 read as none: a resumed run began anew, with the history 1, 2, 1, 2, 3, 4."""
     config = settings(tmp_path, train={"num_epochs": 2})
     async with trainer(config, proposing(NONSENSE)).stream() as stream:
         async for event in stream:
@@ -162,7 +156,6 @@ async def test_a_crash_gives_no_skill_anothers_score(tmp_path: Path, part: str) 
 
 
 async def test_a_longer_run_reports_its_own_test_score(tmp_path: Path) -> None:
-    """There a finished run that was extended from 1 to 3 epochs reported a test score of 0.25 for 0.75."""
     short = await trainer(settings(tmp_path, train={"num_epochs": 1})).train()
     before = rows(tmp_path, "SELECT * FROM commits ORDER BY number")
     assert_reported(short, tmp_path)
@@ -176,7 +169,6 @@ async def test_a_longer_run_reports_its_own_test_score(tmp_path: Path) -> None:
 
 
 def best_on_test(summary: RunSummary) -> float:
-    """Return the best skill's score on the test split."""
     scored = summary.score("best", Split.test)
     assert scored.hard is not None
     return scored.hard
@@ -219,37 +211,8 @@ async def test_a_candidate_without_a_change_is_not_evaluated(tmp_path: Path) -> 
     assert (tmp_path / "run" / "best_skill.md").read_text(encoding="utf-8") == initial.text
 
 
-async def test_a_skill_that_was_not_evaluated_has_no_score(tmp_path: Path) -> None:
-    """There an unmeasured slow update took over the score before it, and later gates compared with that."""
-    usual = toy_optimizer()
-
-    def nonsense_at_last(
-        prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
-    ) -> ScriptedAnswer:
-        if call_id.purpose == "analyst_success" and call_id.step is not None and call_id.step > 4:
-            return append_reply(reply_type, NONSENSE)
-        return usual(prompt, reply_type, call_id)  # type: ignore[return-value]
-
-    await trainer(settings(tmp_path, slow_update={"gated": False}), nonsense_at_last).train()
-    forced = [e for e in epochs_of(tmp_path) if e.slow_update and e.slow_update.action == "forced"]
-    assert forced
-    texts = texts_in(tmp_path)
-    for epoch in forced:
-        assert epoch.current.inherited
-        assert epoch.best.skill_hash != epoch.current.skill_hash
-    unlike = [e for e in forced if worth(texts[e.current.skill_hash], Split.val) != e.current.score]
-    assert unlike, "no guidance changed what the skill is worth"
-    following = [r for r in steps_of(tmp_path) if r.skill_before in {e.current.skill_hash for e in unlike}]
-    verdicts = [r.verdict for r in following if r.verdict.current is not None]
-    assert verdicts
-    for verdict in verdicts:
-        assert_true(verdict.current, tmp_path)
-        assert verdict.current_score == verdict.current.hard
-
-
 @pytest.fixture
 def world(tmp_path: Path) -> Path:
-    """The data of runs against the pure server."""
     return write_world(tmp_path / "world")
 
 
@@ -287,7 +250,6 @@ async def test_a_fork_redoes_what_follows_from_its_prompt(world: Path, tmp_path:
 
 
 def target(samples: list[str]) -> list[str]:
-    """Return those of the samples that are the target's."""
     return [call_id for call_id in samples if call_id.startswith("target/")]
 
 

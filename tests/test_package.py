@@ -6,24 +6,20 @@ from pathlib import Path
 
 import anyio
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reflact import export_skill
-from reflact.config.loading import load_config
-from reflact.errors import ConfigError, SkillError
+from reflact.errors import SkillError
 from reflact.skills.document import (
     apply_edits,
-    check_document,
     join_files,
     remove_markers,
     replace_guidance,
     replace_notes,
     split_files,
 )
-from reflact.skills.package import MAIN_FILE, build_package, load_skill, read_front_matter, suggest_name
-from reflact.stages.prompt_sections import show_skill
+from reflact.skills.package import MAIN_FILE, build_package, load_skill, read_front_matter
 from reflact.testing import TOY_RULES
 from reflact.types import Edit, Skill
 from served import assert_refused, reflact
@@ -43,7 +39,6 @@ STEERING = "\x1b[2J\x1b]0;title\x07"
 
 
 def write_folder(folder: Path, files: dict[str, bytes] = FILES) -> Path:
-    """Write a skill folder; its script may be run."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
@@ -52,7 +47,6 @@ def write_folder(folder: Path, files: dict[str, bytes] = FILES) -> Path:
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
-    """Return the files of a folder."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
     }
@@ -84,7 +78,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that began with no document."""
     return train(tmp_path_factory.mktemp("plain") / "My Run_2")
 
 
@@ -159,33 +152,14 @@ def test_several_files_are_trained_as_one_document_and_split_again(folder: Path,
     ],
 )
 def test_no_edit_breaks_the_marks_of_files(edit: Edit) -> None:
-    """An edit that would remove, add or move the mark of a file is rejected with a reason."""
     skill = Skill(text=join_files("one\n", [("b.md", "two\n")]))
     candidate = apply_edits(skill, [edit])
     assert candidate.skill == skill
     assert candidate.results[0].reason
 
 
-def test_edits_change_the_file_that_they_name() -> None:
-    """Appended text, guidance and notes go to the first file; other edits to the file with their anchor."""
-    skill = Skill(text=join_files("---\na: b\n---\none", [("b.md", ""), ("c/d.md", "two")]))
-    edits = [
-        Edit(op="append", content="three"),
-        Edit(op="insert_after", target="two", content="four"),
-        Edit(op="replace", target="one", content="ONE"),
-    ]
-    edited = apply_edits(replace_notes(replace_guidance(skill, "slow"), ["note"]), edits).skill.text
-    main, others = split_files(edited)
-    assert others == (("b.md", ""), ("c/d.md", "two\nfour\n"))
-    assert [part in main for part in ("ONE", "three", "slow", "note")] == [True] * 4
-    assert main.index("three") < main.index("slow") < main.index("note")
-    check_document(edited)
-    assert "SKILL_FILE c/d.md" in show_skill(Skill(text=edited)), "the optimizer sees where a file begins"
-
-
 @given(st.lists(st.text("a-> \r\n<!"), max_size=4), st.text("a-> \r\n<!"))
 def test_joined_files_are_split_as_they_were(contents: list[str], main: str) -> None:
-    """Whatever line breaks files begin and end with, joining and splitting keeps their bytes."""
     others = tuple((f"f{number}.md", content) for number, content in enumerate(contents))
     if not main.startswith("---"):
         assert split_files(join_files(main, others)) == (main, others)
@@ -196,30 +170,11 @@ def test_joined_files_are_split_as_they_were(contents: list[str], main: str) -> 
     ["../up.md", "/etc/a.md", "a/../b.md", "SKILL.md", "a.txt", ".a.md", "a b.md", "", "link.md", "none.md"],
 )
 def test_further_files_stay_in_the_folder(tmp_path: Path, name: str) -> None:
-    """A path out of the folder, a link, no Markdown or a missing file is refused when a run begins."""
     (tmp_path / MAIN_FILE).write_text("x")
     (tmp_path / "up.md").write_text("x")
     (tmp_path / "link.md").symlink_to(tmp_path / "up.md")
     with pytest.raises(SkillError):
         load_skill(tmp_path, (name,))
-
-
-def test_a_device_is_no_skill() -> None:
-    """A file without an end is refused before it is read."""
-    with pytest.raises(SkillError, match="is no regular file"):
-        load_skill(Path("/dev/zero"))
-
-
-def test_what_several_files_need_is_said() -> None:
-    """Rewrites and documents without a folder do not go with several files."""
-    files = {"skill_files": ["a.md"], "skill": "folder"}
-    for keys in ({"update": {"mode": "full_rewrite"}}, {"skill": None}):
-        with pytest.raises(ConfigError, match="skill_files` needs"):
-            load_config({**files, **keys})
-    with pytest.raises(SkillError, match="is no folder"):
-        load_skill(Path(__file__), ("a.md",))
-    with pytest.raises(SkillError, match="marks a protected region"):
-        join_files("x", [("a.md", "<!-- APPENDIX_START -->")])
 
 
 def test_a_document_without_front_matter_gets_some(plain: Path, tmp_path: Path) -> None:
@@ -255,7 +210,6 @@ def test_a_document_without_front_matter_gets_some(plain: Path, tmp_path: Path) 
 def test_hostile_names_and_descriptions_are_refused(
     plain: Path, tmp_path: Path, options: dict[str, str], part: str
 ) -> None:
-    """A name or description that breaks the rules writes nothing, and the error shows no control character."""
     given = {"description": "Words.", **options}
     arguments = [text for key, value in given.items() for text in (f"--{key}={value}",)]
     done = reflact("export", plain, "--out", tmp_path / "out", *arguments)
@@ -283,23 +237,6 @@ def test_a_name_and_a_description_are_replaced_in_place(text: str) -> None:
     assert after == {**before, "name": "new", "description": " ".join(hostile.split())}
     assert edited.endswith(text.removeprefix("\ufeff").rpartition("---")[2])
     assert "# comment" not in text or (" # comment" in edited and "license: MIT\r\n---\r\nbody" in edited)
-
-
-@pytest.mark.parametrize(
-    ("front", "part"),
-    [
-        ("- a", "no mapping"),
-        ("name: 12", "name in the front matter of the skill is no text"),
-        ("name: a\ndescription: Use for words. Triggers on: words", "not valid YAML in line 3"),
-        ("name: Word Rules", "'Word Rules' breaks the rules"),
-        ("name: a\ndescription: <b>x</b>", "tag"),
-        ("? [a]\n: b", "not valid YAML"),
-    ],
-)
-def test_wrong_front_matter_is_named(front: str, part: str) -> None:
-    """Front matter that is no valid description of a skill is an error that says what is wrong."""
-    with pytest.raises(SkillError, match=part):
-        build_package(Skill(text=f"---\n{front}\n---\n"))
 
 
 UNREADABLE = {
@@ -356,18 +293,14 @@ def test_a_name_and_a_description_replace_what_cannot_be_read(kind: str) -> None
 @pytest.mark.parametrize(
     ("before", "is_refused"),
     [
-        ("\n", True),
         ("\ufeff\r\n", True),
-        (" ", True),
         ("<!-- made by hand -->\n\n<!-- twice -->\n", True),
         ("# comment\n", True),
-        ("", False),
         ("\ufeff", False),
         ("Text.\n\n", False),
     ],
 )
 def test_front_matter_begins_in_the_first_line(tmp_path: Path, before: str, is_refused: bool) -> None:
-    """Agents find no front matter below a blank line or a comment, so a run does not begin with it."""
     for newline in ("\n", "\r\n"):
         text = newline.join((f"{before}---", "description: Use for words.", "name: words", "---", "Body."))
         (tmp_path / MAIN_FILE).write_bytes(text.encode())
@@ -433,16 +366,7 @@ def test_a_folder_has_to_hold_plain_files(tmp_path: Path, folder: Path) -> None:
         load_skill(bad)
     with pytest.raises(SkillError, match=r"cannot read the skill .*SKILL.md"):
         load_skill(tmp_path)
+    with pytest.raises(SkillError, match="is no regular file"):
+        load_skill(Path("/dev/zero"))
     with pytest.raises(SkillError, match="is gone"):
         build_package(Skill(text=""), name="a", description="b", source=tmp_path / "none")
-
-
-def test_names_are_made_from_any_text() -> None:
-    """A suggested name follows the rules or is empty."""
-    assert [suggest_name(text) for text in ("Ärger & Co.", "../x", "漢字", "a" * 63 + "-b")] == [
-        "arger-co",
-        "x",
-        "",
-        "a" * 63,
-    ]
-    assert yaml.safe_load(suggest_name("Run 1")) == "run-1"

@@ -67,7 +67,6 @@ class Actions:
 
 
 def load_example(name: str) -> Any:
-    """Return the module of an example."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -77,29 +76,7 @@ def load_example(name: str) -> Any:
 
 
 def build_world(**options: Any) -> Any:
-    """Return the text world with the stand-in."""
     return load_example("text_world").TextWorld(StandIn(), "find-animal", **options)
-
-
-@pytest.mark.parametrize(
-    ("actions", "hard", "soft", "messages"),
-    [
-        (SOLUTION, 1, 1.0, 3),
-        (SOLUTION[:2], 0, 0.67, 5),
-        (("open door", "jump"), 0, 0.0, 2),
-    ],
-    ids=["solved", "too slow", "fatal"],
-)
-async def test_a_world_is_played_to_its_end(
-    actions: tuple[str, ...], hard: float, soft: float, messages: int
-) -> None:
-    """The score is that of the world, a fatal mistake scores 0, and the last observation is the feedback."""
-    world = build_world(max_turns=5)
-    session = Actions(*actions)
-    grade = await world.run(world.items(Split.val)[1], session, seed=0)
-    assert (grade.score.hard, grade.score.soft, len(session.messages)) == (hard, soft, messages)
-    assert session.messages[0] == "Find an animal in garden 5.\n\nYou are in a hallway."
-    assert grade.feedback.startswith("You ")
 
 
 async def test_a_skill_is_trained_in_the_world(tmp_path: Path) -> None:
@@ -176,7 +153,6 @@ class Records:
 
 
 async def test_both_starts_of_a_run_are_one_record_in_mlflow(tmp_path: Path) -> None:
-    """Scores, document and status are reported, and a second start finds the first one's record."""
     records, example = Records(), load_example("track_with_mlflow")
     for _ in range(2):
         trainer = Trainer(

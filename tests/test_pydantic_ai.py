@@ -26,7 +26,6 @@ class Shop:
     shipped: list[str] = field(default_factory=list)
 
     def state(self) -> Any:
-        """The live state, not a copy."""
         return self.__dict__
 
 
@@ -88,7 +87,6 @@ async def test_tools_of_one_turn_do_not_mix() -> None:
 
 
 async def test_a_failed_call_is_recorded_and_a_deferred_call_is_not() -> None:
-    """What a failed call changed is recorded; the agent sees the failure and the deferral as ever."""
     with record_tools(Shop.state) as recorder:
         failed = await agent([ToolCallPart("fail", {})]).run("Go.", deps=Shop(), capabilities=[recorder])
         deferred = await agent([ToolCallPart("later", {})]).run("Go.", deps=Shop(), capabilities=[recorder])

@@ -9,7 +9,6 @@ from typing import Any
 import anyio
 import pytest
 from pydantic_ai import Agent
-from pydantic_ai.agent import WrapperAgent
 from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
 from pydantic_ai.messages import ModelResponse, TextPart
 from pydantic_ai.models.function import FunctionModel
@@ -33,7 +32,6 @@ from virtual_time import NEVER, HurriedLoop
 
 
 def make_target(model: BankModel, **arguments: Any) -> PydanticAITarget[Any, Any]:
-    """Return the bank's agent as a target."""
     return PydanticAITarget(make_agent(model), deps=make_deps, **arguments)
 
 
@@ -62,16 +60,6 @@ async def test_an_agent_is_trained_without_a_change(tmp_path: Path) -> None:
     with agent.override(deps=make_deps(ITEMS[0])):
         await agent.run("Hello")
     assert "You are a support agent" in model.instructions[-1]
-
-
-async def test_a_named_skill_takes_the_place_of_the_instructions(tmp_path: Path) -> None:
-    """If ``skill`` names a document, no request has the literal ones, also within a wrapper."""
-    model, skill = BankModel(), tmp_path / "skill.md"
-    skill.write_text("")
-    target = PydanticAITarget(WrapperAgent(make_agent(model)), deps=make_deps)
-    assert "support agent" in target.instructions
-    await make_trainer(target, tmp_path / "run", skill=str(skill)).train()
-    assert not any("support agent" in text for text in model.instructions)
 
 
 async def test_a_limit_on_calls_holds(tmp_path: Path) -> None:
@@ -105,7 +93,6 @@ async def test_a_limit_on_calls_holds(tmp_path: Path) -> None:
 
 
 async def test_analysts_see_tools_calls_and_observations(tmp_path: Path) -> None:
-    """The optimizer reads the tools' descriptions, each call of a tool and its result."""
     asked: list[str] = []
 
     def answer(prompt: Any, reply_type: Any, call_id: Any) -> Any:
@@ -121,7 +108,6 @@ async def test_analysts_see_tools_calls_and_observations(tmp_path: Path) -> None
 
 
 async def test_descriptions_of_tools_are_trained(tmp_path: Path) -> None:
-    """A section of the skill replaces a tool's description, and is no part of the instructions; others stay."""
     asked: list[str] = []
 
     def answer(prompt: Any, reply_type: Any, call_id: Any) -> Any:
@@ -152,7 +138,6 @@ TOOL = "## Tool: customer_balance\n"
             "One.\n\n### More\nTwo.",
         ),
         (f"## Tool: `customer_balance`\r\nOne.\r\n{REGION}", REGION, "One."),
-        (f"{TOOL}One.\n{TOOL}Two.\n## Tool: none\nThree.", "", "One.\n\nTwo."),
         (f"{TOOL}\n# Rules\nBe kind.", "# Rules\nBe kind.", PLAIN),
     ],
 )
@@ -167,7 +152,6 @@ async def test_a_section_of_a_tool_ends_at_the_next_heading(
 
 
 async def test_an_agent_is_recorded_and_replayed(tmp_path: Path) -> None:
-    """A recording has the agent's requests; its replay gives the same run without the model."""
     cassette = tmp_path / "cassette.jsonl"
     recorded = await make_trainer(
         make_target(BankModel()), tmp_path / "a", replay__cassette=str(cassette), replay__mode="record"
@@ -199,35 +183,7 @@ def test_failures_of_the_provider_are_repeated(tmp_path: Path) -> None:
     assert {(fault.kind, fault.count) for fault in summary.faults} == {("429", 1), ("reset", 1)}
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (ModelHTTPError(401, "m", "no such key"), "refused the key (401); set the environment variable that"),
-        (ModelHTTPError(404, "m", "model m not found"), "set the model in your code to one that it serves"),
-        (ModelAPIError("m", "refused"), "cannot be reached, after all retries; check the network, and"),
-        (TypeError("a bug"), "failed with TypeError: a bug"),
-    ],
-)
-async def test_failures_of_the_provider_name_no_setting_without_effect(
-    tmp_path: Path, error: Exception, words: str
-) -> None:
-    """A failed agent's run names the model and what to do about it; no address or key of the configuration."""
-
-    def fail(n: int) -> None:
-        raise error
-
-    model = BankModel(fail=fail)
-    reason = (
-        await make_trainer(make_target(model), tmp_path, models__target__max_retries=0).train()
-    ).reason or ""
-    assert "models.target: function:function:BankModel: through pydantic-ai" in reason
-    assert words in reason
-    assert "base_url" not in reason
-    assert "api_key_env" not in reason
-
-
 async def test_an_agent_that_reaches_its_limits_scores_nothing(tmp_path: Path) -> None:
-    """A limit of one rollout is the agent's failure, and no missing measurement."""
     target = make_target(BankModel(), usage_limits=UsageLimits(request_limit=1))
     with pytest.raises(ReplyError, match="the agent gave up"):
         await target.session_for(ITEMS[0], Skill(text=""), rollout="r").reply("Hello")
@@ -236,8 +192,6 @@ async def test_an_agent_that_reaches_its_limits_scores_nothing(tmp_path: Path) -
 
 
 async def test_an_error_of_a_tool_leaves_the_item_unmeasured() -> None:
-    """An error of the agent's own code names the item and the error."""
-
     def explode(item: Item) -> Any:
         raise KeyError(item.id)
 
@@ -280,33 +234,18 @@ def test_what_an_agent_is_decides_its_identity() -> None:
     assert len(identities - {plain}) == 3
     assert PydanticAITarget(other, deps=make_deps).identity == plain
 
-    def describe(settings: Any, **config: Any) -> tuple[str, int | None]:
-        agent = make_agent(BankModel())
-        agent.model_settings = settings
-        target = PydanticAITarget(agent, deps=make_deps)
-        connected = target.connect(Any, ModelConfig(**config))  # type: ignore[arg-type]
-        return connected.identity, target.describe_model(ModelConfig(**config)).max_tokens
-
-    identity, cap = describe({"temperature": 0.5, "max_tokens": 70})
-    assert cap == 70
-    assert describe({"max_tokens": 70}, temperature=0.5)[0] == identity
-    assert len({identity, describe({})[0], describe({}, temperature=0.5)[0]}) == 3
-    assert describe(lambda ctx: {"temperature": 1.0}) == describe({})
-
 
 def test_an_agent_brings_its_model(tmp_path: Path) -> None:
     """Its list price is found by its provider; none, or another one in the configuration, is refused."""
     with pytest.raises(ConfigError, match="has no model"):
         PydanticAITarget(Agent())
-    for name in ("openai:gpt-5", "bedrock:us.anthropic.claude-3-5-sonnet-20241022-v2:0"):
-        target = PydanticAITarget(Agent(name, defer_model_check=True))
-        assert usd_of(Usage(calls=1, input_tokens=10**6), target.describe_model(ModelConfig())) is not None
+    target = PydanticAITarget(Agent("openai:gpt-5", defer_model_check=True))
+    assert usd_of(Usage(calls=1, input_tokens=10**6), target.describe_model(ModelConfig())) is not None
     with pytest.raises(ConfigError, match=r"models\.target\.model has no effect"):
         make_trainer(make_target(BankModel()), tmp_path, models__target__model="m")
 
 
 async def test_a_model_without_a_key_can_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The missing key is reported when the model is asked, since a replay asks none."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     target = PydanticAITarget(Agent("openai:gpt-5", defer_model_check=True))
     assert '"openai:gpt-5"' in target.identity

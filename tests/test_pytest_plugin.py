@@ -40,7 +40,6 @@ def run_tests(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
 
 @pytest.fixture(autouse=True)
 def without_other_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pytest load the plugins that are named."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
@@ -77,7 +76,6 @@ def test_a_test_records_once_and_replays_without_a_network(pytester: pytest.Pyte
 
 
 def test_a_mark_names_the_cassette_and_other_failures_stay(pytester: pytest.Pytester) -> None:
-    """Tests that share a cassette name it; a failure that is no miss keeps its traceback."""
     pytester.makepyfile("""
         import pytest
 
@@ -92,18 +90,7 @@ def test_a_mark_names_the_cassette_and_other_failures_stay(pytester: pytest.Pyte
     result.stdout.fnmatch_lines([">*raise RuntimeError*", "*mine*"])
 
 
-def test_names_of_cassettes_are_plain_and_different() -> None:
-    """A name has no character that a file system refuses, and parameters that differ have different names."""
-    names = [
-        build_name(f"tests/test_a.py::TestB::test_c[{text}]") for text in ("a/b", "a:b", "../..", "x" * 300)
-    ]
-    assert len(set(names)) == len(names)
-    assert all(name.startswith("test_a.TestB-test_c-") for name in names)
-    assert all(len(name) < 140 and not set(name) & set("/\\:*[]") for name in names)
-
-
 def test_pytest_finds_the_plugin_and_loads_nothing_heavy(pytester: pytest.Pytester) -> None:
-    """The entry point names the module; loading it loads no library but pytest, and pytest stays no dependency."""
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))[
         "project"
     ]

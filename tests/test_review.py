@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from reflact.records import CandidateReview
@@ -97,27 +96,6 @@ async def test_guidance_promotion_and_ungated_candidates_are_reviewed(tmp_path: 
     done = await run(tmp_path / "b", script=playing(IDLE), approve=reviewer, **forced)
     assert [(r.part, r.step) for r in reviewer.reviews] == [("promotion", 4)]
     assert (done.promotions[0].verdict.veto, done.promotions[0].best.number) == ("Nor that.", 0)
-
-
-@pytest.mark.parametrize("answer", [True, False, "Too blunt."])
-async def test_an_answer_is_asked_for_once(tmp_path: Path, answer: bool | str) -> None:
-    """A run that stops after an answer and before its step is committed goes on with it, whoever is there."""
-    first = Reviewer(answer)
-
-    with anyio.CancelScope() as scope:
-
-        async def then_stop(review: CandidateReview) -> bool | str:
-            said = await first(review)
-            scope.cancel()
-            return said
-
-        await run(tmp_path / "a", script=playing(DOUBLE), approve=then_stop)
-    assert scope.cancelled_caught
-    contrary = Reviewer(answer is not True)
-    done = await run(tmp_path / "a", script=playing(DOUBLE), approve=contrary)
-    whole = await run(tmp_path / "b", script=playing(DOUBLE), approve=Reviewer(answer))
-    assert contrary.reviews == []
-    assert done.records == whole.records
 
 
 DEMO = Path(__file__).parent.parent / "fixtures" / "demo" / "demo.yaml"

@@ -125,7 +125,6 @@ def test_every_escape_is_refused(world: World) -> None:
 
 @needs_confinement
 async def test_no_answer_escapes(world: World) -> None:
-    """The grader runs an answer under all rules: it tries all escapes, and names those that succeed."""
     attempts = dict(zip((e.name for e in ESCAPES), fill_in(world, [e.code for e in ESCAPES], 1), strict=True))
     answer = f"""
 {escapes.PRELUDE}
@@ -148,7 +147,6 @@ print([name for name, attempt in {attempts!r}.items() if succeeds(attempt)])
 @needs_confinement
 @pytest.mark.parametrize("escape", ESCAPES, ids=lambda escape: escape.name)
 def test_an_escape_succeeds_without_its_rules(escape: Escape, world: World) -> None:
-    """Without its rules it succeeds, or the kernel looks at its arguments; so nothing else refuses it."""
     if escape.needs_root and os.getuid() != 0:
         pytest.skip("the kernel refuses it to this user as well")
     (outcome,) = attempt(world, [escape.code], escape.rules)
@@ -161,7 +159,6 @@ def test_an_escape_succeeds_without_its_rules(escape: Escape, world: World) -> N
 @needs_confinement
 @pytest.mark.parametrize("escape", LAYERED, ids=lambda escape: escape.name)
 def test_each_of_several_rules_is_enough(escape: Escape, world: World) -> None:
-    """An escape that several rules refuse is refused by each of them alone."""
     for rule in list_layers(escape):
         (outcome,) = attempt(world, [escape.code], set(escape.rules) - {rule})
         assert outcome in REFUSALS, rule
@@ -188,7 +185,6 @@ SIGNAL_RULES = {"fcntl commands", "asynchronous files", "ioctl commands", "scope
 @needs_confinement
 @pytest.mark.parametrize("left", [None, "scopes", "asynchronous files"])
 def test_no_signal_reaches_another_process_through_a_file(left: str | None, world: World) -> None:
-    """A socket that signals its owner kills another process without the rules, and not with Landlock's alone."""
     if left == "scopes" and "scopes" not in list_layers(Escape("", ("scopes",), "")):
         pytest.skip("this kernel has no scopes of signals")
     without = SIGNAL_RULES - {left}
@@ -236,7 +232,6 @@ def decide(program: bytes, mark: int, number: int, *arguments: int) -> int:
 @pytest.mark.parametrize("name", PROCESSORS)
 @pytest.mark.parametrize("rule", REFUSED_CALLS)
 def test_each_call_is_refused_by_its_rule_alone(name: str, rule: str) -> None:
-    """Each listed number is refused on each processor, and allowed if its rule is left out."""
     machine = PROCESSORS[name]
     whole, rest = (b"".join(build_filter(machine, 77, without)) for without in ((), (rule,)))
     numbers = read_calls(REFUSED_CALLS[rule], machine).values()
@@ -246,7 +241,6 @@ def test_each_call_is_refused_by_its_rule_alone(name: str, rule: str) -> None:
 
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_arguments_decide_on_each_processor(name: str) -> None:
-    """On processors that this test does not run on, the filter decides as it should, too."""
     machine = PROCESSORS[name]
     program = b"".join(build_filter(machine, 77))
     allowed = f"""
@@ -268,7 +262,6 @@ def test_arguments_decide_on_each_processor(name: str) -> None:
 
 
 def test_every_rule_has_an_escape() -> None:
-    """At least seventy escapes are tried, and each rule and each limit refuses one of them."""
     assert len(ESCAPES) >= 70
     assert len({escape.name for escape in ESCAPES}) == len(ESCAPES)
     used = {rule for escape in ESCAPES for rule in escape.rules}

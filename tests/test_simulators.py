@@ -85,7 +85,6 @@ class Doubler:
 
 
 async def test_calls_are_computed_together() -> None:
-    """Each caller gets its own result; a batch has at most its size, and no two are computed at a time."""
     doubler = Doubler()
     double = CallBatcher(doubler.compute, size=4, seconds=LONG)
     assert await fan_out(double, range(12)) == tuple(range(0, 24, 2))
@@ -113,7 +112,6 @@ async def test_an_error_of_one_value_is_that_of_its_caller() -> None:
 
 @pytest.mark.parametrize("first", [0, 1])
 async def test_a_batch_goes_on_while_one_caller_waits(first: int) -> None:
-    """A cancelled caller, also the one that began the batch, takes nothing from the others; the last one ends it."""
     doubler = Doubler(block=True)
     double = CallBatcher(doubler.compute, size=2, seconds=LONG)
     scopes = [anyio.CancelScope(), anyio.CancelScope()]
@@ -135,7 +133,6 @@ async def test_a_batch_goes_on_while_one_caller_waits(first: int) -> None:
 
 
 async def test_a_batch_without_callers_is_cancelled() -> None:
-    """It ends with its last caller, and the next batch is computed."""
     doubler = Doubler(block=True)
     double = CallBatcher(doubler.compute, size=2, seconds=LONG)
     async with anyio.create_task_group() as tasks:

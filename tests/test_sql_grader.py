@@ -27,7 +27,6 @@ COUNT = "SELECT COUNT(*) FROM rivers"
 
 @pytest.fixture
 def grader(tmp_path: Path) -> SQLGrader:
-    """Return a grader on four rivers."""
     (tmp_path / "rivers.csv").write_text(
         "name,country,km\nElbe,CZ,1094\nRhine,CH,1233\nTagus,ES,1007\nWeser,DE,452.5\n", encoding="utf-8"
     )
@@ -35,7 +34,6 @@ def grader(tmp_path: Path) -> SQLGrader:
 
 
 async def graded(grader: SQLGrader, reference: str, answer: str) -> Grade:
-    """Grade an answer."""
     return await grader(Item(id="i", input="?", reference=reference), answer)
 
 
@@ -157,13 +155,7 @@ async def test_time_is_limited_within_a_step(grader: SQLGrader, answer: str) -> 
     assert (await graded(grader, COUNT, "SELECT 4")).score.hard == 1
 
 
-async def test_the_loop_goes_on_during_a_query(grader: SQLGrader) -> None:
-    """A query does not run on the thread of the loop: what is done there during it comes first."""
-    await check_beside_loop(lambda: graded(grader, COUNT, ENDLESS))
-
-
 async def test_a_process_serves_many_answers(grader: SQLGrader) -> None:
-    """Answers one after another need one process, and many at once need no more than there are processors."""
     others = list_children()
     first = await start_process(grader)
     await graded(grader, COUNT, "SELECT nothing")
@@ -174,12 +166,10 @@ async def test_a_process_serves_many_answers(grader: SQLGrader) -> None:
 
 @pytest.mark.skipif(not can_confine(), reason="this system cannot confine a process")
 async def test_the_process_is_confined(grader: SQLGrader) -> None:
-    """The kernel confines it as it confines programs."""
     assert is_locked_in(await start_process(grader))
 
 
 def test_a_process_ends_with_its_grader(tmp_path: Path) -> None:
-    """A grader that nobody uses any more leaves no process."""
     (tmp_path / "rivers.csv").write_text("name\nElbe\n", encoding="utf-8")
     grader = SQLGrader(tables=read_tables(tmp_path))
     process = anyio.run(start_process, grader)
@@ -214,7 +204,6 @@ async def test_a_process_that_died_idle_is_replaced(grader: SQLGrader) -> None:
 
 
 async def test_cancelling_ends_the_query(grader: SQLGrader) -> None:
-    """A grader that is cancelled leaves at once, and its process ends."""
     process = await start_process(grader)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(graded, grader, COUNT, LONG_STEP)
@@ -226,20 +215,11 @@ async def test_cancelling_ends_the_query(grader: SQLGrader) -> None:
 
 @pytest.mark.parametrize("reference", ["SELECT nothing FROM nowhere", "SELECT date('now')", ENDLESS, "", 3])
 async def test_a_bad_reference_is_told_before_anything_runs(grader: SQLGrader, reference: str | int) -> None:
-    """A reference that is no query that runs is an error naming the item, also when an answer is graded."""
     item = Item(id="i", input="?", reference=reference)
     with pytest.raises(DataError, match="'i'"):
         grader.check(item)
     with pytest.raises(DataError, match="'i'"):
         await grader(item, "SELECT 4")
-
-
-def test_tables_are_part_of_the_identity(tmp_path: Path) -> None:
-    """Other tables give another identity, so scores are never mixed."""
-    (tmp_path / "t.csv").write_text("a\n1\n", encoding="utf-8")
-    before = SQLGrader(tables=read_tables(tmp_path)).identity
-    (tmp_path / "t.csv").write_text("a\n2\n", encoding="utf-8")
-    assert SQLGrader(tables=read_tables(tmp_path)).identity != before
 
 
 @pytest.mark.parametrize("content", [None, "a,b\n1\n", "", 'a\n"open'])

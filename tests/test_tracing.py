@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +21,11 @@ from opentelemetry.trace import INVALID_SPAN, SpanKind, StatusCode, get_current_
 import pure_server
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer
-from reflact.concurrency import fan_out
 from reflact.config.models import ModelConfig
-from reflact.errors import ProviderDown
 from reflact.integrations.opentelemetry import Telemetry, TracedLLM, Tracing
-from reflact.messages import CallId, Message, RenderedPrompt, Reply, Text
+from reflact.messages import CallId, Message, RenderedPrompt, Text
 from reflact.records import RunSummary, Usage
 from reflact.testing import ScriptedLLM
-from toy_runs import build_trainer
 
 STAGES = ("aggregate", "select", "update", "evaluate", "rollout", "reflect", "appendix")
 ROLLOUT = "reflact.rollout > chat pure"
@@ -58,21 +52,17 @@ class Watch:
 
     @property
     def spans(self) -> tuple[ReadableSpan, ...]:
-        """The finished spans, in the order of their ends."""
         return self._exporter.get_finished_spans()
 
     def named(self, name: str) -> list[ReadableSpan]:
-        """Return the spans whose name begins so."""
         return [span for span in self.spans if span.name.startswith(name)]
 
     @property
     def calls(self) -> list[ReadableSpan]:
-        """The spans of model calls."""
         return self.named("chat")
 
     @property
     def traces(self) -> set[int]:
-        """The traces that spans belong to."""
         return {span.context.trace_id for span in self.spans}
 
     def path(self, span: ReadableSpan) -> str:
@@ -85,7 +75,6 @@ class Watch:
         return " > ".join(reversed(names))
 
     def paths(self) -> Counter[str]:
-        """Return how many spans there are of each path."""
         return Counter(self.path(span) for span in self.spans)
 
     def total(self, attribute: str) -> int:
@@ -107,23 +96,19 @@ class Watch:
         return sums
 
     def text(self) -> str:
-        """Return everything that spans and metrics say, as one text."""
         return "\n".join([*(span.to_json() for span in self.spans), str(self._reader.get_metrics_data())])
 
 
 def told(span: ReadableSpan) -> Mapping[str, object]:
-    """Return a span's attributes."""
     return span.attributes or {}
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Path:
-    """The pure server's data."""
     return write_world(tmp_path / "world")
 
 
 async def train(config: dict[str, Any], watch: Watch, network: httpx.AsyncBaseTransport) -> RunSummary:
-    """Train under a watch."""
     return await Trainer(config, transport=network, telemetry=watch.telemetry).train()
 
 
@@ -163,7 +148,6 @@ def train_with_canaries(folder: Path, *, content: bool, epochs: int = 3) -> tupl
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunSummary, Watch]:
-    """A complete run without content in its spans."""
     return train_with_canaries(tmp_path_factory.mktemp("trained"), content=False)
 
 
@@ -246,7 +230,6 @@ async def test_a_resumed_run_counts_nothing_twice(world: Path, tmp_path: Path) -
 
 
 async def test_a_cancelled_run_ends_its_spans(world: Path, tmp_path: Path) -> None:
-    """What was under way has ended when the run has, marked as cancelled and not as failed."""
     watch, scope = Watch(), anyio.CancelScope()
 
     def cut(body: dict[str, Any], call_id: str) -> str:
@@ -273,26 +256,6 @@ def test_spans_hold_content_only_where_it_is_asked_for(
     assert {canary for canary in {*CANARIES, KEY, "[key]"} if canary in silent} == set()
     told_all = train_with_canaries(tmp_path, content=True, epochs=1)[1].text()
     assert {canary for canary in {*CANARIES, KEY, "[key]"} if canary in told_all} == {*CANARIES, "[key]"}
-
-
-async def test_content_follows_the_conventions() -> None:
-    """Prompts and replies are messages of parts, as JSON; how a plain text ended is not known."""
-    watch = Watch()
-    tracing = Tracing("r1", watch.telemetry, hide=lambda text: text.replace("much", "[key]"))
-    llm = TracedLLM(ScriptedLLM(lambda *_: "as much as that"), tracing)
-    with tracing.run():
-        await llm.ask(PROMPT, Text, call_id=SAMPLE)
-    (span,) = watch.calls
-    sent, said = (json.loads(str(told(span)[f"gen_ai.{side}.messages"])) for side in ("input", "output"))
-    question, answer = (
-        [{"type": "text", "content": text}] for text in ("how [key] is it?", "as [key] as that")
-    )
-    assert sent == [{"role": "user", "parts": question}]
-    assert said == [{"role": "assistant", "parts": answer, "finish_reason": "unknown"}]
-    gone = TracedLLM(ScriptedLLM(lambda *_: ProviderDown("too much")), tracing)
-    with pytest.raises(ProviderDown):
-        await gone.ask(PROMPT, Text, call_id=SAMPLE)
-    assert watch.calls[-1].status.description == "too [key]"
 
 
 async def test_a_call_says_what_the_conventions_ask_for() -> None:
@@ -326,7 +289,6 @@ async def test_a_call_says_what_the_conventions_ask_for() -> None:
 
 
 async def test_a_failing_call_is_an_error_on_all_that_it_ends(world: Path, tmp_path: Path) -> None:
-    """Failed calls name the error on span and metric without its words; the run that they end is failed."""
     watch = Watch()
 
     async def refuse(request: httpx.Request) -> httpx.Response:
@@ -345,65 +307,3 @@ async def test_a_failing_call_is_an_error_on_all_that_it_ends(world: Path, tmp_p
     assert ("AccessDenied",) in watch.metric("gen_ai.client.operation.duration", "error.type")
     assert "canary of the server" not in watch.text()
     assert not [event for span in watch.spans for event in span.events]
-
-
-async def test_sixty_four_calls_at_once_keep_their_parents() -> None:
-    """Calls in flight at once hang each under its own rollout, and what each consumed under itself."""
-    watch = Watch()
-    tracing = Tracing("r1", watch.telemetry)
-
-    class Counting:
-        identity = "counting"
-
-        async def ask(self, *asked: object, call_id: CallId, **rest: object) -> Reply[Text]:
-            for _ in range(call_id.number % 5 + 1):
-                await checkpoint()
-            usage = Usage(calls=1, input_tokens=call_id.number, output_tokens=1)
-            return Reply(value=Text(text="yes"), usage=usage)
-
-    llm = TracedLLM(Counting(), tracing)  # type: ignore[arg-type]
-
-    async def one(number: int) -> None:
-        with tracing.rollout(f"item-{number}"):
-            await llm.ask(PROMPT, Text, call_id=SAMPLE.model_copy(update={"number": number}))
-
-    with ExitStack() as stack:
-        for block in (tracing.run(), tracing.step(1, epoch=1)):
-            stack.enter_context(block)
-        for stage in ("rollout", "reflect"):
-            stack.enter_context(tracing.stage(stage, step=1))
-        await fan_out(one, range(64))
-    assert watch.paths()["reflact.run > reflact.step > reflact.stage rollout > reflact.rollout > chat"] == 64
-    rollouts = {
-        span.context.span_id: told(span)["reflact.item.id"] for span in watch.named("reflact.rollout")
-    }
-    for span in watch.calls:
-        assert rollouts[span.parent.span_id] == f"item-{told(span)['gen_ai.usage.input_tokens']}"
-
-
-async def test_models_that_were_passed_in_are_seen_as_far_as_they_tell(tmp_path: Path) -> None:
-    """Calls of an optimizer that was passed in are spans without a model, and the run joins the caller's trace."""
-    watch = Watch()
-    trainer = build_trainer({"out_dir": tmp_path / "run"}, telemetry=watch.telemetry)
-    with watch.tracers.get_tracer("service").start_as_current_span("POST /runs"):
-        await trainer.train()
-    assert watch.paths()["POST /runs > reflact.run > reflact.step > reflact.stage reflect > chat"]
-    assert len(watch.traces) == 1
-    assert {told(span)["gen_ai.provider.name"] for span in watch.calls} == {"other"}
-    assert not [span for span in watch.calls if "reflact.stored" in told(span)]
-    scored = [span for span in watch.named("reflact.rollout") if "reflact.score.hard" in told(span)]
-    assert len(scored) == len(watch.named("reflact.rollout"))
-
-
-async def test_without_an_sdk_nothing_happens(caplog: pytest.LogCaptureFixture) -> None:
-    """Where this process has set up nothing, replies and errors pass as ever, and nobody complains."""
-    caplog.set_level(logging.WARNING)
-
-    llm = TracedLLM(ScriptedLLM(lambda *_: "yes"), Tracing("r1"))
-    with Tracing("r1").run():
-        assert (await llm.ask(PROMPT, Text, call_id=SAMPLE)).value.text == "yes"
-    gone = TracedLLM(ScriptedLLM(lambda *_: ProviderDown("gone")), Tracing("r1"))
-    with pytest.raises(ProviderDown):
-        await gone.ask(PROMPT, Text, call_id=SAMPLE)
-    assert caplog.records == []
-    assert get_current_span() is INVALID_SPAN

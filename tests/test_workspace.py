@@ -11,7 +11,7 @@ import pytest
 
 from reflact import Trainer
 from reflact.config.models import ModelConfig
-from reflact.errors import ConfigError, DataError
+from reflact.errors import DataError
 from reflact.integrations.workspace import FileCheck, WorkspaceEnvironment, WorkspaceTarget
 from reflact.records import RunSummary
 from reflact.types import Item, Skill, Split
@@ -73,7 +73,6 @@ async def test_a_command_is_trained_on_files(tmp_path: Path) -> None:
 
 
 async def test_checks_see_answer_and_files(tmp_path: Path) -> None:
-    """All checks have to pass; their share is the soft score; other targets give an answer without files."""
     environment = WorkspaceEnvironment(write_evals(tmp_path), **SIZES)
     item = environment.items(Split.val)[0]
     target: Any = WorkspaceTarget(AGENT, skill_file="SKILL.md").connect(Sender(), MODEL_CONFIG)
@@ -104,12 +103,5 @@ async def test_a_file_of_an_item_stays_in_the_folder() -> None:
     ],
 )
 def test_cases_that_cannot_be_used_are_named(tmp_path: Path, changes: Any, words: str) -> None:
-    """An unusable case is an error that says what to do."""
     with pytest.raises(DataError, match=words):
         WorkspaceEnvironment(write_evals(tmp_path, **changes), **SIZES)
-
-
-def test_too_few_cases_are_an_error(tmp_path: Path) -> None:
-    """The splits need enough cases."""
-    with pytest.raises(ConfigError, match="has 3 cases for splits of 1, 1, 4"):
-        WorkspaceEnvironment(write_evals(tmp_path), train=1, val=1, test=4)

@@ -62,12 +62,10 @@ class WorkerWorld(ToyEnvironment):
         return await super().run(item, session, seed=seed)
 
     def note(self, what: str) -> None:
-        """Leave a file that says what happened in this process."""
         (self._folder / f"{what}-{os.getpid()}-{time.monotonic_ns()}").touch()
 
 
 def work_for(seconds: float) -> None:
-    """Take seconds of processor time."""
     begun = time.thread_time()
     while time.thread_time() - begun < seconds:
         sum(range(1000))
