@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +13,7 @@ from typing import Any, Literal
 import httpx
 import pytest
 
-from doubles import PROMPT, Endpoint, call_id, completion, config, connected, opened
+from doubles import PROMPT, Endpoint, call_id, completion, config, connected
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer
 from reflact.concurrency import fan_out
@@ -166,40 +165,6 @@ async def test_a_line_that_was_cut_off_is_mended(tmp_path: Path, left: int) -> N
     assert path.read_bytes() == whole
 
 
-async def test_another_file_is_not_mended(tmp_path: Path) -> None:
-    """A file that is no recording is refused and left as it is."""
-    path = tmp_path / "notes.txt"
-    path.write_text("keep this")
-    with pytest.raises(CassetteError, match="malformed in line 1"):
-        await recorded(path, "a")
-    assert path.read_text() == "keep this"
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="limits of Unix")
-async def test_a_full_disk_ends_a_recording_with_one_sentence(tmp_path: Path) -> None:
-    """A line that finds no room is removed as a whole, and the error says what to do; then it goes on."""
-    import resource
-
-    path, endpoint = tmp_path / "c.jsonl", Endpoint(echo)
-    await recorded(path, "a")
-    whole, store = path.read_bytes(), await opened()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    async with taped(path, "record", endpoint, store=store) as llm:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 100, before[1]))
-        try:
-            with pytest.raises(CassetteError, match=r"c\.jsonl: File too large; mend that") as full:
-                await llm.ask(asked("b"), Word, call_id=call_id("b"))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "\n" not in str(full.value)
-    assert path.read_bytes() == whole
-    await store.open_run("r0", {}, {})
-    (spend,) = await store.spend("r0")
-    assert spend.unsettled == 1, "the answer was paid for and could not be used"
-    await recorded(path, "b")
-    assert len(read_cassette(path)) == 2
-
-
 @pytest.mark.slow
 async def test_a_run_with_replies_that_the_recording_lacks_is_refused(tmp_path: Path) -> None:
     """A recording has all that its run uses: a run with other stored replies is refused before any call."""
@@ -263,16 +228,6 @@ async def test_a_damaged_cassette_names_the_line(tmp_path: Path, text: str, mess
             pass
     assert "c.jsonl" in str(damaged.value)
     assert "\n" not in str(damaged.value)
-
-
-@pytest.mark.parametrize("mode", ["replay", "record"])
-async def test_a_cassette_that_cannot_be_opened_is_an_error(tmp_path: Path, mode: Any) -> None:
-    """A replay without a recording never starts, nor does a recording into a folder's place."""
-    if mode == "record":
-        (tmp_path / "c.jsonl").mkdir()
-    with pytest.raises(CassetteError, match=r"c\.jsonl"):
-        async with open_cassette(tmp_path / "c.jsonl", mode=mode, inner=Endpoint(echo)):
-            pass
 
 
 # --------------------------------------------------------------------------------------------- streaming

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -17,8 +16,6 @@ from reflact.config.loading import config_identity, load_config, load_keys, nest
 from reflact.config.models import CONNECTION_KEYS
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError
-
-MODELS = {"target": {"model": "small"}}
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -76,15 +73,6 @@ def test_a_truth_value_is_no_number(kind: type[TrainerConfig | CalibrateConfig],
     for key in numbers:
         with pytest.raises(ValidationError, match=rf"expected a number( or null)?, not {str(value).lower()}"):
             kind.model_validate(nest_keys({key: value}))
-
-
-def test_a_wrong_value_is_cut_in_the_message(tmp_path: Path) -> None:
-    lines = ["seed0: &v0 [x, x, x, x, x, x, x, x, x, x]"]
-    lines += [f"seed{n}: &v{n} [{', '.join([f'*v{n - 1}'] * 10)}]" for n in range(1, 9)]
-    path = written(tmp_path, "run.yaml", "\n".join([*lines, "seed: *v8"]))
-    with pytest.raises(ConfigError, match=r"seed: Input should be a valid integer \(got \[") as refused:
-        load_config(path)
-    assert len(str(refused.value)) < 5_000
 
 
 def test_yaml_and_toml_give_the_same_configuration(tmp_path: Path) -> None:
@@ -152,14 +140,6 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     assert config.models.target.model == "m"
 
 
-def test_overrides_apply_to_a_ready_configuration() -> None:
-    config = load_config({"models": MODELS, "seed": 5})
-    assert load_config(config) is config
-    changed = load_config(config, overrides=["models.target.temperature=0.5"])
-    assert changed.models.target.temperature == 0.5
-    assert (changed.seed, changed.models.target.model) == (5, "small")
-
-
 @pytest.mark.parametrize(
     ("assignment", "sentence"),
     [
@@ -194,38 +174,6 @@ def test_the_optimizer_inherits_the_connection_alone() -> None:
     assert (models.optimizer.temperature, models.optimizer.max_tokens) == (None, None)
 
 
-@pytest.mark.parametrize(("base_url", "taken"), [(None, True), ("http://elsewhere/v1", False)])
-def test_the_optimizer_takes_the_limits_of_the_targets_endpoint(base_url: str | None, taken: bool) -> None:
-    limits = {
-        "concurrency": 40,
-        "requests_per_minute": 500,
-        "tokens_per_minute": 9000,
-    }
-    own = {} if base_url is None else {"base_url": base_url}
-    target = {"model": "m", "base_url": "http://host/v1", **limits}
-    models = load_config({"models": {"target": target, "optimizer": own}}).models
-    assert {
-        name: getattr(models.optimizer, name) == value for name, value in limits.items()
-    } == dict.fromkeys(limits, taken)
-    kept = load_config({"models": {"target": target, "optimizer": {**own, "concurrency": 3}}}).models
-    assert kept.optimizer.concurrency == 3
-
-
-def test_input_paths_count_from_the_file(tmp_path: Path) -> None:
-    text = (
-        "skill: s.md\nout_dir: out\ndata: {path: data}\nprompts: {folder: p}\n"
-        "replay: {cassette: /abs/c.jsonl}\n"
-    )
-    config = load_config(written(tmp_path, "a.yaml", text))
-    assert (config.skill, config.data.path, config.prompts.folder) == (
-        tmp_path / "s.md",
-        tmp_path / "data",
-        tmp_path / "p",
-    )
-    assert config.replay.cassette == Path("/abs/c.jsonl")
-    assert config.out_dir == Path("out")
-
-
 def test_a_preset_is_a_start_that_settings_override() -> None:
     older = load_config({"preset": "skillopt"})
     assert (older.gate.policy, older.gate.metric) == ("strict", "hard")
@@ -258,29 +206,6 @@ def test_changeable_keys_do_not_make_another_run(key: str, value: object, is_sam
     assert (config_identity(load_keys({key: value})) == config_identity(load_config({}))) is is_same
 
 
-def test_types_and_defaults_are_told_as_a_file_has_them() -> None:
-    told = {
-        key: (kind, default)
-        for section in (TrainerConfig, CalibrateConfig)
-        for key, kind, default, *_ in list_config_keys(section)
-    }
-    assert told["calibrator.mistakes"] == ("list of mapping", "[]")
-    assert told["update.operations"] == (
-        "list of `append` or `insert_after` or `replace` or `delete`",
-        "[append, insert_after, replace, delete]",
-    )
-    assert not [key for key, (kind, _) in told.items() if "class" in kind or "Ellipsis" in kind]
-    assert not [key for key, *_, description in list_config_keys() if not description.endswith(".")]
-
-
-def test_the_identity_names_known_keys_and_no_secret() -> None:
-    known = {key for key, *_ in list_config_keys()}
-    named = config_identity(load_config({"models": MODELS}))
-    assert set(named) <= known
-    assert not {key for key in named if "api_key" in key}
-    json.dumps(named)
-
-
 @given(st.dictionaries(st.text(min_size=1, max_size=12), st.integers() | st.text() | st.none(), max_size=3))
 def test_any_mapping_gives_a_configuration_or_a_config_error(settings: dict[str, object]) -> None:
     try:
@@ -288,14 +213,3 @@ def test_any_mapping_gives_a_configuration_or_a_config_error(settings: dict[str,
     except ConfigError:
         return
     assert isinstance(config, TrainerConfig)
-
-
-@pytest.mark.parametrize(
-    ("written", "ratio"),
-    [
-        *[("2:1:7", "2:1:7"), ("'2:1:7'", "2:1:7"), ("[2, 1, 7]", "2:1:7")],
-        *[("1:1:0", "1:1:0"), ("10:10:70", "10:10:70"), ("null", None)],
-    ],
-)
-def test_ratios_have_several_forms(written: str, ratio: str | None) -> None:
-    assert load_config({}, overrides=[f"data.ratio={written}"]).data.ratio == ratio

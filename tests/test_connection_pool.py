@@ -152,11 +152,7 @@ async def test_a_proxy_that_cannot_be_reached_is_named(environment: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        (
-            "HTTPS_PROXY",
-            "gopher://127.0.0.1",
-            "HTTPS_PROXY is .* which cannot be used as a proxy",
-        ),
+        ("HTTPS_PROXY", "gopher://127.0.0.1", "HTTPS_PROXY is .* which cannot be used as a proxy"),
         ("ALL_PROXY", "http://host:port", "ALL_PROXY is .* cannot be used as a proxy"),
         ("SSL_CERT_FILE", "/nowhere/ca.pem", r"SSL_CERT_FILE names /nowhere/ca\.pem, .*No such file"),
         ("SSL_CERT_FILE", "/", "SSL_CERT_FILE names /, "),

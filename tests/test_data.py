@@ -285,15 +285,3 @@ def test_splits_have_the_names_of_others(tmp_path: Path, form: str, name: str) -
     else:
         _write(path, [{**row, "split": split.title()} for split, rows in parts.items() for row in rows])
     assert _counts(load_dataset(path, None)) == (3, 2, 1)
-
-
-def test_a_ratio_and_other_names_overrule_a_column_of_splits(tmp_path: Path) -> None:
-    names = ["train"] * 7 + ["val"] * 2
-    path = _write(
-        tmp_path / "a.json", [{**row, "split": name} for row, name in zip(_rows(9), names, strict=True)]
-    )
-    assert _counts(load_dataset(path, None)) == (7, 2, 0)
-    assert _counts(load_dataset(path, "1:1:1")) == (3, 3, 3)
-    for other in ("fold 1", "test"):
-        _write(path, [{**row, "split": "train" if k else other} for k, row in enumerate(_rows(9))])
-        assert _counts(load_dataset(path, None)) == (3, 3, 3)

@@ -13,7 +13,7 @@ import anyio.lowlevel
 import pytest
 from sqlite_utils import Migrations
 
-from reflact.concurrency import fan_out, open_task_group
+from reflact.concurrency import open_task_group
 from reflact.errors import StoreError
 from reflact.store.database import Database, Tables
 
@@ -60,13 +60,6 @@ def holding(entered: threading.Event, go_on: threading.Event) -> Callable[[Table
         assert go_on.wait(60)
 
     return work
-
-
-def overwrite(path: Path, content: bytes, at: int = 0) -> bytes:
-    """Put bytes into a file, which is made where missing, and return what it then holds."""
-    before = path.read_bytes() if path.exists() else b""
-    path.write_bytes(before[:at] + content + before[at + len(content) :])
-    return path.read_bytes()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -154,26 +147,6 @@ async def test_closing_waits_no_longer_than_its_grace(path: Path) -> None:
         assert await texts(again) == ["first", "last"]
 
 
-async def test_readers_do_not_block_the_writer(database: Database) -> None:
-    """A write commits while a read is under way, and that read keeps seeing what it began with."""
-    begun, go_on = threading.Event(), threading.Event()
-    seen: list[int] = []
-
-    def look(tables: Tables) -> None:
-        seen.append(tables.execute("SELECT count(*) FROM notes").fetchone()[0])
-        begun.set()
-        assert go_on.wait(60)
-        seen.append(tables.execute("SELECT count(*) FROM notes").fetchone()[0])
-
-    async with open_task_group() as tasks:
-        tasks.start_soon(database.read, look)
-        await until(begun.is_set)
-        await put(database, "meanwhile")
-        go_on.set()
-        assert await texts(database) == ["meanwhile"]
-    assert seen == [0, 0]
-
-
 async def test_a_database_may_be_opened_after_a_fork_but_not_before(path: Path) -> None:
     """A forked process is refused by a database that its parent opened, and does not wait for its threads."""
     async with Database(path, NOTES) as database:
@@ -194,19 +167,6 @@ async def test_writes_wait_for_the_disk(database: Database) -> None:
     assert await database.write(settings) == ("wal", 2, 1, 1)
 
 
-async def test_a_failing_migration_leaves_nothing(path: Path) -> None:
-    """A migration that fails halfway is undone with its receipt, and the old version still opens."""
-    broken = steps(notes=TABLE, broken="CREATE TABLE half (id INTEGER); INSERT INTO missing VALUES (1)")
-    with pytest.raises(StoreError, match="no such table: missing"):
-        async with Database(path, broken):
-            pass
-    async with Database(path, NOTES) as older:
-        assert await older.fetch_rows("SELECT name FROM sqlite_master WHERE name IN ('half', 'notes')") != [
-            ("half",)
-        ]
-        assert await older.fetch_rows("SELECT name FROM _sqlite_migrations WHERE name = 'broken'") == []
-
-
 async def test_an_unknown_schema_is_refused(path: Path) -> None:
     """An older database gets the missing steps and keeps its rows; an older version does not touch it then."""
     async with Database(path, NOTES) as older:
@@ -217,19 +177,6 @@ async def test_an_unknown_schema_is_refused(path: Path) -> None:
     with pytest.raises(StoreError, match=r"another version of reflact .*colour"):
         async with Database(path, NOTES):
             pass
-
-
-async def test_a_file_that_is_no_database(path: Path) -> None:
-    """A file of another kind is refused and left as it is; so is a folder in its place, or a file in its folder's."""
-    content = overwrite(path, b"seed: 42\n" * 200)
-    with pytest.raises(StoreError, match="not a SQLite database"):
-        async with Database(path, NOTES):
-            pass
-    assert overwrite(path, b"") == content
-    for wrong, reason in ((path.parent, "cannot be opened"), (path / "run.db", "cannot make its folder")):
-        with pytest.raises(StoreError, match=reason):
-            async with Database(wrong, NOTES):
-                pass
 
 
 async def test_a_lock_is_waited_for(path: Path) -> None:
@@ -243,15 +190,3 @@ async def test_a_lock_is_waited_for(path: Path) -> None:
             other.execute("ROLLBACK")
         other.close()
         assert await texts(database) == ["patient"]
-
-
-async def test_a_check_finds_damage_that_no_read_has_met(path: Path) -> None:
-    """A page that was overwritten is found by the check, also where reads do not come by."""
-    async with Database(path, NOTES) as database:
-        await fan_out(lambda n: put(database, f"{n}" * 500), range(200))
-        await database.check_integrity()
-    overwrite(path, b"\xff" * 4096, at=len(overwrite(path, b"")) // 4096 // 2 * 4096)
-    async with Database(path, NOTES) as database:
-        assert await database.fetch_rows("SELECT text FROM notes WHERE id = 1") == [("0" * 500,)]
-        with pytest.raises(StoreError, match="damaged"):
-            await database.check_integrity()

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import anyio
 import httpx
 import pytest
+from test_wrong_endpoints import assert_one_message, trained
 
 import pure_server
 from hostile import Case, HostileNetwork, load_cases
@@ -27,7 +28,6 @@ from reflact.llm.errors import REQUEST_STATUSES
 from reflact.records import RunSummary
 from served import asked_of, serving
 from test_run_critic import criticised
-from test_wrong_endpoints import assert_one_message, trained
 from virtual_time import NEVER, HurriedLoop
 
 pytestmark = pytest.mark.slow

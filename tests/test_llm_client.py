@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,19 +12,11 @@ from pydantic import Field
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened
 from reflact.concurrency import fan_out
-from reflact.errors import (
-    AccessDenied,
-    BadRequest,
-    ConfigError,
-    ModelError,
-    ProviderDown,
-    RequestRefused,
-)
+from reflact.errors import AccessDenied, BadRequest, ConfigError, ModelError, ProviderDown, RequestRefused
 from reflact.llm.budget import Account
 from reflact.llm.client import Client, identify_model
 from reflact.llm.structured import build_schema
 from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
-from reflact.store.runs import open_store
 from reflact.types import FrozenModel
 
 pytestmark = pytest.mark.virtual_time
@@ -367,18 +358,3 @@ async def test_failures_have_the_names_of_the_house(
         await ask(Text, Endpoint(answer), settings)
     assert type(failure.value) is error
     assert "models.optimizer: m at http://endpoint.test/v1" in str(failure.value)
-
-
-async def test_half_a_surrogate_pair_goes_no_further(tmp_path: Path) -> None:
-    """JSON can name what no file can hold: it is replaced in plain replies and in what is sent back."""
-    half = GOOD.content.replace(json.dumps(TEXT).encode(), b'"a \\ud800 b"')
-    endpoint = Endpoint(httpx.Response(200, content=half), httpx.Response(200, content=half), GOOD)
-    async with open_store(tmp_path / "run.db") as store:
-        await store.open_run(RUN, {}, {})
-        account = Account(RUN, store, store.decision_log(RUN))
-        async with Client(config(), "optimizer", account, transport=endpoint) as client:
-            plain = await client.ask(PROMPT, Text, call_id=call_id())
-            typed = await client.ask(PROMPT, Pick, call_id=call_id("typed"))
-    assert plain.value.text == "a \ufffd b"
-    assert (typed.value, typed.attempts) == (VALUE, 2)
-    assert endpoint.bodies[2]["messages"][-2]["content"] == "a \ufffd b"

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from reflact.cli.app import app
 from reflact.errors import RunConflict
-from reflact.store.lock import Ownership, is_owned, own_run
+from reflact.store.lock import Ownership, own_run
 from served import HANGS, Endpoint, reflact_process, world
 
 HOLD = """
@@ -45,31 +45,6 @@ def holder(folder: Path) -> subprocess.Popen[str]:
 def own(folder: Path) -> AbstractContextManager[Ownership]:
     """Own a run in a folder, with its store there."""
     return own_run(folder, folder / "run.db", "r1")
-
-
-def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
-    """While a process holds a folder, another gets its pid and since when; afterwards it gets the lock."""
-    with holder(tmp_path) as child:
-        with pytest.raises(RunConflict) as refusal, own(tmp_path):
-            pass
-        child.communicate("")
-    message = str(refusal.value)
-    assert f"process {child.pid} on " in message
-    assert "wait until it has ended" in message
-    assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", message)
-    assert str(tmp_path) in message
-    with own(tmp_path):
-        pass
-
-
-def test_a_reader_knows_whether_a_run_is_at_work(tmp_path: Path) -> None:
-    """It asks without an effect on the lock."""
-    store = tmp_path / "run.db"
-    with own_run(tmp_path, store, "r1"):
-        assert is_owned(store, "r1")
-        assert is_owned(store, "r1")
-        assert not is_owned(store, "r2")
-    assert not is_owned(store, "r1")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")

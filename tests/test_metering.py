@@ -31,7 +31,6 @@ pytestmark = pytest.mark.virtual_time
 PRICE = Price(input=1000, cached_input=100, output=10_000)
 PRICED = config(max_tokens=50, price=PRICE, max_retries=0)
 GOOD = completion("fine", tokens=(100, 40, 7))
-COST = 0.06 + 0.004 + 0.07
 
 
 def budget(**limits: Any) -> Budget:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +18,6 @@ from reflact.testing import Fault, FaultyTransport
 from virtual_time import NEVER, HurriedLoop
 
 DEATHS = 8
-HERE = Path(__file__).parent
-REFLACT = (sys.executable, "-c", "from reflact.cli import main; main()")
 
 
 def impatient(world: Path, out_dir: Path, *, url: str = URL) -> dict[str, Any]:

@@ -24,15 +24,11 @@ from pydantic_ai.usage import RequestUsage
 
 from filled_schema import fill_schema
 from reflact import Trainer
-from reflact.config.models import ModelConfig, ModelsConfig
 from reflact.errors import ConfigError
 from reflact.llm import read_cassette
-from reflact.llm.pricing import usd_of
-from reflact.records import Usage
 from reflact.testing import TOY_RULES, ToyEnvironment
 from virtual_time import NEVER, HurriedLoop
 
-Say = Callable[[list[ModelMessage], AgentInfo], str]
 LINES = [rule.line for rule in TOY_RULES.values()]
 
 
@@ -142,20 +138,3 @@ async def test_a_model_that_cannot_be_opened_is_one_sentence(tmp_path: Path, mod
     }
     with pytest.raises(ConfigError, match=rf"models\.target\.model: {model} cannot be opened: "):
         await Trainer(settings, environment=ToyEnvironment(train=4, val=2, test=2)).train()
-
-
-def test_its_settings_stand_alone() -> None:
-    """It inherits no address or key of an OpenAI-compatible target, and has its provider's list price."""
-    models = ModelsConfig.model_validate(
-        {
-            "target": {"model": "m", "base_url": "http://127.0.0.1:1/v1", "mode": "json"},
-            "optimizer": {"api": "pydantic_ai", "model": "anthropic:claude-sonnet-4-5"},
-        }
-    )
-    assert models.optimizer.base_url == "https://anthropic.invalid"
-    assert (models.optimizer.api_key_env, models.optimizer.mode) == (None, "auto")
-    cost = usd_of(
-        Usage(calls=1, input_tokens=1_000_000), ModelConfig.model_validate(models.optimizer.model_dump())
-    )
-    assert cost is not None
-    assert cost > 0

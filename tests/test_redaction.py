@@ -26,7 +26,7 @@ from reflact import Trainer
 from reflact.cli.app import app
 from reflact.concurrency import fan_out
 from reflact.config.loading import load_config
-from reflact.config.models import ModelConfig, find_secret_names, is_secret_name
+from reflact.config.models import ModelConfig
 from reflact.errors import BadRequest, ConfigError, ReflactError
 from reflact.llm.budget import Account
 from reflact.llm.client import Client
@@ -452,18 +452,3 @@ async def test_settings_that_hold_the_key_itself_are_refused(field: str, value: 
         async with client:
             pass
     assert_clean(*texts(failure.value))
-
-
-SECRET_NAMES = "api_key apikey X-API-Key client_secret password Authorization access_token token cookies"
-ORDINARY_NAMES = "max_tokens stop_token_ids prompt_cache_key bos_token logit_bias top_k tokenizer keys"
-
-
-def test_names_of_secrets_are_known() -> None:
-    """Fields of these names are refused at any depth, but for a rollout's token; those that providers know may be sent."""
-    for name in SECRET_NAMES.split():
-        assert is_secret_name(name)
-        assert find_secret_names({"a": [{name: 1}]}) == {name}
-        assert find_secret_names({name: "{token}"}) == set()
-    for name in ORDINARY_NAMES.split():
-        assert not is_secret_name(name)
-        assert ModelConfig(model="m", extra_body={name: 1}).extra_body == {name: 1}

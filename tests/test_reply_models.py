@@ -109,16 +109,6 @@ async def test_a_malformed_reply_is_mended_by_asking_again() -> None:
     assert {case: found for case, found in replies.items() if found != (Pick, GOOD, 2, usage)} == {}
 
 
-@pytest.mark.parametrize("around", ["", "\n"])
-async def test_raw_line_breaks_in_texts_are_read_as_meant(around: str) -> None:
-    anchor = 'Never\tguess.\nAnswer "in" English.'
-    written = text(anchor=anchor).replace("\\n", "\n").replace("\\t", "\t")
-    assert {"\n", "\t"} <= set(written)
-    async with connected(Endpoint(answer(f"{around}{written}{around}", "json_schema"))) as client:
-        reply = await client.ask(PROMPT, Pick, call_id=call_id())
-    assert (reply.attempts, reply.value.anchor) == (1, anchor)
-
-
 async def test_a_reply_that_stays_malformed_is_an_error_with_every_reason() -> None:
     for kind, mode in EACH:
         endpoint = Endpoint(bad(kind, mode))
@@ -144,15 +134,6 @@ async def test_the_model_is_told_what_was_wrong(mode: str) -> None:
     assert told["role"] == ("tool" if mode == "tools" else "user")
     assert KINDS["wrong anchor"][1] in told["content"]
     assert told.get("tool_call_id") == ("c1" if mode == "tools" else None)
-
-
-async def test_a_check_that_breaks_is_not_a_bad_reply() -> None:
-    def broken(pick: Pick) -> None:
-        raise KeyError("a mistake")
-
-    async with connected(Endpoint(completion(text()))) as client:
-        with pytest.raises(KeyError, match="a mistake"):
-            await client.ask(PROMPT, Pick, call_id=call_id(), check=broken)
 
 
 SKILL = Skill(text=DOCUMENT)

@@ -8,29 +8,16 @@ import anyio
 import anyio.lowlevel
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened, watched
 from reflact.concurrency import fan_out
 from reflact.llm.cache_keys import build_cache_key
 from reflact.messages import CallId, ReplyModel, Text
-from reflact.types import digest_json
 
 pytestmark = pytest.mark.virtual_time
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
 CASES: list[tuple[dict[str, Any], str]] = [
-    (
-        {
-            "endpoint": "http://localhost:8000",
-            "path": "/v1/chat/completions",
-            "body": {"model": "m", "messages": MESSAGES},
-            "call_id": "target/rollout/step=None/part=/trial=0/attempt=0",
-            "reply": "Text@1",
-        },
-        "56a92fb1a194ebe3d107da39cc1f46e8bb8d10b63e039a002e84e7cfa84f213b",
-    ),
     (
         {
             "endpoint": "https://api.example.com",
@@ -67,23 +54,6 @@ GOOD = completion('{"word": "yes"}')
 def test_keys_are_pinned(parts: dict[str, Any], key: str) -> None:
     """A key that changed would make every user pay again for what is stored."""
     assert build_cache_key(**parts) == key
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(body=st.dictionaries(st.text(), JSON, max_size=4))
-def test_keys_hash_canonical_json(body: dict[str, Any]) -> None:
-    """Order and spacing of the body do not matter, and the JSON is the one the rest of the house hashes."""
-    turned = dict(reversed(body.items()))
-    parts: dict[str, Any] = {"endpoint": "e", "path": "p", "reply": "r"}
-    assert build_cache_key(body=turned, call_id="s", **parts) == digest_json(
-        {**parts, "sample": "s", "body": body}
-    )
 
 
 async def test_the_intent_is_stored_before_sending_and_the_answer_before_anyone_sees_it() -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from pure_world import Ended, differences, left_by
 from reflact import Trainer
-from served import HANGS, MAIN, Endpoint, reflact, reflact_process, world
+from served import HANGS, MAIN, Endpoint, reflact, world
 
 pytestmark = [
     pytest.mark.slow,
@@ -193,21 +193,6 @@ def test_a_full_disk(place: World, tmp_path: Path, kilobytes: int, code: int) ->
     assert differences(left_by(tmp_path / "again"), place.whole) == []
     assert len(place.endpoint.samples) - len(set(place.endpoint.samples)) <= IN_FLIGHT
     place.out_dir.mkdir(exist_ok=True)
-
-
-def test_a_limit_on_the_size_of_files(place: World) -> None:
-    """Where no file may grow further, the run ends with one error; without the limit it goes on."""
-
-    def limit() -> None:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, resource.RLIM_INFINITY))
-
-    with reflact_process("train", place.config, preexec_fn=limit) as process:
-        _, errors = process.communicate(timeout=HANGS)
-    assert process.returncode == 1, errors
-    assert_one_error(errors, re.escape(str(place.database)), "limit on the size of files")
-    place.goes_on(kept(place.out_dir), flown=IN_FLIGHT)
 
 
 READ_ONLY = """

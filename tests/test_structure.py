@@ -203,17 +203,6 @@ def test_adapters_do_not_know_each_other() -> None:
     assert wrong == []
 
 
-def test_stages_do_not_import_stages() -> None:
-    """Among the stages of a step only those that roll out import another one."""
-    allowed = {("evaluate", "rollout"), ("final_test", "rollout"), ("final_test", "evaluate")}
-    allowed |= {("reflect", "rollout"), ("slow_update", "rollout")}
-    stages = {"rollout", "reflect", "aggregate", "select", "update", "evaluate", "final_test"}
-    pairs = {
-        (name.removeprefix("reflact.stages."), below.rpartition(".")[2]) for name, below in list_imports()
-    }
-    assert {pair for pair in pairs if set(pair) <= stages} <= allowed
-
-
 def test_programs_import_names_that_exist() -> None:
     """Benchmarks, scripts and examples, which no other test may run, import nothing that was renamed or moved."""
     unknown = [

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.text import (
-    escape_controls,
-    escape_line,
-    format_count,
-    format_duration,
-    format_usd,
-    shorten,
-    shorten_reason,
-)
+from reflact.text import escape_controls, escape_line, shorten
 
 STEERING = "\x1b[2J\x1b]0;title\x07\r\u202e\u200b\U000e0041"
 
@@ -51,34 +41,3 @@ def test_a_text_loses_its_middle_between_words(text: str, length: int) -> None:
     assert text.startswith(head)
     assert text.endswith(tail)
     assert bool(dots) == (len(text) > length)
-
-
-@pytest.mark.parametrize(
-    ("reason", "shown"),
-    [
-        ('refused: {"error": {"message": "too long", "code": 400}}', "refused: too long"),
-        ('refused: {"error": "too long"}; try again', "refused: too long; try again"),
-        ('refused: {"code": 400}', 'refused: {"code": 400}'),
-        ('cut: {"error": {"mess', 'cut: {"error": {"mess'),
-    ],
-)
-def test_a_reason_has_the_message_of_a_refusal(reason: str, shown: str) -> None:
-    """The JSON around the message of an endpoint is left out."""
-    assert shorten_reason(reason) == shown
-    assert len(shorten_reason(reason * 50)) <= 160
-
-
-@pytest.mark.parametrize(
-    ("form", "number", "shown"),
-    [
-        *((format_duration, *pair) for pair in ((0.4, "0.4 s"), (42, "42 s"), (240, "4 min"))),
-        *((format_duration, *pair) for pair in ((9000, "2.5 h"), (3 * 86400, "3.0 days"))),
-        *((format_count, *pair) for pair in ((0, "0"), (9999, "9,999"), (45_210, "45.2k"))),
-        *((format_count, *pair) for pair in ((999_700, "1M"), (1_234_000, "1.23M"))),
-        *((format_usd, *pair) for pair in ((0, "$0.00"), (1234.5, "$1,234.50"), (0.0012, "$0.0012"))),
-        (format_usd, 0.00002, "$0.000020"),
-    ],
-)
-def test_figures_are_short(form: Callable[[float], str], number: float, shown: str) -> None:
-    """A duration has one unit, a large count three digits and a unit, and money only the digits that tell."""
-    assert form(number) == shown
