@@ -38,11 +38,6 @@ def test_thoughts_are_no_part_of_an_answer(
     assert remove_thoughts(text).strip() == answer.strip()
 
 
-@given(text=WORDS)
-def test_an_answer_without_marks_is_left_as_it_is(text: str) -> None:
-    assert remove_thoughts(text) == text
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -59,25 +54,6 @@ def test_an_answer_without_marks_is_left_as_it_is(text: str) -> None:
 )
 def test_an_answer_that_quotes_marks_is_left_as_it_is(text: str) -> None:
     assert remove_thoughts(text) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("<think>It asks for `</think>` or '</think>'.</think>Yes", "Yes"),
-        ('It is "5"</think>5', "5"),
-        ("<think>one</think>\n\nWrite </think> after thoughts.", "Write </think> after thoughts."),
-        ("<think>never finished", ""),
-        ("<think>a</think><think>never finished", ""),
-        ("<|channel|>analysis<|message|>never finished", ""),
-        (
-            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>",
-            "b",
-        ),
-    ],
-)
-def test_thoughts_end_at_the_first_mark_that_is_not_quoted(text: str, answer: str) -> None:
-    assert remove_thoughts(text) == answer
 
 
 class Pick(ReplyModel):

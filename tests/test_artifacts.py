@@ -23,7 +23,6 @@ ELSEWHERE = "Not yours.\n"
 
 
 def files(folder: Path) -> dict[str, str]:
-    """Return the contents of all plain files below a folder, links aside."""
     return {
         path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
         for path in sorted(folder.rglob("*"))
@@ -33,7 +32,6 @@ def files(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder with a file that a planted link may lead to."""
     folder = tmp_path / "outside"
     folder.mkdir()
     for name in ("best_skill.md", "v0007.md", "run.lock", "run.db"):
@@ -43,7 +41,6 @@ def outside(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["best_skill.md", ".best_skill.md.part"])
 def test_a_planted_link_is_replaced(name: str, tmp_path: Path, outside: Path) -> None:
-    """Neither an export nor its unfinished part is written through a link."""
     run = tmp_path / "run"
     run.mkdir()
     (run / name).symlink_to(outside / "best_skill.md")
@@ -60,7 +57,6 @@ def test_a_planted_link_is_replaced(name: str, tmp_path: Path, outside: Path) ->
 def test_a_linked_folder_of_versions_is_refused(
     act: Callable[[Path], object], tmp_path: Path, outside: Path
 ) -> None:
-    """Versions are neither written nor removed in a folder that a link leads to."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "skills").symlink_to(outside, target_is_directory=True)
@@ -72,7 +68,6 @@ def test_a_linked_folder_of_versions_is_refused(
 
 @pytest.mark.parametrize("name", ["run.lock", "run.db"])
 async def test_a_run_opens_nothing_through_a_link(name: str, tmp_path: Path, outside: Path) -> None:
-    """Lock and database are not opened where a link leads to them."""
     world = write_world(tmp_path / "world")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).symlink_to(outside / name)
@@ -97,7 +92,6 @@ ODD = (
 
 
 async def test_ids_never_become_paths(tmp_path: Path) -> None:
-    """Items may be called anything; the files of a run have the names that they always have."""
     world = write_world(tmp_path / "world", train=4, val=4, test=3)
     names = iter(ODD)
     for split in ("train", "val", "test"):
@@ -117,12 +111,10 @@ async def test_ids_never_become_paths(tmp_path: Path) -> None:
 
 
 def beside_the_run(folder: Path) -> set[Path]:
-    """Return all files of a folder but those of its run."""
     return {path for path in folder.rglob("*") if "run" not in path.relative_to(folder).parts}
 
 
 def at(key: str, value: Any) -> dict[str, Any]:
-    """Return a configuration with one dotted key."""
     nested: Any = value
     for part in reversed(key.split(".")):
         nested = {part: nested}

@@ -33,12 +33,10 @@ USED = Usage(calls=1, input_tokens=30, output_tokens=10, usd=0.04)
 
 
 def budget(**limits: Any) -> Budget:
-    """Return a budget with limits."""
     return Budget(BudgetConfig(**limits))
 
 
 async def refused(held: Budget, worst: Usage = WORST) -> str:
-    """Return why a call is refused."""
     with pytest.raises(BudgetSpent) as error:
         async with held.reserve(worst):
             pass
@@ -63,7 +61,6 @@ def test_a_call_fits_where_no_sum_is_above_its_limit(
 
 
 async def test_a_call_that_does_not_fit_waits_for_what_is_in_flight() -> None:
-    """It goes as soon as one in flight settles far enough below what it held."""
     held, order = budget(max_tokens=200), []
 
     async def call(name: str, seconds: float) -> None:
@@ -78,7 +75,6 @@ async def test_a_call_that_does_not_fit_waits_for_what_is_in_flight() -> None:
 
 
 async def test_when_nothing_is_in_flight_the_budget_is_spent() -> None:
-    """All who wait are refused with the same reason, and so is whoever comes later, even if it would fit."""
     held, reasons = budget(max_tokens=250), []
 
     async def call() -> None:
@@ -101,7 +97,6 @@ async def test_when_nothing_is_in_flight_the_budget_is_spent() -> None:
 
 
 async def test_nobody_overtakes_and_who_leaves_lets_the_next_one_go() -> None:
-    """A small call waits behind a large one, until the large one is cancelled."""
     held, order = budget(max_tokens=150), []
 
     async def call(name: str, tokens: int, patience: float) -> None:
@@ -135,7 +130,6 @@ async def test_who_is_cancelled_when_its_turn_comes_holds_nothing() -> None:
 
 
 async def test_earlier_starts_count() -> None:
-    """What was settled counts as it was, what was cut off or not counted at its worst case."""
     held = budget(max_calls=10, max_tokens=1000)
     used = Usage(calls=3, input_tokens=100, uncounted=1)
     worst = Usage(calls=2, output_tokens=850)
@@ -279,7 +273,6 @@ RUN = "r"
 
 
 def configured(budget: dict[str, Any], model: dict[str, Any]) -> TrainerConfig:
-    """Return a configuration of a budget and one model in both roles."""
     models = {"target": model, "optimizer": model}
     return TrainerConfig.model_validate({"budget": budget, "models": models})
 
@@ -296,7 +289,6 @@ def configured(budget: dict[str, Any], model: dict[str, Any]) -> TrainerConfig:
 def test_a_budget_that_cannot_hold_names_the_key(
     limits: str, model: dict[str, Any], passed: Collection[str], words: str
 ) -> None:
-    """Before any call."""
     with pytest.raises(ConfigError, match=f"budget.{words}"):
         require_caps(configured({limits: 1}, model), passed=passed)
 
@@ -325,7 +317,6 @@ class Refusing:
 
 
 async def test_an_environment_cannot_make_a_failure_of_a_spent_budget() -> None:
-    """What it returns after swallowing the error is no result."""
     budget = Budget(BudgetConfig(max_calls=0))
     store = InMemoryRunStore()
     account = Account(RUN, store, store.decision_log(RUN), budget)

@@ -40,7 +40,6 @@ def asked(text: str) -> RenderedPrompt:
 
 
 def echo(body: Any) -> httpx.Response:
-    """Answer with the last message."""
     return completion(json.dumps({"word": body["messages"][-1]["content"]}))
 
 
@@ -62,14 +61,12 @@ async def taped(
 
 
 async def recorded(path: Path, *texts: str) -> None:
-    """Record one call for each text, at places of the same names."""
     async with taped(path, "record", Endpoint(echo)) as llm:
         for text in texts:
             await llm.ask(asked(text), Word, call_id=call_id(text))
 
 
 async def test_a_recording_is_replayed_in_any_order(tmp_path: Path) -> None:
-    """Each of forty concurrent calls gets its own answer, whatever the order of arrival."""
     texts = [f"text {n}" for n in range(40)]
     await recorded(tmp_path / "c.jsonl", *texts)
     random.Random(7).shuffle(texts)
@@ -79,7 +76,6 @@ async def test_a_recording_is_replayed_in_any_order(tmp_path: Path) -> None:
 
 
 async def test_equal_prompts_are_told_apart_by_their_sample(tmp_path: Path) -> None:
-    """Two trials of the same text replay the answers that each of them had."""
     answers = Endpoint(completion("heads"), completion("tails"))
     async with taped(tmp_path / "c.jsonl", "record", answers) as llm:
         for part in ("a", "b"):
@@ -90,7 +86,6 @@ async def test_equal_prompts_are_told_apart_by_their_sample(tmp_path: Path) -> N
 
 
 async def test_nothing_secret_and_no_host_is_written(tmp_path: Path) -> None:
-    """A cassette holds bodies and labels; keys, hosts and headers stay out of it."""
     answer = completion('{"word": "yes"}')
     answer.headers.update(
         {"x-request-id": "req-17", "set-cookie": "session=1", "openai-organization": "acme"}
@@ -123,7 +118,6 @@ async def test_passing_failures_and_refused_keys_are_not_recorded(tmp_path: Path
 
 
 async def test_what_is_recorded_is_not_asked_again(tmp_path: Path) -> None:
-    """A recording that was interrupted goes on from where it was, and stays free of contradictions."""
     await recorded(tmp_path / "c.jsonl", "a", "b")
     endpoint = Endpoint(echo)
     async with taped(tmp_path / "c.jsonl", "record", endpoint) as llm:
@@ -155,7 +149,6 @@ async def test_garbled_answers_are_not_recorded(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("left", [0, 5, 40, -1])
 async def test_a_line_that_was_cut_off_is_mended(tmp_path: Path, left: int) -> None:
-    """A recording that was killed in the middle of a line goes on, and asks for that answer again."""
     path = tmp_path / "c.jsonl"
     await recorded(path, "a", "b")
     whole = path.read_bytes()
@@ -192,7 +185,6 @@ async def test_a_run_with_replies_that_the_recording_lacks_is_refused(tmp_path: 
 
 
 async def test_a_miss_shows_what_changed(tmp_path: Path) -> None:
-    """The error names the purpose and the call, and shows the difference to what was recorded."""
     await recorded(tmp_path / "c.jsonl", "the old wording", "something else")
     async with taped(tmp_path / "c.jsonl", "replay") as llm:
         with pytest.raises(CassetteMiss) as miss:
@@ -219,7 +211,6 @@ async def test_a_miss_shows_what_changed(tmp_path: Path) -> None:
     ],
 )
 async def test_a_damaged_cassette_names_the_line(tmp_path: Path, text: str, message: str) -> None:
-    """One sentence says which file, which line and what to do."""
     await recorded(tmp_path / "good.jsonl", "a")
     good = (tmp_path / "good.jsonl").read_text().strip()
     (tmp_path / "c.jsonl").write_text(text.replace("GOOD", good))
@@ -234,7 +225,6 @@ async def test_a_damaged_cassette_names_the_line(tmp_path: Path, text: str, mess
 
 
 async def test_streams_replay_piece_by_piece(tmp_path: Path) -> None:
-    """A streamed answer comes back in the pieces in which it arrived, characters whole."""
     pieces = [text.encode() for text in ("data: {}\n\n", "data: zwölf 🌍", "\n\ndata: [DONE]\n\n")]
     for mode, inner in (("record", Endpoint(pieces)), ("replay", None)):
         async with open_cassette(tmp_path / "c.jsonl", mode=mode, inner=inner) as transport:
@@ -244,5 +234,4 @@ async def test_streams_replay_piece_by_piece(tmp_path: Path) -> None:
 
 
 def raw() -> httpx.Request:
-    """Return a request as it arrives at the network."""
     return httpx.Request("POST", "http://endpoint.test/v1/chat/completions", json={"model": "m"})

@@ -12,7 +12,6 @@ from reflact.concurrency import Slots, fan_out, finish_if_cancelled, open_task_g
 
 
 async def checkpoints(count: int) -> None:
-    """Give the other tasks ``count`` turns."""
     for _ in range(count):
         await anyio.lowlevel.checkpoint()
 

@@ -76,22 +76,13 @@ def test_items_keep_all_their_fields(tmp_path: Path) -> None:
     ("name", "content", "words"),
     [
         ("a.jsonl", '{"id": "a", "input": 1}\n\nnope', r"a.jsonl row 3 is not valid JSON"),
-        ("a.json", '{"id": "a"}', "expected a list of items, found an object"),
-        ("a.json", "[3]", r"row 1: expected an object with an input, found a number"),
-        ("a.json", "[]", "a.json has no items"),
         ("a.json", '[{"input": 1, "refrence": 2}]', "no column 'reference'; .*reference: refrence"),
-        ("a.json", '[{"prompt": 2, "x": 3}]', r"data.fields.input: COLUMN \(its columns are prompt, x"),
         ("a.json", '[{"id": "a", "input": null}]', "row 1: the column 'input', which is the input, is empty"),
-        ("a.json", '[{"id": true, "input": 1}]', "row 1: the field 'id' .* is wrong: .*valid string"),
         ("a.json", '[{"id": "a", "input": NaN}]', "NaN is not a JSON number"),
-        ("a.json", '[{"id": "a", "input": 1e999}]', "row 1: the field 'input' .* is wrong: .*finite"),
-        ("a.json", '[{"id": "a", "input": "\\ud800"}]', "row 1: half of a surrogate pair"),
         ("a.json", "[" * 100_000, "nested too deeply"),
         ("a.jsonl", '{"input": 1}\n{"input": 2, "m": {"b": 1, "b": 2}}', "a.jsonl row 2 .* name 'b' twice"),
         ("a.csv", "sep=;\nid;input\na\n", "a.csv row 3: it has 1 cells, but the header has 2"),
-        ("a.csv", 'id,input\na,"b', r"a.csv row 2 is not valid CSV"),
         ("a.csv", "id,input,id\na,b,c\n", r"a.csv row 1: the header has 'id' more than once"),
-        ("a.txt", "id,input", "must end in .csv, .json or .jsonl"),
     ],
 )
 def test_malformed_files_are_one_sentence(tmp_path: Path, name: str, content: str, words: str) -> None:

@@ -22,7 +22,6 @@ COLOUR = "ALTER TABLE notes ADD COLUMN colour TEXT; CREATE TABLE other (id INTEG
 
 
 def steps(**scripts: str) -> Migrations:
-    """Return a schema of these steps."""
     schema = Migrations("tests")
     for name, script in scripts.items():
         schema(name=name)(partial(Tables.executescript, sql=script))
@@ -53,7 +52,6 @@ async def texts(database: Database) -> list[str]:
 
 
 def holding(entered: threading.Event, go_on: threading.Event) -> Callable[[Tables], None]:
-    """A write that keeps the writer's thread busy until it is told to go on."""
 
     def work(tables: Tables) -> None:
         entered.set()
@@ -68,22 +66,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await anyio.lowlevel.checkpoint()
 
 
-async def test_waiting_writes_share_a_transaction(database: Database) -> None:
-    """Writes that gather while the writer is busy are committed in one transaction, in order."""
-    entered, go_on = threading.Event(), threading.Event()
-    async with open_task_group() as tasks:
-        tasks.start_soon(database.write, holding(entered, go_on))
-        await until(entered.is_set)
-        for n in range(100):
-            tasks.start_soon(put, database, f"note {n}")
-        await anyio.wait_all_tasks_blocked()
-        go_on.set()
-    assert database.n_transactions == 2
-    assert await texts(database) == [f"note {n}" for n in range(100)]
-
-
 async def test_a_failing_write_is_undone_alone(database: Database) -> None:
-    """A write that raises loses all of its own rows and none of its neighbours'; each gets its own answer."""
 
     def two_then_fail(tables: Tables) -> None:
         tables.execute("INSERT INTO notes (text) VALUES ('mine')")
@@ -116,7 +99,6 @@ async def test_a_failing_write_is_undone_alone(database: Database) -> None:
 
 
 async def test_a_cancelled_write_still_completes(database: Database) -> None:
-    """A cancelled caller leaves at once, while the writer is still busy; its write is committed."""
     entered, go_on = threading.Event(), threading.Event()
     async with open_task_group() as tasks:
         tasks.start_soon(database.write, holding(entered, go_on))
@@ -132,7 +114,6 @@ async def test_a_cancelled_write_still_completes(database: Database) -> None:
 
 
 async def test_closing_waits_no_longer_than_its_grace(path: Path) -> None:
-    """A write that hangs does not hold up closing; it completes and then lets go of the file."""
     entered, go_on, before = threading.Event(), threading.Event(), set(threading.enumerate())
     async with open_task_group() as tasks, Database(path, NOTES, grace=0.01) as database:
         tasks.start_soon(put, database, "first")
@@ -148,7 +129,6 @@ async def test_closing_waits_no_longer_than_its_grace(path: Path) -> None:
 
 
 async def test_a_database_may_be_opened_after_a_fork_but_not_before(path: Path) -> None:
-    """A forked process is refused by a database that its parent opened, and does not wait for its threads."""
     async with Database(path, NOTES) as database:
         database._pid += 1
         for call in (put(database, "x"), texts(database), database.checkpoint()):
@@ -158,7 +138,6 @@ async def test_a_database_may_be_opened_after_a_fork_but_not_before(path: Path) 
 
 
 async def test_writes_wait_for_the_disk(database: Database) -> None:
-    """The writer's connection logs ahead, waits for the disk, checks foreign keys and wipes what is removed."""
 
     def settings(tables: Tables) -> tuple[object, ...]:
         names = ("journal_mode", "synchronous", "foreign_keys", "secure_delete")
@@ -180,7 +159,6 @@ async def test_an_unknown_schema_is_refused(path: Path) -> None:
 
 
 async def test_a_lock_is_waited_for(path: Path) -> None:
-    """A write that meets another process's lock goes through once that is given up."""
     async with Database(path, NOTES) as database:
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")

@@ -44,7 +44,6 @@ GOOD = completion(TEXT)
 
 
 def refused(status: int, message: str, code: str | None = None) -> httpx.Response:
-    """Return a refusal in the shape of OpenAI's errors."""
     return httpx.Response(status, json={"error": {"message": message, "type": "x", "code": code}})
 
 
@@ -53,7 +52,6 @@ HOSTILE = 'Use {braces}, {{ jinja }}, {% raw %}, {# note #}, $dollars, ${shell},
 
 @pytest.mark.parametrize("mode", ["json_schema", "tools", "json_object_with_schema", "json"])
 async def test_prompts_are_never_templates(mode: str) -> None:
-    """What a skill contains arrives as it is, in every mode."""
     prompt = RenderedPrompt(
         name="p",
         version=1,
@@ -77,7 +75,6 @@ async def test_prompts_are_never_templates(mode: str) -> None:
     ],
 )
 async def test_plain_replies_are_taken_as_they_are(answer: httpx.Response, text: str) -> None:
-    """Text is asked for without a format; empty, cut off and unwilling answers are answers."""
     endpoint = Endpoint(answer)
     reply = await ask(Text, endpoint, config(mode="auto"))
     assert (reply.value, reply.attempts) == (Text(text=text), 1)
@@ -100,7 +97,6 @@ async def test_settings_are_sent_and_absent_ones_left_out() -> None:
 
 
 def test_the_identity_holds_what_influences_replies() -> None:
-    """Settings that change replies change it; keys, time-outs and limits do not."""
     changes: list[dict[str, Any]] = [
         {"model": "other"},
         {"base_url": "http://elsewhere.test/v1"},
@@ -167,7 +163,6 @@ async def test_what_is_no_key_is_refused_before_any_call(key: str, monkeypatch: 
 
 
 async def test_each_mode_has_its_own_field() -> None:
-    """The schema stands in the field of the mode, and mode ``json`` alone adds it to the prompt."""
     schema = build_schema(Pick)
     parameters = {k: v for k, v in schema.items() if k != "description"}
     parameters["required"] = sorted(parameters["required"])
@@ -213,7 +208,6 @@ def only(mode: str, status: int = 400) -> Endpoint:
 async def test_auto_settles_on_the_first_mode_the_endpoint_accepts(
     mode: str, tried: int, status: int
 ) -> None:
-    """Each mode is tried once, in order, is paid for once, and is known to the next start."""
     endpoint = only(mode, status)
     store = await opened()
     async with connected(endpoint, config(mode="auto"), store=store) as client:
@@ -273,7 +267,6 @@ async def test_auto_goes_on_if_a_format_is_ignored(obeyed: list[str], mode: str,
     ],
 )
 async def test_a_wrong_reply_is_no_ignored_format(first: httpx.Response) -> None:
-    """Broken JSON, a cut answer, an empty one, a refusal, and prose once, say nothing of the mode."""
     store, endpoint = await opened(), Endpoint(first, GOOD)
     assert (await ask(Pick, endpoint, config(mode="auto"), store=store)).value == VALUE
     assert await store.decision_log(RUN).get(0, "mode/optimizer") == "json_schema"
@@ -315,7 +308,6 @@ async def test_a_cap_has_the_name_that_the_endpoint_wants(
 
 
 async def test_concurrent_calls_settle_the_mode_once() -> None:
-    """Ten calls that start together cost one round of refusals."""
     endpoint = only("json_object_with_schema")
     async with connected(endpoint, config(mode="auto")) as client:
         await fan_out(lambda n: client.ask(PROMPT, Pick, call_id=call_id(str(n))), range(10))
@@ -323,7 +315,6 @@ async def test_concurrent_calls_settle_the_mode_once() -> None:
 
 
 async def test_one_exchange_on_the_wire() -> None:
-    """Without a transport of its own the client posts to the configured address, with the key and once."""
     store = await opened()
     account = Account(RUN, store, store.decision_log(RUN))
     with respx.mock(assert_all_called=True) as router:
@@ -351,7 +342,6 @@ async def test_one_exchange_on_the_wire() -> None:
 async def test_failures_have_the_names_of_the_house(
     answer: httpx.Response | Exception, error: type[ModelError], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Errors say what happened and where, in one sentence, whatever the client library calls them."""
     monkeypatch.setenv("REFLACT_TEST_KEY", SECRET)
     settings = config(max_retries=0, api_key_env="REFLACT_TEST_KEY")
     with pytest.raises(error, match=words) as failure:

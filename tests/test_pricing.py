@@ -6,11 +6,10 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.config.models import ModelConfig, ModelsConfig, Price
+from reflact.config.models import ModelConfig, Price
 from reflact.llm.pricing import usd_of, worst_case
 from reflact.records import Usage
 
@@ -19,7 +18,6 @@ OPENAI = "https://api.openai.com/v1"
 
 
 def model(**settings: Any) -> ModelConfig:
-    """Return a model of OpenAI's."""
     return ModelConfig(**{"model": "gpt-4o-mini", **settings})
 
 
@@ -28,16 +26,6 @@ def test_a_given_price_counts_each_kind_of_token() -> None:
     cached = model(price=Price(input=2, cached_input=0.5, output=8))
     assert usd_of(MILLION, cached) == 0.6 * 2 + 0.4 * 0.5 + 8
     assert usd_of(MILLION, model(price=Price(input=2, output=8))) == 10
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"model": "my-finetune"}, {"base_url": "http://127.0.0.1:8000/v1"}, {"model": "text-embedding-3-small"}],
-)
-def test_what_is_not_listed_has_no_price(settings: dict[str, Any]) -> None:
-    """Not zero: unknown, also where a model is listed without a price for what it writes."""
-    assert usd_of(MILLION, model(**settings)) is None
-    assert usd_of(MILLION, model(**settings, price=Price(input=0, output=0))) == 0
 
 
 PRICES = st.builds(
@@ -66,7 +54,6 @@ CONFIGS = st.builds(lambda price: model(price=price), PRICES) | st.builds(
 def test_no_call_costs_more_than_its_worst_case(
     config: ModelConfig, size: int, cap: int, shares: tuple[float, float, float], hour: int
 ) -> None:
-    """Whatever it reads, finds cached and writes within the request's bounds."""
     at = datetime(2026, 3, 1, hour, tzinfo=UTC)
     worst = worst_case(size, cap, config, at=at)
     read = int(shares[0] * worst.input_tokens)
@@ -80,16 +67,3 @@ def test_no_call_costs_more_than_its_worst_case(
     assert most is not None
     assert cost is not None
     assert Decimal(str(cost)) <= Decimal(str(most))
-
-
-def test_a_price_goes_with_its_model() -> None:
-    """The optimizer takes the target's price where it is the same model at the same address."""
-    target = {"model": "m", "price": {"input": 1, "output": 2}}
-
-    def optimizer(own: dict[str, Any]) -> Price | None:
-        return ModelsConfig.model_validate({"target": target, "optimizer": own}).optimizer.price
-
-    assert optimizer({}) == Price(input=1, output=2)
-    assert optimizer({"model": "m", "temperature": 1}) == Price(input=1, output=2)
-    assert optimizer({"model": "other"}) is None
-    assert optimizer({"base_url": "http://elsewhere.test"}) is None

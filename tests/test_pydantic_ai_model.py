@@ -92,7 +92,6 @@ async def test_every_role_asks_it(tmp_path: Path, native: bool) -> None:
 
 
 async def test_a_recording_replays_without_it(tmp_path: Path) -> None:
-    """A recorded run is replayed although no such model can be opened."""
     cassette = tmp_path / "cassette.jsonl"
     recorded = await train(
         tmp_path / "a", make_model(native=True), replay={"cassette": str(cassette), "mode": "record"}
@@ -103,7 +102,6 @@ async def test_a_recording_replays_without_it(tmp_path: Path) -> None:
 
 
 def test_failures_are_repeated(tmp_path: Path) -> None:
-    """A rate limit, a lost connection and an answer that cannot be read are asked again, and counted."""
 
     def spoil(n: int) -> None:
         if n == 1:
@@ -118,7 +116,6 @@ def test_failures_are_repeated(tmp_path: Path) -> None:
 
 
 async def test_a_refused_key_is_told(tmp_path: Path) -> None:
-    """The provider's refusal ends the run with its words."""
 
     def spoil(n: int) -> None:
         raise ModelHTTPError(401, "f", {"error": "no such key"})
@@ -131,7 +128,6 @@ async def test_a_refused_key_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["nobody:m", "m", "mistral:mistral-large-latest"])
 async def test_a_model_that_cannot_be_opened_is_one_sentence(tmp_path: Path, model: str) -> None:
-    """An unknown provider, or one whose package is not installed, is named with the key of the configuration."""
     settings = {
         "out_dir": str(tmp_path),
         "models": {"target": {"api": "pydantic_ai", "model": model}, "optimizer": {"model": "m"}},

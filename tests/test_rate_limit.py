@@ -31,7 +31,6 @@ WIDE = {"concurrency": 1000}
 
 
 def limits(**keys: Any) -> ModelConfig:
-    """Return settings of a role."""
     return ModelConfig(model="m", base_url="http://endpoint.test/v1", api_key_env=None, **keys)
 
 
@@ -53,7 +52,6 @@ async def call(
 
 
 async def test_no_more_calls_are_in_flight_than_the_strictest_role_allows() -> None:
-    """Two roles of one endpoint share its slots, and the bound is reached."""
     endpoint, highest = Endpoint("e"), list[int]()
 
     async def one(client: EndpointClient) -> None:
@@ -68,7 +66,6 @@ async def test_no_more_calls_are_in_flight_than_the_strictest_role_allows() -> N
 
 
 async def test_calls_are_admitted_in_the_order_in_which_they_asked() -> None:
-    """A large call is not overtaken by small ones that would fit."""
     endpoint, order = Endpoint("e"), list[int]()
 
     async def one(client: EndpointClient, tokens: int) -> None:
@@ -85,7 +82,6 @@ async def test_calls_are_admitted_in_the_order_in_which_they_asked() -> None:
 
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_cancelled_calls_leave_no_slot_behind(seed: int, slots: int) -> None:
-    """Wherever calls are cancelled, waiting or in flight, all slots are free in the end."""
 
     async def main() -> tuple[int, int]:
         draw = random.Random(seed)
@@ -110,7 +106,6 @@ def test_cancelled_calls_leave_no_slot_behind(seed: int, slots: int) -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 7, 59, 61, 700])
 async def test_no_minute_holds_more_requests_than_allowed(most: int) -> None:
-    """Counted over any sixty seconds, with calls always waiting."""
     done: list[float] = []
     with EndpointClient(Endpoint("e"), limits(requests_per_minute=most, **WIDE)) as client:
         for _ in range(3 * most + 3):
@@ -121,7 +116,6 @@ async def test_no_minute_holds_more_requests_than_allowed(most: int) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 80), st.integers(0, 120)), min_size=1, max_size=60))
 def test_no_minute_holds_more_tokens_than_allowed(calls: list[tuple[int, int]]) -> None:
-    """No call goes while its estimate does not fit beside what the last sixty seconds took."""
 
     async def main() -> list[tuple[float, int, int]]:
         endpoint, seen = Endpoint("e"), list[tuple[float, int, int]]()
@@ -221,7 +215,6 @@ def tenant(key: str, refused: Callable[[int], bool], calls: int, **keys: Any) ->
 async def test_a_tenant_is_not_slowed_by_one_with_another_key(
     refused: Callable[[int], bool], keys: dict[str, int]
 ) -> None:
-    """Neither by refusals of the other's calls, nor by the other's own limits."""
     took: dict[str, float] = {}
 
     async def note(name: str, work: Callable[[], Any]) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened, watched
 from reflact.concurrency import fan_out
 from reflact.llm.cache_keys import build_cache_key
 from reflact.messages import CallId, ReplyModel, Text
+from reflact.types import Skill
 
 pytestmark = pytest.mark.virtual_time
 
-MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
 CASES: list[tuple[dict[str, Any], str]] = [
     (
         {
@@ -86,17 +89,6 @@ async def test_a_second_process_repeats_nothing() -> None:
     assert spent.usage == first.usage
 
 
-async def test_a_raised_reply_version_is_a_new_call() -> None:
-    """Replies to an older declaration of a type are not used for the new one."""
-    store = await opened()
-    endpoint = Endpoint(GOOD)
-    newer = type("Word", (Word,), {"version": 2, "__doc__": Word.__doc__})
-    async with connected(endpoint, store=store) as client:
-        await client.ask(PROMPT, Word, call_id=call_id())
-        await client.ask(PROMPT, newer, call_id=call_id())
-    assert len(endpoint.requests) == 2
-
-
 class Slow(Endpoint):
     """Answers after a second."""
 
@@ -125,7 +117,6 @@ async def test_equal_calls_in_flight_are_one_request(patience: list[float], requ
 
 
 async def test_two_trials_of_one_text_are_two_effects() -> None:
-    """At temperature 1 each trial draws for itself: same body, two requests, two stored answers."""
     endpoint = Endpoint(completion("heads"), completion("tails"))
     store = await watched()
     places = [CallId(role="target", purpose="rollout", rollout=f"skill/item/trial={n}") for n in (0, 1)]
@@ -135,3 +126,33 @@ async def test_two_trials_of_one_text_are_two_effects() -> None:
         assert said == ["heads", "tails"]
     assert len(endpoint.requests) == 2
     assert len({reply.key for reply in store.replies}) == 2
+
+
+samples = st.builds(
+    CallId,
+    role=st.text("az_", min_size=1, max_size=4),
+    purpose=st.text("az_", min_size=1, max_size=4),
+    step=st.none() | st.integers(0, 99),
+    part=st.text(max_size=6) | st.sampled_from(("1/2", "trial=1", "a/part=b", "%2F")),
+    trial=st.integers(0, 3),
+    attempt=st.integers(0, 3),
+)
+
+
+def test_sample_labels_are_pinned() -> None:
+    analyst = CallId(role="optimizer", purpose="analyse_failures", step=3, part="é/0", attempt=1)
+    turn = CallId(role="target", purpose="rollout", rollout="r/1", number=2, step=3)
+    assert analyst.label == "optimizer/analyse_failures/step=3/part=%C3%A9%2F0/trial=0/attempt=1"
+    assert turn.label == "target/rollout/rollout=r%2F1/2/part=/trial=0/attempt=0"
+
+
+@given(samples, samples)
+def test_labels_tell_samples_apart(one: CallId, other: CallId) -> None:
+    assert (one.label == other.label) == (one == other)
+    assert one.label.isascii()
+    assert "\n" not in one.label
+
+
+def test_a_skills_hash_is_that_of_its_exact_bytes() -> None:
+    assert Skill(text="é").hash == hashlib.sha256("é".encode()).hexdigest()
+    assert len({Skill(text=text).hash for text in ("", "\n", "\r\n", "a", "a\n")}) == 5

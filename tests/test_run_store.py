@@ -98,7 +98,6 @@ async def store(path: Path) -> AsyncIterator[SQLiteRunStore]:
 
 
 async def test_the_first_reply_stands_and_both_payers_are_booked(store: SQLiteRunStore) -> None:
-    """Two runs that pay for one key share the first answer, and each is charged for its own call."""
     await store.reserve(reserved_call("k", "r"))
     await store.reserve(reserved_call("k", "other"))
     await store.store_response(reply("k", 0.5, "first"), reserved_call("k", "r"))
@@ -138,21 +137,7 @@ async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLite
     assert await store.spend("r") == (spend,)
 
 
-async def test_a_run_goes_on_from_its_last_committed_state(path: Path) -> None:
-    """After closing and opening, records, state, skills and versions are those that were committed."""
-    async with open_store(path) as store:
-        assert await store.open_run("r", IDENTITY, {}) is None
-        await store.commit("r", None, initial(), [FIRST])
-        await store.commit("r", record(1), after(1, SECOND), [SECOND])
-    async with open_store(path) as store:
-        assert await store.open_run("r", IDENTITY, {}) == initial().after([record(1)])
-        assert await store.records("r") == (record(1),)
-        assert await store.skill(SECOND.hash) == SECOND
-        assert await store.versions("r") == (initial().current, after(1, SECOND).current)
-
-
 async def test_a_commit_takes_as_much_room_at_the_end_as_at_the_beginning(path: Path) -> None:
-    """What a run has done so far is not stored again with each commit."""
     state = initial()
     async with open_store(path) as store:
         await store.open_run("r", IDENTITY, {})
@@ -201,7 +186,6 @@ async def test_an_owner_that_was_replaced_writes_nothing(tmp_path: Path) -> None
 
 
 async def test_a_changed_identity_is_refused_by_name(store: SQLiteRunStore) -> None:
-    """A run's folder refuses other settings and names each changed key with both values."""
     with pytest.raises(RunConflict) as refusal:
         await store.open_run("r", {"seed": 43, "target.kind": "chat", "train.batch_size": 40}, {})
     message = str(refusal.value)
@@ -211,20 +195,7 @@ async def test_a_changed_identity_is_refused_by_name(store: SQLiteRunStore) -> N
     assert "out_dir" in message
 
 
-async def test_committing_a_step_twice(store: SQLiteRunStore) -> None:
-    """The same bytes again are harmless; other bytes for a committed step are refused and change nothing."""
-    await store.commit("r", None, initial(), [FIRST])
-    await store.commit("r", record(1), after(1, SECOND), [SECOND])
-    await store.commit("r", record(1), after(1, SECOND), [SECOND])
-    with pytest.raises(StoreError, match=r"commit 2 \(step 1\) exists"):
-        await store.commit("r", record(1, "another"), after(1, SECOND), [])
-    with pytest.raises(StoreError, match=r"commit 1 \(step 0\) exists"):
-        await store.commit("r", None, after(0, SECOND), [])
-    assert await store.records("r") == (record(1),)
-
-
 async def test_a_commit_is_all_or_nothing(store: SQLiteRunStore) -> None:
-    """A commit that names a skill it does not bring leaves neither record, state nor skills behind."""
     extra = Skill(text="extra")
     with pytest.raises(StoreError, match="not stored"):
         await store.commit("r", record(1), after(1, SECOND), [extra])
@@ -244,7 +215,6 @@ DAMAGE = {
 
 @pytest.mark.parametrize("table", DAMAGE)
 async def test_a_changed_byte_is_noticed(store: SQLiteRunStore, path: Path, table: str) -> None:
-    """A stored text with another character, which is still valid, is one error that says what to do."""
     column, words, read = DAMAGE[table]
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
     await store.decision_log("r").put(1, "merge", "the outcome")

@@ -132,7 +132,6 @@ def column(path: Path, sql: str) -> set[object]:
 
 
 def assert_sound(path: Path) -> None:
-    """The file and what belongs together are whole."""
     assert column(path, "PRAGMA integrity_check") == {"ok"}
     assert column(path, "PRAGMA foreign_key_check") == set()
     passed = "SELECT value FROM memory_tests, json_each(test, '$.pair_ids') WHERE json_extract(evidence, '$.passed_test')"

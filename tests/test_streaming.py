@@ -84,12 +84,10 @@ ASKED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def framing(body: Any) -> Any:
-    """Return what a request says of streaming."""
     return {name: body[name] for name in ("stream", "stream_options") if name in body}
 
 
 async def test_only_typed_replies_that_somebody_watches_are_streamed() -> None:
-    """Without listeners, or for plain text, requests say nothing of streams."""
     provider = Endpoint(PLAIN)
     await ask(Pick, provider)
     await ask(Text, provider, emit=Told())
@@ -102,7 +100,6 @@ async def test_only_typed_replies_that_somebody_watches_are_streamed() -> None:
 @pytest.mark.parametrize("mode", ["json_schema", "tools", "json_object_with_schema", "json"])
 @pytest.mark.parametrize("size", [1, 9, 10_000])
 async def test_a_streamed_reply_is_the_plain_one(mode: str, size: int) -> None:
-    """Value, attempts and usage are those of the same reply in one piece, in every mode."""
     pieces = stream(TEXT, tools=mode == "tools", size=size)
     store = await opened()
     streamed = await ask(Pick, Endpoint(pieces), config(mode=mode), store=store, emit=Told())
@@ -115,7 +112,6 @@ async def test_a_streamed_reply_is_the_plain_one(mode: str, size: int) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 async def test_watching_or_not_repeats_no_call(first: bool) -> None:
-    """A stored answer of either framing serves both."""
     store, provider = await opened(), Endpoint(STREAM if first else PLAIN)
     before = await ask(Pick, provider, store=store, emit=Told() if first else None)
     nobody = Endpoint(httpx.Response(500))
@@ -126,7 +122,6 @@ async def test_watching_or_not_repeats_no_call(first: bool) -> None:
 
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_recordings_of_either_framing_replay_for_both(tmp_path: Path, streamed: bool) -> None:
-    """What was recorded plain is replayed to who streams, and the other way round; drafts included."""
     async with (
         open_cassette(
             tmp_path / "c.jsonl", mode="record", inner=Endpoint(STREAM if streamed else PLAIN)
@@ -231,7 +226,6 @@ ENDED = stream(TEXT, done=False)
 async def test_a_stream_ends_with_the_reason_why_its_answer_ended(
     end: list[bytes | Exception], usage: Usage
 ) -> None:
-    """No end mark is needed, and a connection that breaks afterwards breaks nothing."""
     provider, store = Endpoint(end), await opened()
     reply = await ask(Pick, provider, config(max_retries=0), store=store, emit=Told())
     assert (reply.value, reply.usage) == (VALUE, usage)
@@ -239,7 +233,6 @@ async def test_a_stream_ends_with_the_reason_why_its_answer_ended(
 
 
 async def test_a_stream_that_is_held_open_after_its_reason_ends_soon() -> None:
-    """The reply does not wait for the time of one request."""
     store, provider = await opened(), Endpoint(lambda _: endless(ENDED))
     started = anyio.current_time()
     async with connected(provider, config(timeout=600), store=store, emit=Told()) as client:
@@ -251,7 +244,6 @@ async def test_a_stream_that_is_held_open_after_its_reason_ends_soon() -> None:
 
 @pytest.mark.parametrize("finish", [None, "length"])
 async def test_a_stream_that_was_cut_off_is_asked_for_again(finish: str | None) -> None:
-    """A reply that ended at a limit, or that nobody ended, is sent back, also where it can be read."""
     watcher = Told()
     provider = Endpoint(stream(TEXT, finish=finish), STREAM)
     reply = await ask(Pick, provider, emit=watcher)
@@ -273,7 +265,6 @@ BREAKS = [
 
 @pytest.mark.parametrize("broken", BREAKS)
 async def test_a_stream_that_breaks_is_repeated_and_stays_booked(broken: list[bytes | Exception]) -> None:
-    """The repeat brings the reply; what was drafted counts for nothing; the attempt keeps its worst case."""
     store, watcher = await opened(), Told()
     provider = Endpoint(broken, STREAM)
     async with connected(provider, config(max_tokens=50), store=store, emit=watcher) as client:
@@ -356,7 +347,6 @@ async def test_a_recorded_reply_grows_to_what_was_validated() -> None:
 
 
 async def test_drafts_are_told_before_the_answer_is_whole() -> None:
-    """A provider that goes on only once a draft was seen is answered."""
     told, seen = Told(), anyio.Event()
 
     class Patient(Body):
@@ -393,7 +383,6 @@ class Anything(ReplyModel):
 
 @given(OBJECTS, st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}]), st.booleans())
 def test_a_text_is_seen_as_it_grows(value: Any, spacing: Any, ascii_only: bool) -> None:
-    """However a text is spaced and escaped, each draft is a beginning of the whole, and the last is it."""
     text = json.dumps(value, ensure_ascii=ascii_only, **spacing)
     whole = json.loads(text)
     seen = [read_partial(text[:end], Anything) for end in range(len(text) + 1)]
@@ -406,7 +395,6 @@ def test_a_text_is_seen_as_it_grows(value: Any, spacing: Any, ascii_only: bool) 
     [[*PLAN_STREAM[:40], httpx.ReadError("gone")], stream(PLAN_TEXT.replace('"size":7', '"size":"seven"'))],
 )
 async def test_a_call_that_fails_takes_its_drafts_back(failure: list[bytes | Exception]) -> None:
-    """After the last draft of a call that has no reply there is a reset, and then the call's end."""
     told = Told()
     with pytest.raises(ProviderDown if len(failure) == 41 else ReplyError):
         await ask(Plan, Endpoint(failure), config(max_retries=0, reasks=0), emit=told)
@@ -439,7 +427,6 @@ async def test_a_call_that_is_left_stays_booked() -> None:
 @pytest.mark.parametrize("size", [1, 7, 40])
 @pytest.mark.parametrize("secret", ["sk-very-secret-key-4711", 'sk-very"secret\\key/4711'])
 async def test_a_key_that_a_stream_takes_apart_is_never_seen(secret: str, size: int) -> None:
-    """Drafts, the reply and the store hold a mark in its place, however the server sends it back."""
     told = Told()
 
     async def key() -> str:
@@ -467,7 +454,6 @@ def test_a_draft_of_a_long_word_takes_linear_time(end: str) -> None:
 
 @given(st.lists(st.text(max_size=8), max_size=6), st.sampled_from(["\n", "\r\n", "\r"]), st.data())
 def test_events_are_the_same_however_they_are_cut(texts: list[str], end: str, data: Any) -> None:
-    """Data is found in all three kinds of lines, between comments and fields, and in any pieces."""
     said = [json.dumps(text) for text in texts]
     text = "".join(f": ping{end}event: x{end}data: {line}{end}id: 1{end}{end}" for line in said)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
