@@ -19,8 +19,7 @@ from reflact.adapters import EnvironmentAdapter
 from reflact.concurrency import fan_out, open_task_group
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ConfigError
-from reflact.llm.budget import Account, Amount, Budget, cover_rollout, find_exceeded_limit, require_caps
-from reflact.llm.pricing import BILLION
+from reflact.llm.budget import Account, Budget, cover_rollout, require_caps
 from reflact.protocols import Session
 from reflact.records import Spend, Usage
 from reflact.testing import InMemoryRunStore, ToyEnvironment
@@ -41,23 +40,6 @@ async def refused(held: Budget, worst: Usage = WORST) -> str:
         async with held.reserve(worst):
             pass
     return str(error.value)
-
-
-AMOUNTS = st.builds(Amount, *(st.integers(0, 100) for _ in range(3)))
-LIMITS = st.none() | st.integers(0, 100)
-
-
-@given(taken=AMOUNTS, most=AMOUNTS, calls=LIMITS, tokens=LIMITS, billionths=LIMITS)
-def test_a_call_fits_where_no_sum_is_above_its_limit(
-    taken: Amount, most: Amount, calls: int | None, tokens: int | None, billionths: int | None
-) -> None:
-    """To the call, the token and the billionth of a dollar."""
-    usd = None if billionths is None else billionths / BILLION
-    limits = BudgetConfig(max_calls=calls, max_tokens=tokens, max_usd=usd)
-    after = taken + most
-    pairs = ((calls, after.calls), (tokens, after.tokens), (billionths, after.billionths))
-    fits = all(limit is None or total <= limit for limit, total in pairs)
-    assert (find_exceeded_limit(limits, taken, most) is None) is fits
 
 
 async def test_a_call_that_does_not_fit_waits_for_what_is_in_flight() -> None:

@@ -94,8 +94,6 @@ def test_malformed_files_are_one_sentence(tmp_path: Path, name: str, content: st
 
 
 def test_missing_and_ambiguous_splits_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no data at"):
-        load_dataset(tmp_path / "nowhere", "2:1:7")
     _write(tmp_path / "train.json", _rows(1))
     with pytest.raises(DataError, match=r"has no val split: looked for val or validation or "):
         load_dataset(tmp_path, "2:1:7")
@@ -104,12 +102,11 @@ def test_missing_and_ambiguous_splits_are_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"more than one val split: val.json, selection.json"):
         load_dataset(tmp_path, "2:1:7")
     (tmp_path / "selection.json").unlink()
-    (tmp_path / "test").mkdir()
-    with pytest.raises(DataError, match=r"exactly one .json, .jsonl or .csv file; it contains none"):
-        load_dataset(tmp_path, "2:1:7")
-    _write(tmp_path / "test" / "a.json", _rows(1))
-    _write(tmp_path / "test" / "b.json", _rows(1))
-    with pytest.raises(DataError, match=r"it contains a.json, b.json"):
+    for name in ("a.json", "b.json"):
+        _write(tmp_path / "test" / name, _rows(1))
+    with pytest.raises(
+        DataError, match=r"exactly one .json, .jsonl or .csv file; it contains a.json, b.json"
+    ):
         load_dataset(tmp_path, "2:1:7")
 
 

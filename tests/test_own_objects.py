@@ -127,14 +127,6 @@ async def test_a_wrong_text_or_item_is_refused_before_the_run(
     assert not (tmp_path / "run.db").exists()
 
 
-async def test_an_exception_before_the_run_is_the_cause_or_raised(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        await build(tmp_path, environment=world(items=fail)).train()
-    assert isinstance(caught.value.__cause__, KeyError)
-    with pytest.raises(KeyError, match="no such key"):
-        await build(tmp_path, environment=world(items=fail), raise_on_exception=True).train()
-
-
 IN_THE_RUN = [
     ("target", agent(session=lambda *_, rollout: World()), "which has no `reply`; add async def reply(self,"),
     ("target", talking(reply=list_mappings), "has a dict in place of a Turn; write self.turns += (Turn("),

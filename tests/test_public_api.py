@@ -111,10 +111,7 @@ def test_callers_can_check_the_types_of_their_configuration(tmp_path: Path) -> N
     (tmp_path / "right.py").write_text(code, encoding="utf-8")
     wrong = code.replace('policy="ranked"', "policy=3").replace("num_epochs=1", "epochs=1")
     (tmp_path / "wrong.py").write_text(wrong, encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
+    options = [
         "--strict",
         "--config-file=",
         "--follow-imports=silent",
@@ -122,6 +119,7 @@ def test_callers_can_check_the_types_of_their_configuration(tmp_path: Path) -> N
         "-O",
         "json",
     ]
+    command = [sys.executable, "-m", "mypy", *options]
     done = subprocess.run(
         [*command, "right.py", "wrong.py"],
         cwd=tmp_path,

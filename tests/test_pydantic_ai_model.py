@@ -115,17 +115,6 @@ def test_failures_are_repeated(tmp_path: Path) -> None:
     assert {fault.kind for fault in summary.faults} == {"429", "unusable"}
 
 
-async def test_a_refused_key_is_told(tmp_path: Path) -> None:
-
-    def spoil(n: int) -> None:
-        raise ModelHTTPError(401, "f", {"error": "no such key"})
-
-    summary = await train(tmp_path, make_model(native=True, spoil=spoil))
-    assert summary.status == "failed"
-    assert "refused the key (401)" in summary.reason
-    assert "no such key" in summary.reason
-
-
 @pytest.mark.parametrize("model", ["nobody:m", "m", "mistral:mistral-large-latest"])
 async def test_a_model_that_cannot_be_opened_is_one_sentence(tmp_path: Path, model: str) -> None:
     settings = {

@@ -74,21 +74,6 @@ async def test_the_intent_is_stored_before_sending_and_the_answer_before_anyone_
     assert store.seen == ["reserved", "sent", "stored", "seen"]
 
 
-async def test_a_second_process_repeats_nothing() -> None:
-    """Stored answers are validated again, the bad one and the one that mended it; nothing is sent."""
-    store = await opened()
-    answers = Endpoint(completion("no"), GOOD)
-    first = await ask(Word, answers, store=store)
-    silent = Endpoint(RuntimeError("nothing may be sent"))
-    second = await ask(Word, silent, store=store)
-    assert second == first
-    assert second.attempts == 2
-    assert len(answers.requests) == 2
-    assert silent.requests == []
-    (spent,) = await store.spend(RUN)
-    assert spent.usage == first.usage
-
-
 class Slow(Endpoint):
     """Answers after a second."""
 

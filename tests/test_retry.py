@@ -13,17 +13,11 @@ import respx
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened
 from reflact.errors import (
-    AccessDenied,
-    BadRequest,
-    CallError,
     ModelError,
     ProviderDown,
-    RequestRefused,
-    UnknownModel,
 )
 from reflact.llm.budget import Account
 from reflact.llm.client import Client
-from reflact.llm.errors import read_retry_after
 from reflact.llm.rate_limit import OUTAGE_SECONDS, PATIENCE_SECONDS, LimitChange, endpoint_for
 from reflact.messages import Text
 from reflact.records import FaultCount, FaultKind
@@ -169,39 +163,6 @@ async def test_what_refuses_a_role_is_asked_seldom(answer: httpx.Response, reque
     assert calls.sent == requests
 
 
-@pytest.mark.parametrize(
-    ("status", "said", "first", "last"),
-    [
-        (403, "flagged", RequestRefused, AccessDenied),
-        (404, UNKNOWN, RequestRefused, UnknownModel),
-        (404, "no such file", RequestRefused, BadRequest),
-        (400, "filtered", BadRequest, None),
-        (422, "an odd value", BadRequest, None),
-    ],
-)
-async def test_a_refusal_is_about_its_request_once_others_were_answered(
-    status: int, said: str, first: type[Exception], last: type[Exception] | None
-) -> None:
-    """Then its error is of one call, quotes the provider and advises no other key; before, it is as it was."""
-    refusing = httpx.Response(status, json={"error": {"message": said}})
-
-    async def fail(client: Client, part: str) -> Exception:
-        with pytest.raises(ModelError, match=said) as caught:
-            await client.ask(PROMPT, Text, call_id=call_id(part))
-        return caught.value
-
-    async with connected(Endpoint(refusing, GOOD, refusing)) as client:
-        assert type(await fail(client, "a")) is first
-        await client.ask(PROMPT, Text, call_id=call_id("b"))
-        later = [await fail(client, str(number)) for number in range(10)]
-    assert {type(error) for error in later[:-1]} == {RequestRefused}
-    assert isinstance(later[0], CallError)
-    assert str(later[0]).startswith(
-        "models.optimizer: m at http://endpoint.test/v1 answers others and refuses"
-    )
-    assert type(later[-1]) is (last or RequestRefused)
-
-
 def untrusted() -> httpx.ConnectError:
     failure = httpx.ConnectError("certificate verify failed")
     failure.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
@@ -215,21 +176,6 @@ async def test_an_address_that_cannot_work_is_given_up(failure: httpx.ConnectErr
         for _ in range(3):
             assert str(failure.__cause__ or failure) in str(await calls.make())
     assert calls.sent == requests
-
-
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        (None, None),
-        ("7", 7.0),
-        ("Thu, 01 Jan 2026 12:00:30 GMT", 30.0),
-        ("soon", None),
-        ("9" * 5000, float("inf")),
-    ],
-)
-def test_retry_after_is_read_as_number_or_date(header: str | None, seconds: float | None) -> None:
-    headers = {} if header is None else {"retry-after": header}
-    assert read_retry_after({**headers, "date": "Thu, 01 Jan 2026 12:00:00 GMT"}) == seconds
 
 
 async def test_a_wrong_clock_of_this_machine_shortens_no_pause() -> None:
@@ -273,14 +219,6 @@ async def test_an_endpoint_that_never_serves_refuses_the_role(answer: httpx.Resp
             sent = len(script.requests)
             assert OUTAGE_SECONDS <= anyio.current_time() - started <= OUTAGE_SECONDS + 60
         assert len(script.requests) == sent
-
-
-async def test_an_answer_ends_an_outage() -> None:
-    script = Endpoint(*[BUSY] * 9, GOOD, *[BUSY] * 9, GOOD)
-    async with connected(script, config(max_retries=30)) as client:
-        for part in "ab":
-            assert (await client.ask(PROMPT, Text, call_id=call_id(part))).value.text == "fine"
-    assert len(script.requests) == 20
 
 
 @pytest.mark.parametrize(("reopened", "failed", "pause"), [(True, "ab", 1), (False, "a", 1000)])

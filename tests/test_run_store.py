@@ -80,11 +80,6 @@ def reply(key: str, usd: float | None = None, body: str = "{}") -> StoredRespons
     return StoredResponse(key=key, text=body, usage=usage)
 
 
-async def pay(store: SQLiteRunStore, key: str, run_id: str = "r", usd: float | None = None) -> None:
-    await store.reserve(reserved_call(key, run_id))
-    await store.store_response(reply(key, usd), reserved_call(key, run_id))
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "run.db"
@@ -95,28 +90,6 @@ async def store(path: Path) -> AsyncIterator[SQLiteRunStore]:
     async with open_store(path) as opened:
         await opened.open_run("r", IDENTITY, {"seed": 42})
         yield opened
-
-
-async def test_the_first_reply_stands_and_both_payers_are_booked(store: SQLiteRunStore) -> None:
-    await store.reserve(reserved_call("k", "r"))
-    await store.reserve(reserved_call("k", "other"))
-    await store.store_response(reply("k", 0.5, "first"), reserved_call("k", "r"))
-    await store.store_response(reply("k", 0.25, "second"), reserved_call("k", "other"))
-    found = await store.find_response("k")
-    assert found.text == "first"
-    assert [row.usage.usd for row in await store.spend("r")] == [0.5]
-    assert [row.usage.usd for row in await store.spend("other")] == [0.25]
-
-
-async def test_open_calls_of_an_earlier_process_become_unsettled(store: SQLiteRunStore) -> None:
-    """A later success does not erase the reopened run's open calls, and settles those of other runs."""
-    await store.reserve(reserved_call("k"))
-    await store.reserve(reserved_call("k", "other"))
-    await store.open_run("r", IDENTITY, {})
-    for run_id, unsettled in (("r", 1), ("other", 0)):
-        await store.store_response(reply("k"), reserved_call("k", run_id))
-        (spend,) = await store.spend(run_id)
-        assert (spend.unsettled, spend.usage.calls) == (unsettled, 1)
 
 
 async def test_a_call_counts_at_its_worst_case_until_it_is_settled(store: SQLiteRunStore) -> None:

@@ -39,7 +39,6 @@ from reflact.llm.completions import EventReader, read_events
 from reflact.llm.drafts import extends, read_partial
 from reflact.messages import Reply, ReplyModel, Text
 from reflact.records import FaultCount, Usage
-from reflact.types import FrozenModel
 
 pytestmark = pytest.mark.virtual_time
 
@@ -301,28 +300,6 @@ async def test_a_stream_that_stalls_is_late_as_a_whole() -> None:
     assert (spent.usage.calls, spent.unsettled) == (0, 1)
 
 
-class Part(FrozenModel):
-    """A part of a reply."""
-
-    title: str
-    size: int
-
-
-class Plan(ReplyModel):
-    """A reply with parts."""
-
-    why: str
-    parts: tuple[Part, ...]
-    more: list[int] | None = None
-
-
-PLAN = Plan(
-    why="Because. " * 20, parts=tuple(Part(title=f"part {n}" * 5, size=n) for n in range(8)), more=[1]
-)
-PLAN_TEXT = PLAN.model_dump_json()
-PLAN_STREAM = stream(PLAN_TEXT)
-
-
 def only_grow(drafts: list[Any]) -> bool:
     """Whether each draft is a beginning of the next one."""
     return all(extends(after, before) for before, after in pairwise(drafts))
@@ -351,10 +328,10 @@ async def test_drafts_are_told_before_the_answer_is_whole() -> None:
 
     class Patient(Body):
         async def __aiter__(self) -> Any:
-            async for piece in Body(PLAN_STREAM[:30]):
+            async for piece in Body(STREAM[:30]):
                 yield piece
             await seen.wait()
-            async for piece in Body(PLAN_STREAM[30:]):
+            async for piece in Body(STREAM[30:]):
                 yield piece
 
     async def emit(event: Event) -> None:
@@ -365,7 +342,7 @@ async def test_drafts_are_told_before_the_answer_is_whole() -> None:
         return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Patient([]))
 
     async with connected(Endpoint(answer), emit=emit) as client:
-        assert (await client.ask(PROMPT, Plan, call_id=call_id())).value == PLAN
+        assert (await client.ask(PROMPT, Pick, call_id=call_id())).value == VALUE
     assert len(told.attempts[0]) > 1
 
 
@@ -392,12 +369,12 @@ def test_a_text_is_seen_as_it_grows(value: Any, spacing: Any, ascii_only: bool) 
 
 @pytest.mark.parametrize(
     "failure",
-    [[*PLAN_STREAM[:40], httpx.ReadError("gone")], stream(PLAN_TEXT.replace('"size":7', '"size":"seven"'))],
+    [[*STREAM[:40], httpx.ReadError("gone")], stream(TEXT.replace("[1,2,3]", '["one"]'))],
 )
 async def test_a_call_that_fails_takes_its_drafts_back(failure: list[bytes | Exception]) -> None:
     told = Told()
     with pytest.raises(ProviderDown if len(failure) == 41 else ReplyError):
-        await ask(Plan, Endpoint(failure), config(max_retries=0, reasks=0), emit=told)
+        await ask(Pick, Endpoint(failure), config(max_retries=0, reasks=0), emit=told)
     assert isinstance(told[-2], DraftDiscarded)
     assert isinstance(told[-1], ModelCallFinished)
     assert told.attempts[0] != []
@@ -413,15 +390,15 @@ async def test_a_call_that_is_left_stays_booked() -> None:
         scope.cancel()
 
     settings = config(max_tokens=50)
-    endpoint = Endpoint(lambda _: endless(PLAN_STREAM[:40]))
+    endpoint = Endpoint(lambda _: endless(STREAM[:40]))
     async with connected(endpoint, settings, store=store, emit=emit) as client:
         with scope:
-            await client.ask(PROMPT, Plan, call_id=call_id())
+            await client.ask(PROMPT, Pick, call_id=call_id())
     (spent,) = await store.spend(RUN)
     assert (spent.usage.calls, spent.unsettled, spent.worst_case.output_tokens) == (0, 1, 50)
-    async with connected(Endpoint(PLAN_STREAM), store=store) as client:
-        reply: Reply[Plan] = await client.ask(PROMPT, Plan, call_id=call_id())
-    assert reply.value == PLAN
+    async with connected(Endpoint(STREAM), store=store) as client:
+        reply: Reply[Pick] = await client.ask(PROMPT, Pick, call_id=call_id())
+    assert reply.value == VALUE
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])
@@ -432,11 +409,11 @@ async def test_a_key_that_a_stream_takes_apart_is_never_seen(secret: str, size: 
     async def key() -> str:
         return secret
 
-    said = PLAN.model_copy(update={"why": f"You sent {secret}, did you? " * 4})
+    said = VALUE.model_copy(update={"why": f"You sent {secret}, did you? " * 12})
     provider = Endpoint(stream(said.model_dump_json(), size=size))
     store = await watched()
-    reply = await ask(Plan, provider, config(key=key), store=store, emit=told)
-    assert reply.value.why == "You sent [key], did you? " * 4
+    reply = await ask(Pick, provider, config(key=key), store=store, emit=told)
+    assert reply.value.why == "You sent [key], did you? " * 12
     assert only_grow(told.attempts[0])
     assert len(told.attempts[0]) > 3
     for text in (*(event.model_dump_json() for event in told), *(kept.text for kept in store.replies)):
