@@ -1,4 +1,4 @@
-"""The network: each call in flight has a pool, and pools come back whatever happens."""
+"""The network: proxies and certificates of the environment."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import anyio
 import httpx
 import pytest
-from test_wrong_endpoints import assert_one_message, trained
 
 import pure_server
 from hostile import Case, HostileNetwork, load_cases
@@ -26,7 +25,7 @@ from reflact import Trainer
 from reflact.errors import ReflactError
 from reflact.llm.errors import REQUEST_STATUSES
 from reflact.records import RunSummary
-from served import asked_of, serving
+from served import asked_of, assert_one_message, serving, trained
 from test_run_critic import criticised
 from virtual_time import NEVER, HurriedLoop
 

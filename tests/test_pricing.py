@@ -1,4 +1,4 @@
-"""Prices: what is given wins, lists are asked by address and model, and no call costs more than reserved."""
+"""Prices: each kind of token has its own, and no call costs more than reserved."""
 
 from __future__ import annotations
 

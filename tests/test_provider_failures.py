@@ -119,13 +119,12 @@ class Outage(PureNetwork):
         lines = (world / "val" / "items.jsonl").read_text(encoding="utf-8").splitlines()
         self._val = {json.loads(line)["input"] for line in lines}
         self._words = words
-        self.over = False
         self._begun = False
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = json.loads(await request.aread())
         self._begun |= request.headers["x-sample"].startswith(self._words)
-        if self._begun and not self.over and body["messages"][-1]["content"] in self._val:
+        if self._begun and body["messages"][-1]["content"] in self._val:
             raise httpx.ConnectError("the line is dead", request=request)
         return await super().handle_async_request(request)
 
@@ -148,7 +147,7 @@ class Decision(NamedTuple):
     name: str
 
 
-DECISIONS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "decision",
     [
         Decision("optimizer/merge/step=2", ("step", 2), "step 2 is unmeasured"),
@@ -158,9 +157,6 @@ DECISIONS = pytest.mark.parametrize(
         ),
     ],
 )
-
-
-@DECISIONS
 def test_an_unmeasured_decision_stops_the_run(
     world: Path, clean: Clean, tmp_path: Path, decision: Decision
 ) -> None:

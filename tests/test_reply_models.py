@@ -167,24 +167,6 @@ async def test_a_valid_reply_leaves_no_note_and_a_missing_one_is_final() -> None
     assert await ask_word(better, store, part="b") == Word(word="yes")
 
 
-@pytest.mark.parametrize(
-    ("short", "shorter", "reason", "shown"),
-    [
-        (None, False, "too long", ["long"]),
-        (ContextOverflow("still too long"), True, "still too long", ["long", "short"]),
-        ({"word": "bad"}, True, "not that word", ["long", "short"]),
-    ],
-)
-async def test_a_prompt_that_is_too_long_is_shortened_once(
-    short: ScriptedAnswer, shorter: bool, reason: str, shown: list[str]
-) -> None:
-    llm = scripted(ContextOverflow("too long"), short)
-    missing = await ask_word(llm, await opened(), shorter=shorter)
-    assert isinstance(missing, NoReply)
-    assert reason in missing.reason
-    assert shown_prompts(llm) == shown
-
-
 async def test_a_restart_asks_with_the_same_prompt() -> None:
     store = await opened()
     first = scripted(ContextOverflow("too long"), {"word": "short"})

@@ -1,4 +1,4 @@
-"""Effects: keys that never change, answers paid once, on disk before anyone sees them."""
+"""Stored replies: labels and keys that never change, answers paid once, on disk before anyone sees them."""
 
 from __future__ import annotations
 

@@ -67,17 +67,15 @@ def record(step: int, reason: str = "greater") -> StepRecord:
     )
 
 
-def reserved_call(
-    key: str, run_id: str = "r", *, role: str = "target", purpose: str = "rollout"
-) -> CallReservation:
+def reserved_call(key: str) -> CallReservation:
     return CallReservation(
-        key=key, run_id=run_id, call_id="s", role=role, purpose=purpose, endpoint="http://x", model="m"
+        key=key, run_id="r", call_id="s", role="target", purpose="rollout", endpoint="http://x", model="m"
     )
 
 
-def reply(key: str, usd: float | None = None, body: str = "{}") -> StoredResponse:
-    usage = Usage(calls=1, input_tokens=10, cached_tokens=3, output_tokens=2, usd=usd)
-    return StoredResponse(key=key, text=body, usage=usage)
+def reply(key: str) -> StoredResponse:
+    usage = Usage(calls=1, input_tokens=10, cached_tokens=3, output_tokens=2)
+    return StoredResponse(key=key, text="{}", usage=usage)
 
 
 @pytest.fixture
