@@ -185,9 +185,6 @@ async def test_a_wrong_clock_of_this_machine_shortens_no_pause() -> None:
     assert anyio.current_time() - begin == pytest.approx(60, abs=5)
 
 
-JSON, STREAM, PAGE = "application/json", "text/event-stream", "text/html"
-
-
 @pytest.mark.parametrize(
     ("error", "requests"),
     [
