@@ -67,13 +67,7 @@ def left_by(out_dir: Path) -> Ended:
     """Read what a run left."""
     summary = RunSummary.model_validate_json((out_dir / "summary.json").read_text(encoding="utf-8"))
     exported = [*sorted((out_dir / "skills").iterdir()), out_dir / "best_skill.md"]
-    unlike = {
-        "seconds": 0.0,
-        "config": None,
-        "spend": (),
-        "faults": (),
-        "reuse": Reuse(),
-    }
+    unlike = {"seconds": 0.0, "config": None, "spend": (), "faults": (), "reuse": Reuse()}
     return Ended(
         commits=rows(out_dir, "SELECT number, kind, step, record, state FROM commits ORDER BY number"),
         events=rows(out_dir, "SELECT event FROM events ORDER BY sequence"),

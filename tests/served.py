@@ -124,6 +124,23 @@ def assert_refused(result: Result, *words: str) -> None:
     assert "Traceback" not in result.output
 
 
+def trained(folder: Path, url: str) -> Result:
+    """Train against an address with three slots."""
+    command = ["train", str(configured(folder, url)), "--set", "models.target.concurrency=3"]
+    return CliRunner().invoke(app, command, env={"REFLACT_TEST_KEY": None}, prog_name="reflact")
+
+
+def assert_one_message(result: Result, *words: str) -> None:
+    """Check that a run failed with one message that holds the words; the exit code says if a call is booked."""
+    is_booked = "interrupted call" in result.output
+    assert result.exit_code == (1 if is_booked else 2), result.output
+    assert result.stderr.startswith(("error: the run ended as failed: ", "error: the run ended as budget: "))
+    assert result.stderr.count("\n") == 1, result.stderr
+    assert "Traceback" not in result.output
+    for word in words:
+        assert word in result.stderr
+
+
 def completion(content: str) -> dict[str, Any]:
     """Return a chat completion that says something."""
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}

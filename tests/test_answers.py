@@ -7,8 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from doubles import PROMPT, Endpoint, ask, call_id, completion, config, connected, opened, stream, watched
 from reflact.events import DraftUpdated, Event
@@ -16,31 +14,6 @@ from reflact.llm.structured import remove_thoughts
 from reflact.messages import ReplyModel, Text
 
 pytestmark = pytest.mark.virtual_time
-
-MARKS = [
-    ("<think>", "</think>"),
-    ("", "</think>"),
-    ("\n<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<seed:think>", "</seed:think>"),
-    ("<think></think><think>", "</think>"),
-    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
-    ("<|start|>assistant<|channel|>analysis<|message|>", "<|channel|>final <|constrain|>json<|message|>"),
-]
-WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="`'\"<>[]|"))
-
-
-@given(thoughts=WORDS, answer=WORDS, marks=st.sampled_from(MARKS), gap=st.sampled_from(["", " ", "\n\n"]))
-def test_thoughts_are_no_part_of_an_answer(
-    thoughts: str, answer: str, marks: tuple[str, str], gap: str
-) -> None:
-    text = f"{marks[0]}{thoughts}{marks[1]}{gap}{answer}"
-    assert remove_thoughts(text).strip() == answer.strip()
-
-
-@given(text=WORDS)
-def test_an_answer_without_marks_is_left_as_it_is(text: str) -> None:
-    assert remove_thoughts(text) == text
 
 
 @pytest.mark.parametrize(
@@ -61,25 +34,6 @@ def test_an_answer_that_quotes_marks_is_left_as_it_is(text: str) -> None:
     assert remove_thoughts(text) == text
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("<think>It asks for `</think>` or '</think>'.</think>Yes", "Yes"),
-        ('It is "5"</think>5', "5"),
-        ("<think>one</think>\n\nWrite </think> after thoughts.", "Write </think> after thoughts."),
-        ("<think>never finished", ""),
-        ("<think>a</think><think>never finished", ""),
-        ("<|channel|>analysis<|message|>never finished", ""),
-        (
-            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>",
-            "b",
-        ),
-    ],
-)
-def test_thoughts_end_at_the_first_mark_that_is_not_quoted(text: str, answer: str) -> None:
-    assert remove_thoughts(text) == answer
-
-
 class Pick(ReplyModel):
     """A typed reply."""
 
@@ -98,6 +52,9 @@ READ = {
     "after thoughts": f"<think>maybe {DRAFT}?</think>\n{FINAL}",
     "after thoughts without an opening mark": f"maybe {DRAFT}?\n</think>\n{FINAL}",
     "after a draft in a block of thoughts": f"<think>\n{DRAFT_BLOCK}\n</think>\n{FINAL}",
+    "after thoughts with the marks of Mistral": f"[THINK]maybe {DRAFT}?[/THINK]{FINAL}",
+    "after thoughts with the marks of Seed": f"<seed:think>maybe {DRAFT}?</seed:think>{FINAL}",
+    "after empty thoughts and others": f"<think></think><think>maybe {DRAFT}?</think>{FINAL}",
     "in a block": BLOCK,
     "in a block without a language": f"```\n{FINAL}\n```",
     "in a block with tildes": f"~~~json\n{FINAL}\n~~~",

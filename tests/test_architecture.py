@@ -32,7 +32,6 @@ MODEL = {"base_url": "http://localhost:1/v1", "api_key_env": None, "model": "m"}
 
 @cache
 def read_paths() -> tuple[tuple[str, ...], ...]:
-    """Return the dotted names of each path of the page, in order."""
     sections = re.split(r"^### ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     lists = (re.findall(r"^\d+\. .+(?:\n {3}.+)*", section, re.MULTILINE) for section in sections)
     return tuple(tuple(name for item in items for name in NAME.findall(item)) for items in lists)
@@ -60,24 +59,20 @@ class Recorder:
         self._is_on = False
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> None:
-        """Take one event of the interpreter."""
         if self._is_on and event == "call" and frame.f_code.co_filename.startswith(str(SOURCE)):
             self.calls.append(frame.f_code)
 
     def start(self) -> None:
-        """Record from now on, in this thread and in new ones."""
         self._is_on = True
         threading.setprofile(self)
         sys.setprofile(self)
 
     def stop(self) -> None:
-        """Record no more."""
         self._is_on = False
         sys.setprofile(None)
         threading.setprofile(None)
 
     def check_order(self, names: tuple[str, ...]) -> None:
-        """Check that each function was entered after the one before it."""
         calls = iter(self.calls)
         assert [name for name in names if find_function(name).__code__ not in calls] == []
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +14,15 @@ from generate_docs import list_config_keys
 from pure_world import PureNetwork, settings, write_world
 from reflact import Trainer
 from reflact.config.loading import load_config
-from reflact.environments.sql_grader import SQLGrader, read_tables
-from reflact.errors import ConfigError, StoreError
+from reflact.errors import StoreError
 from reflact.store.artifacts import export_best, export_version, remove_versions
-from reflact.types import Item, Skill
+from reflact.types import Skill
 
 SKILL = Skill(text="Rule.\n")
 ELSEWHERE = "Not yours.\n"
 
 
 def files(folder: Path) -> dict[str, str]:
-    """Return the contents of all plain files below a folder, links aside."""
     return {
         path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
         for path in sorted(folder.rglob("*"))
@@ -36,7 +32,6 @@ def files(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder with a file that a planted link may lead to."""
     folder = tmp_path / "outside"
     folder.mkdir()
     for name in ("best_skill.md", "v0007.md", "run.lock", "run.db"):
@@ -46,7 +41,6 @@ def outside(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["best_skill.md", ".best_skill.md.part"])
 def test_a_planted_link_is_replaced(name: str, tmp_path: Path, outside: Path) -> None:
-    """Neither an export nor its unfinished part is written through a link."""
     run = tmp_path / "run"
     run.mkdir()
     (run / name).symlink_to(outside / "best_skill.md")
@@ -63,7 +57,6 @@ def test_a_planted_link_is_replaced(name: str, tmp_path: Path, outside: Path) ->
 def test_a_linked_folder_of_versions_is_refused(
     act: Callable[[Path], object], tmp_path: Path, outside: Path
 ) -> None:
-    """Versions are neither written nor removed in a folder that a link leads to."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "skills").symlink_to(outside, target_is_directory=True)
@@ -75,20 +68,12 @@ def test_a_linked_folder_of_versions_is_refused(
 
 @pytest.mark.parametrize("name", ["run.lock", "run.db"])
 async def test_a_run_opens_nothing_through_a_link(name: str, tmp_path: Path, outside: Path) -> None:
-    """Lock and database are not opened where a link leads to them."""
     world = write_world(tmp_path / "world")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).symlink_to(outside / name)
     with pytest.raises(StoreError, match=f"{name} is a link"):
         await Trainer(settings(world, tmp_path / "run"), transport=PureNetwork()).train()
     assert set(files(outside).values()) == {ELSEWHERE}
-
-
-def test_a_run_folder_may_be_reached_through_a_link(tmp_path: Path, outside: Path) -> None:
-    """Where the whole folder is a link, somebody chose it."""
-    (tmp_path / "run").symlink_to(outside, target_is_directory=True)
-    export_version(tmp_path / "run", 1, SKILL)
-    assert files(outside)["skills/v0001.md"] == SKILL.text
 
 
 ODD = (
@@ -107,7 +92,6 @@ ODD = (
 
 
 async def test_ids_never_become_paths(tmp_path: Path) -> None:
-    """Items may be called anything; the files of a run have the names that they always have."""
     world = write_world(tmp_path / "world", train=4, val=4, test=3)
     names = iter(ODD)
     for split in ("train", "val", "test"):
@@ -127,12 +111,10 @@ async def test_ids_never_become_paths(tmp_path: Path) -> None:
 
 
 def beside_the_run(folder: Path) -> set[Path]:
-    """Return all files of a folder but those of its run."""
     return {path for path in folder.rglob("*") if "run" not in path.relative_to(folder).parts}
 
 
 def at(key: str, value: Any) -> dict[str, Any]:
-    """Return a configuration with one dotted key."""
     nested: Any = value
     for part in reversed(key.split(".")):
         nested = {part: nested}
@@ -151,33 +133,3 @@ def test_paths_count_from_where_the_page_says(key: str, tmp_path: Path) -> None:
         found = getattr(found, part)
     expected = Path("../x") if key in {"out_dir", "store"} else tmp_path / "../x"
     assert found == expected
-
-
-def tables(folder: Path, *names: str) -> Path:
-    """Write a small table under each name and return the folder."""
-    for name in names:
-        (folder / f"{name}.csv").write_text("a,b\n1,2\n", encoding="utf-8")
-    return folder
-
-
-@pytest.mark.parametrize("name", ['x"; DROP TABLE y; --', "x y", "select", "x'", "x]", "ä", "1", "-"])
-async def test_tables_may_be_called_anything(name: str, tmp_path: Path) -> None:
-    """A file's name is quoted: it is the table's name and never a part of a statement."""
-    image = read_tables(tables(tmp_path, name, "y"))
-    with closing(sqlite3.connect(":memory:")) as connection:
-        connection.deserialize(image)
-        found = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
-    assert found == {name, "y"}
-    quoted = name.replace('"', '""')
-    item = Item(id="i", input="?", reference="SELECT b FROM y")
-    assert (await SQLGrader(tables=image)(item, f'SELECT b FROM "{quoted}"')).score.hard == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "text"), [("sqlite_x", "a\n1\n"), ("t", "a,a\n1,2\n"), ("t", ""), ("t", "a\n1,2\n")]
-)
-def test_a_table_that_cannot_be_is_refused_by_name(name: str, text: str, tmp_path: Path) -> None:
-    """What SQLite will not take as a table is an error that names the file."""
-    (tmp_path / f"{name}.csv").write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=f"{name}.csv"):
-        read_tables(tmp_path)

@@ -76,22 +76,13 @@ def test_items_keep_all_their_fields(tmp_path: Path) -> None:
     ("name", "content", "words"),
     [
         ("a.jsonl", '{"id": "a", "input": 1}\n\nnope', r"a.jsonl row 3 is not valid JSON"),
-        ("a.json", '{"id": "a"}', "expected a list of items, found an object"),
-        ("a.json", "[3]", r"row 1: expected an object with an input, found a number"),
-        ("a.json", "[]", "a.json has no items"),
         ("a.json", '[{"input": 1, "refrence": 2}]', "no column 'reference'; .*reference: refrence"),
-        ("a.json", '[{"prompt": 2, "x": 3}]', r"data.fields.input: COLUMN \(its columns are prompt, x"),
         ("a.json", '[{"id": "a", "input": null}]', "row 1: the column 'input', which is the input, is empty"),
-        ("a.json", '[{"id": true, "input": 1}]', "row 1: the field 'id' .* is wrong: .*valid string"),
         ("a.json", '[{"id": "a", "input": NaN}]', "NaN is not a JSON number"),
-        ("a.json", '[{"id": "a", "input": 1e999}]', "row 1: the field 'input' .* is wrong: .*finite"),
-        ("a.json", '[{"id": "a", "input": "\\ud800"}]', "row 1: half of a surrogate pair"),
         ("a.json", "[" * 100_000, "nested too deeply"),
         ("a.jsonl", '{"input": 1}\n{"input": 2, "m": {"b": 1, "b": 2}}', "a.jsonl row 2 .* name 'b' twice"),
         ("a.csv", "sep=;\nid;input\na\n", "a.csv row 3: it has 1 cells, but the header has 2"),
-        ("a.csv", 'id,input\na,"b', r"a.csv row 2 is not valid CSV"),
         ("a.csv", "id,input,id\na,b,c\n", r"a.csv row 1: the header has 'id' more than once"),
-        ("a.txt", "id,input", "must end in .csv, .json or .jsonl"),
     ],
 )
 def test_malformed_files_are_one_sentence(tmp_path: Path, name: str, content: str, words: str) -> None:
@@ -103,8 +94,6 @@ def test_malformed_files_are_one_sentence(tmp_path: Path, name: str, content: st
 
 
 def test_missing_and_ambiguous_splits_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no data at"):
-        load_dataset(tmp_path / "nowhere", "2:1:7")
     _write(tmp_path / "train.json", _rows(1))
     with pytest.raises(DataError, match=r"has no val split: looked for val or validation or "):
         load_dataset(tmp_path, "2:1:7")
@@ -113,12 +102,11 @@ def test_missing_and_ambiguous_splits_are_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"more than one val split: val.json, selection.json"):
         load_dataset(tmp_path, "2:1:7")
     (tmp_path / "selection.json").unlink()
-    (tmp_path / "test").mkdir()
-    with pytest.raises(DataError, match=r"exactly one .json, .jsonl or .csv file; it contains none"):
-        load_dataset(tmp_path, "2:1:7")
-    _write(tmp_path / "test" / "a.json", _rows(1))
-    _write(tmp_path / "test" / "b.json", _rows(1))
-    with pytest.raises(DataError, match=r"it contains a.json, b.json"):
+    for name in ("a.json", "b.json"):
+        _write(tmp_path / "test" / name, _rows(1))
+    with pytest.raises(
+        DataError, match=r"exactly one .json, .jsonl or .csv file; it contains a.json, b.json"
+    ):
         load_dataset(tmp_path, "2:1:7")
 
 
@@ -285,15 +273,3 @@ def test_splits_have_the_names_of_others(tmp_path: Path, form: str, name: str) -
     else:
         _write(path, [{**row, "split": split.title()} for split, rows in parts.items() for row in rows])
     assert _counts(load_dataset(path, None)) == (3, 2, 1)
-
-
-def test_a_ratio_and_other_names_overrule_a_column_of_splits(tmp_path: Path) -> None:
-    names = ["train"] * 7 + ["val"] * 2
-    path = _write(
-        tmp_path / "a.json", [{**row, "split": name} for row, name in zip(_rows(9), names, strict=True)]
-    )
-    assert _counts(load_dataset(path, None)) == (7, 2, 0)
-    assert _counts(load_dataset(path, "1:1:1")) == (3, 3, 3)
-    for other in ("fold 1", "test"):
-        _write(path, [{**row, "split": "train" if k else other} for k, row in enumerate(_rows(9))])
-        assert _counts(load_dataset(path, None)) == (3, 3, 3)

@@ -13,7 +13,7 @@ import anyio.lowlevel
 import pytest
 from sqlite_utils import Migrations
 
-from reflact.concurrency import fan_out, open_task_group
+from reflact.concurrency import open_task_group
 from reflact.errors import StoreError
 from reflact.store.database import Database, Tables
 
@@ -22,7 +22,6 @@ COLOUR = "ALTER TABLE notes ADD COLUMN colour TEXT; CREATE TABLE other (id INTEG
 
 
 def steps(**scripts: str) -> Migrations:
-    """Return a schema of these steps."""
     schema = Migrations("tests")
     for name, script in scripts.items():
         schema(name=name)(partial(Tables.executescript, sql=script))
@@ -53,7 +52,6 @@ async def texts(database: Database) -> list[str]:
 
 
 def holding(entered: threading.Event, go_on: threading.Event) -> Callable[[Tables], None]:
-    """A write that keeps the writer's thread busy until it is told to go on."""
 
     def work(tables: Tables) -> None:
         entered.set()
@@ -62,35 +60,13 @@ def holding(entered: threading.Event, go_on: threading.Event) -> Callable[[Table
     return work
 
 
-def overwrite(path: Path, content: bytes, at: int = 0) -> bytes:
-    """Put bytes into a file, which is made where missing, and return what it then holds."""
-    before = path.read_bytes() if path.exists() else b""
-    path.write_bytes(before[:at] + content + before[at + len(content) :])
-    return path.read_bytes()
-
-
 async def until(condition: Callable[[], bool]) -> None:
     with anyio.fail_after(60):
         while not condition():
             await anyio.lowlevel.checkpoint()
 
 
-async def test_waiting_writes_share_a_transaction(database: Database) -> None:
-    """Writes that gather while the writer is busy are committed in one transaction, in order."""
-    entered, go_on = threading.Event(), threading.Event()
-    async with open_task_group() as tasks:
-        tasks.start_soon(database.write, holding(entered, go_on))
-        await until(entered.is_set)
-        for n in range(100):
-            tasks.start_soon(put, database, f"note {n}")
-        await anyio.wait_all_tasks_blocked()
-        go_on.set()
-    assert database.n_transactions == 2
-    assert await texts(database) == [f"note {n}" for n in range(100)]
-
-
 async def test_a_failing_write_is_undone_alone(database: Database) -> None:
-    """A write that raises loses all of its own rows and none of its neighbours'; each gets its own answer."""
 
     def two_then_fail(tables: Tables) -> None:
         tables.execute("INSERT INTO notes (text) VALUES ('mine')")
@@ -123,7 +99,6 @@ async def test_a_failing_write_is_undone_alone(database: Database) -> None:
 
 
 async def test_a_cancelled_write_still_completes(database: Database) -> None:
-    """A cancelled caller leaves at once, while the writer is still busy; its write is committed."""
     entered, go_on = threading.Event(), threading.Event()
     async with open_task_group() as tasks:
         tasks.start_soon(database.write, holding(entered, go_on))
@@ -139,7 +114,6 @@ async def test_a_cancelled_write_still_completes(database: Database) -> None:
 
 
 async def test_closing_waits_no_longer_than_its_grace(path: Path) -> None:
-    """A write that hangs does not hold up closing; it completes and then lets go of the file."""
     entered, go_on, before = threading.Event(), threading.Event(), set(threading.enumerate())
     async with open_task_group() as tasks, Database(path, NOTES, grace=0.01) as database:
         tasks.start_soon(put, database, "first")
@@ -154,28 +128,7 @@ async def test_closing_waits_no_longer_than_its_grace(path: Path) -> None:
         assert await texts(again) == ["first", "last"]
 
 
-async def test_readers_do_not_block_the_writer(database: Database) -> None:
-    """A write commits while a read is under way, and that read keeps seeing what it began with."""
-    begun, go_on = threading.Event(), threading.Event()
-    seen: list[int] = []
-
-    def look(tables: Tables) -> None:
-        seen.append(tables.execute("SELECT count(*) FROM notes").fetchone()[0])
-        begun.set()
-        assert go_on.wait(60)
-        seen.append(tables.execute("SELECT count(*) FROM notes").fetchone()[0])
-
-    async with open_task_group() as tasks:
-        tasks.start_soon(database.read, look)
-        await until(begun.is_set)
-        await put(database, "meanwhile")
-        go_on.set()
-        assert await texts(database) == ["meanwhile"]
-    assert seen == [0, 0]
-
-
 async def test_a_database_may_be_opened_after_a_fork_but_not_before(path: Path) -> None:
-    """A forked process is refused by a database that its parent opened, and does not wait for its threads."""
     async with Database(path, NOTES) as database:
         database._pid += 1
         for call in (put(database, "x"), texts(database), database.checkpoint()):
@@ -185,26 +138,12 @@ async def test_a_database_may_be_opened_after_a_fork_but_not_before(path: Path) 
 
 
 async def test_writes_wait_for_the_disk(database: Database) -> None:
-    """The writer's connection logs ahead, waits for the disk, checks foreign keys and wipes what is removed."""
 
     def settings(tables: Tables) -> tuple[object, ...]:
         names = ("journal_mode", "synchronous", "foreign_keys", "secure_delete")
         return tuple(tables.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
 
     assert await database.write(settings) == ("wal", 2, 1, 1)
-
-
-async def test_a_failing_migration_leaves_nothing(path: Path) -> None:
-    """A migration that fails halfway is undone with its receipt, and the old version still opens."""
-    broken = steps(notes=TABLE, broken="CREATE TABLE half (id INTEGER); INSERT INTO missing VALUES (1)")
-    with pytest.raises(StoreError, match="no such table: missing"):
-        async with Database(path, broken):
-            pass
-    async with Database(path, NOTES) as older:
-        assert await older.fetch_rows("SELECT name FROM sqlite_master WHERE name IN ('half', 'notes')") != [
-            ("half",)
-        ]
-        assert await older.fetch_rows("SELECT name FROM _sqlite_migrations WHERE name = 'broken'") == []
 
 
 async def test_an_unknown_schema_is_refused(path: Path) -> None:
@@ -219,21 +158,7 @@ async def test_an_unknown_schema_is_refused(path: Path) -> None:
             pass
 
 
-async def test_a_file_that_is_no_database(path: Path) -> None:
-    """A file of another kind is refused and left as it is; so is a folder in its place, or a file in its folder's."""
-    content = overwrite(path, b"seed: 42\n" * 200)
-    with pytest.raises(StoreError, match="not a SQLite database"):
-        async with Database(path, NOTES):
-            pass
-    assert overwrite(path, b"") == content
-    for wrong, reason in ((path.parent, "cannot be opened"), (path / "run.db", "cannot make its folder")):
-        with pytest.raises(StoreError, match=reason):
-            async with Database(wrong, NOTES):
-                pass
-
-
 async def test_a_lock_is_waited_for(path: Path) -> None:
-    """A write that meets another process's lock goes through once that is given up."""
     async with Database(path, NOTES) as database:
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -243,15 +168,3 @@ async def test_a_lock_is_waited_for(path: Path) -> None:
             other.execute("ROLLBACK")
         other.close()
         assert await texts(database) == ["patient"]
-
-
-async def test_a_check_finds_damage_that_no_read_has_met(path: Path) -> None:
-    """A page that was overwritten is found by the check, also where reads do not come by."""
-    async with Database(path, NOTES) as database:
-        await fan_out(lambda n: put(database, f"{n}" * 500), range(200))
-        await database.check_integrity()
-    overwrite(path, b"\xff" * 4096, at=len(overwrite(path, b"")) // 4096 // 2 * 4096)
-    async with Database(path, NOTES) as database:
-        assert await database.fetch_rows("SELECT text FROM notes WHERE id = 1") == [("0" * 500,)]
-        with pytest.raises(StoreError, match="damaged"):
-            await database.check_integrity()

@@ -144,12 +144,10 @@ def test_a_refusal_ends_what_it_is_about(tmp_path: Path, key: tuple[str, str]) -
 @pytest.mark.slow
 @pytest.mark.parametrize("key", OTHERS)
 def test_other_quirks_are_read_or_told(tmp_path: Path, key: tuple[str, str]) -> None:
-    """An answer that can be read counts, and one that cannot is told."""
     check(tmp_path, key, OTHERS[key])
 
 
 def test_every_quirk_has_its_outcome_and_its_row() -> None:
-    """What the program plays is stated here, and stands in the table once."""
     assert PLAYED.keys() == REFUSALS.keys() | OTHERS.keys()
     table = quirks.PAGE.read_text("utf-8").partition(quirks.BEGIN)[2].partition(quirks.END)[0]
     rows = [line.split(" | ")[:2] for line in table.splitlines() if line[:2] == "| "]
@@ -158,7 +156,6 @@ def test_every_quirk_has_its_outcome_and_its_row() -> None:
 
 
 def start(folder: Path, role: str, name: str) -> Any:
-    """Return the summary of one more start of a run under a quirk."""
     _, play, settings = PLAYED[role, name]
     config = quirks.configure(folder / "run", role, settings)
     trainer = Trainer(config, transport=QuirkyEndpoint(role, play))

@@ -48,7 +48,6 @@ class Kind(NamedTuple):
 
     @property
     def reply(self) -> str:
-        """The right reply."""
         return "fine" if self.reply_type is Text else WORD.model_dump_json()
 
 
@@ -66,7 +65,6 @@ class Provider:
         self._reply = reply
 
     def answer(self, request: httpx.Request) -> list[bytes]:
-        """Answer a request."""
         self.requests += 1
         self.charged += self.playing.charged
         return self.playing.render(self._reply)
@@ -153,13 +151,11 @@ def find_usage(case: Case, store: Watched) -> Usage:
 
 
 async def check_books(provider: Provider, store: Watched) -> list[str]:
-    """Return what is wrong with the books: each answer that may be charged is booked once."""
     booked = sum(spend.usage.calls + spend.unsettled for spend in await store.spend(RUN))
     return [] if booked == provider.charged else [f"{provider.charged} may be charged, {booked} are booked"]
 
 
 def test_the_corpus_is_sound() -> None:
-    """There are at least 150 hostile replies; each has a name of its own, a reason, and one way to end."""
     cases = load_cases()
     assert len(cases) >= 150
     assert [name for name, count in Counter(case.name for case in cases).items() if count > 1] == []
@@ -176,12 +172,10 @@ def test_each_reply_is_a_value_or_a_fault(part: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TYPED)
 def test_typed_replies_survive_them(kind: Kind) -> None:
-    """With a schema, with tools and as a stream: each ends as a value or one sentence, and is booked."""
     assert [wrong for part in range(PARTS) for wrong in play(part, kind)] == []
 
 
 def play(part: int, kind: Kind) -> list[str]:
-    """Play a part of the corpus to calls of a kind; return what is wrong."""
     return [wrong for case in load_cases()[part::PARTS] for wrong in virtual_time.run(check, case, kind)]
 
 
@@ -205,7 +199,6 @@ def play(part: int, kind: Kind) -> list[str]:
     ids=["to itself", "to another host", "to a page", "to a file", "to nowhere"],
 )
 async def test_no_redirect_is_followed(status: int, location: str, words: str) -> None:
-    """A redirect ends the calls of its role after one request, which is not booked, and the error names the address."""
     endpoint = Endpoint(httpx.Response(status, headers={"location": location}), completion("never asked"))
     store = await watched()
     async with connected(endpoint, store=store) as client:
@@ -240,7 +233,6 @@ class Endless(httpx.AsyncBaseTransport, httpx.AsyncByteStream):
 async def test_a_huge_answer_is_read_once_and_no_further_than_its_bound(
     headers: dict[str, str], pieces: int
 ) -> None:
-    """An answer that announces too many bytes is not read at all, any other one up to the bound; neither is retried."""
     endpoint, store = Endless(headers), await watched()
     async with connected(endpoint, config(max_tokens=1), store=store) as client:
         with pytest.raises(ProviderDown, match=r"more than 4,194,816 bytes.*models\.optimizer\.max_tokens"):

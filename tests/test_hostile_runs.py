@@ -25,9 +25,8 @@ from reflact import Trainer
 from reflact.errors import ReflactError
 from reflact.llm.errors import REQUEST_STATUSES
 from reflact.records import RunSummary
-from served import asked_of, serving
+from served import asked_of, assert_one_message, serving, trained
 from test_run_critic import criticised
-from test_wrong_endpoints import assert_one_message, trained
 from virtual_time import NEVER, HurriedLoop
 
 pytestmark = pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,19 +12,11 @@ from pydantic import Field
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened
 from reflact.concurrency import fan_out
-from reflact.errors import (
-    AccessDenied,
-    BadRequest,
-    ConfigError,
-    ModelError,
-    ProviderDown,
-    RequestRefused,
-)
+from reflact.errors import AccessDenied, BadRequest, ConfigError, ModelError, ProviderDown, RequestRefused
 from reflact.llm.budget import Account
 from reflact.llm.client import Client, identify_model
 from reflact.llm.structured import build_schema
 from reflact.messages import Message, RenderedPrompt, ReplyModel, Text
-from reflact.store.runs import open_store
 from reflact.types import FrozenModel
 
 pytestmark = pytest.mark.virtual_time
@@ -53,7 +44,6 @@ GOOD = completion(TEXT)
 
 
 def refused(status: int, message: str, code: str | None = None) -> httpx.Response:
-    """Return a refusal in the shape of OpenAI's errors."""
     return httpx.Response(status, json={"error": {"message": message, "type": "x", "code": code}})
 
 
@@ -62,7 +52,6 @@ HOSTILE = 'Use {braces}, {{ jinja }}, {% raw %}, {# note #}, $dollars, ${shell},
 
 @pytest.mark.parametrize("mode", ["json_schema", "tools", "json_object_with_schema", "json"])
 async def test_prompts_are_never_templates(mode: str) -> None:
-    """What a skill contains arrives as it is, in every mode."""
     prompt = RenderedPrompt(
         name="p",
         version=1,
@@ -86,7 +75,6 @@ async def test_prompts_are_never_templates(mode: str) -> None:
     ],
 )
 async def test_plain_replies_are_taken_as_they_are(answer: httpx.Response, text: str) -> None:
-    """Text is asked for without a format; empty, cut off and unwilling answers are answers."""
     endpoint = Endpoint(answer)
     reply = await ask(Text, endpoint, config(mode="auto"))
     assert (reply.value, reply.attempts) == (Text(text=text), 1)
@@ -109,7 +97,6 @@ async def test_settings_are_sent_and_absent_ones_left_out() -> None:
 
 
 def test_the_identity_holds_what_influences_replies() -> None:
-    """Settings that change replies change it; keys, time-outs and limits do not."""
     changes: list[dict[str, Any]] = [
         {"model": "other"},
         {"base_url": "http://elsewhere.test/v1"},
@@ -176,7 +163,6 @@ async def test_what_is_no_key_is_refused_before_any_call(key: str, monkeypatch: 
 
 
 async def test_each_mode_has_its_own_field() -> None:
-    """The schema stands in the field of the mode, and mode ``json`` alone adds it to the prompt."""
     schema = build_schema(Pick)
     parameters = {k: v for k, v in schema.items() if k != "description"}
     parameters["required"] = sorted(parameters["required"])
@@ -222,7 +208,6 @@ def only(mode: str, status: int = 400) -> Endpoint:
 async def test_auto_settles_on_the_first_mode_the_endpoint_accepts(
     mode: str, tried: int, status: int
 ) -> None:
-    """Each mode is tried once, in order, is paid for once, and is known to the next start."""
     endpoint = only(mode, status)
     store = await opened()
     async with connected(endpoint, config(mode="auto"), store=store) as client:
@@ -236,95 +221,7 @@ async def test_auto_settles_on_the_first_mode_the_endpoint_accepts(
     assert len(endpoint.requests) == tried + 2
 
 
-PROSE = "The first part is best, I think."
-
-
-def obeying(*modes: str) -> Endpoint:
-    """Return an endpoint that answers every request, in JSON only if the mode is one of these."""
-
-    def answer(body: Any) -> httpx.Response:
-        form = body.get("response_format", {"type": "tools"})
-        kind = form["type"] + ("_with_schema" if "schema" in form else "")
-        if kind == "tools" and "tools" in modes:
-            return completion(None, arguments=TEXT)
-        return completion(TEXT if kind in modes else PROSE)
-
-    return Endpoint(answer)
-
-
-@pytest.mark.parametrize(
-    ("obeyed", "mode", "ignored"),
-    [
-        (["json_schema"], "json_schema", 0),
-        (["tools", "json_object"], "tools", 1),
-        (["json_object_with_schema"], "json_object_with_schema", 2),
-        (["json_object"], "json", 3),
-    ],
-)
-async def test_auto_goes_on_if_a_format_is_ignored(obeyed: list[str], mode: str, ignored: int) -> None:
-    """An endpoint that answers twice in prose is asked in the next mode; the mode that it follows is noted."""
-    endpoint, store = obeying(*obeyed), await opened()
-    async with connected(endpoint, config(mode="auto"), store=store) as client:
-        replies = [await client.ask(PROMPT, Pick, call_id=call_id(part)) for part in "ab"]
-    assert [(reply.value, reply.attempts) for reply in replies] == [(VALUE, 1)] * 2
-    assert len(endpoint.requests) == 2 * ignored + 2
-    assert await store.decision_log(RUN).get(0, "mode/optimizer") == mode
-
-
-@pytest.mark.parametrize(
-    "first",
-    [
-        completion(TEXT[:20], finish="length"),
-        completion(PROSE),
-        completion(""),
-        completion(None, refusal="I would rather not."),
-        completion(f"<think>{PROSE}</think>\n```json\n{TEXT}\n```"),
-    ],
-)
-async def test_a_wrong_reply_is_no_ignored_format(first: httpx.Response) -> None:
-    """Broken JSON, a cut answer, an empty one, a refusal, and prose once, say nothing of the mode."""
-    store, endpoint = await opened(), Endpoint(first, GOOD)
-    assert (await ask(Pick, endpoint, config(mode="auto"), store=store)).value == VALUE
-    assert await store.decision_log(RUN).get(0, "mode/optimizer") == "json_schema"
-    assert not any("tools" in body for body in endpoint.bodies)
-
-
-UNSUPPORTED = "Unsupported parameter: '{}' is not supported with this model. Use '{}' instead."
-EXTRA = '{{"type": "extra_forbidden", "loc": ["body", "{}"], "msg": "Extra inputs are not permitted"}}'
-
-
-@pytest.mark.parametrize(
-    ("status", "words"), [(400, UNSUPPORTED), (422, EXTRA), (400, "Unrecognized argument: {}")]
-)
-@pytest.mark.parametrize(
-    "names", [("max_tokens", "max_completion_tokens"), ("max_completion_tokens", "max_tokens")]
-)
-async def test_a_cap_has_the_name_that_the_endpoint_wants(
-    names: tuple[str, str], status: int, words: str
-) -> None:
-    """A refused name costs one free request, in calls of every kind; the identity is that of the settings."""
-    sent, wanted = names
-
-    def answer(body: Any) -> httpx.Response:
-        return refused(status, words.format(sent, wanted)) if sent in body else completion(TEXT)
-
-    endpoint, store = Endpoint(answer), await opened()
-    cap: dict[str, Any] = {"max_tokens": 50} if sent == "max_tokens" else {"extra_body": {sent: 50}}
-    settings = config(mode="auto", **cap)
-    async with connected(endpoint, settings, store=store) as client:
-        before = client.identity
-        assert (await client.ask(PROMPT, Text, call_id=call_id("text"))).value.text == TEXT
-        assert (await client.ask(PROMPT, Pick, call_id=call_id("typed"))).value == VALUE
-        await client.forward({"messages": [{"role": "user", "content": "x"}]}, call_id=call_id("agent"))
-        assert client.identity == before
-    caps = [{name: body[name] for name in names if name in body} for body in endpoint.bodies]
-    assert caps == [{sent: 50}, *[{wanted: 50}] * 3]
-    (spent,) = await store.spend(RUN)
-    assert (spent.usage.calls, spent.unsettled) == (3, 0)
-
-
 async def test_concurrent_calls_settle_the_mode_once() -> None:
-    """Ten calls that start together cost one round of refusals."""
     endpoint = only("json_object_with_schema")
     async with connected(endpoint, config(mode="auto")) as client:
         await fan_out(lambda n: client.ask(PROMPT, Pick, call_id=call_id(str(n))), range(10))
@@ -332,7 +229,6 @@ async def test_concurrent_calls_settle_the_mode_once() -> None:
 
 
 async def test_one_exchange_on_the_wire() -> None:
-    """Without a transport of its own the client posts to the configured address, with the key and once."""
     store = await opened()
     account = Account(RUN, store, store.decision_log(RUN))
     with respx.mock(assert_all_called=True) as router:
@@ -360,25 +256,9 @@ async def test_one_exchange_on_the_wire() -> None:
 async def test_failures_have_the_names_of_the_house(
     answer: httpx.Response | Exception, error: type[ModelError], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Errors say what happened and where, in one sentence, whatever the client library calls them."""
     monkeypatch.setenv("REFLACT_TEST_KEY", SECRET)
     settings = config(max_retries=0, api_key_env="REFLACT_TEST_KEY")
     with pytest.raises(error, match=words) as failure:
         await ask(Text, Endpoint(answer), settings)
     assert type(failure.value) is error
     assert "models.optimizer: m at http://endpoint.test/v1" in str(failure.value)
-
-
-async def test_half_a_surrogate_pair_goes_no_further(tmp_path: Path) -> None:
-    """JSON can name what no file can hold: it is replaced in plain replies and in what is sent back."""
-    half = GOOD.content.replace(json.dumps(TEXT).encode(), b'"a \\ud800 b"')
-    endpoint = Endpoint(httpx.Response(200, content=half), httpx.Response(200, content=half), GOOD)
-    async with open_store(tmp_path / "run.db") as store:
-        await store.open_run(RUN, {}, {})
-        account = Account(RUN, store, store.decision_log(RUN))
-        async with Client(config(), "optimizer", account, transport=endpoint) as client:
-            plain = await client.ask(PROMPT, Text, call_id=call_id())
-            typed = await client.ask(PROMPT, Pick, call_id=call_id("typed"))
-    assert plain.value.text == "a \ufffd b"
-    assert (typed.value, typed.attempts) == (VALUE, 2)
-    assert endpoint.bodies[2]["messages"][-2]["content"] == "a \ufffd b"

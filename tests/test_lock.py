@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from reflact.cli.app import app
 from reflact.errors import RunConflict
-from reflact.store.lock import Ownership, is_owned, own_run
+from reflact.store.lock import Ownership, own_run
 from served import HANGS, Endpoint, reflact_process, world
 
 HOLD = """
@@ -33,7 +33,6 @@ with own_run(Path(sys.argv[1]), Path(sys.argv[1], "run.db"), "r1"):
 
 
 def holder(folder: Path) -> subprocess.Popen[str]:
-    """Start a process that holds a folder until its input is closed or it is killed."""
     child = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -43,38 +42,11 @@ def holder(folder: Path) -> subprocess.Popen[str]:
 
 
 def own(folder: Path) -> AbstractContextManager[Ownership]:
-    """Own a run in a folder, with its store there."""
     return own_run(folder, folder / "run.db", "r1")
-
-
-def test_a_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
-    """While a process holds a folder, another gets its pid and since when; afterwards it gets the lock."""
-    with holder(tmp_path) as child:
-        with pytest.raises(RunConflict) as refusal, own(tmp_path):
-            pass
-        child.communicate("")
-    message = str(refusal.value)
-    assert f"process {child.pid} on " in message
-    assert "wait until it has ended" in message
-    assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", message)
-    assert str(tmp_path) in message
-    with own(tmp_path):
-        pass
-
-
-def test_a_reader_knows_whether_a_run_is_at_work(tmp_path: Path) -> None:
-    """It asks without an effect on the lock."""
-    store = tmp_path / "run.db"
-    with own_run(tmp_path, store, "r1"):
-        assert is_owned(store, "r1")
-        assert is_owned(store, "r1")
-        assert not is_owned(store, "r2")
-    assert not is_owned(store, "r1")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
-    """The system releases the lock of a process that was killed, and the text it left does not matter."""
     with holder(tmp_path) as child:
         child.send_signal(signal.SIGKILL)
         child.wait()
@@ -84,7 +56,6 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_an_identity_is_owned_once_in_a_store(tmp_path: Path) -> None:
-    """A run is owned once in a store, also by a link to the store; its other runs and other stores are apart."""
     (tmp_path / "link.db").symlink_to(tmp_path / "runs.db")
     with own_run(tmp_path / "a", tmp_path / "runs.db", "r1"):
         for store in ("runs.db", "link.db"):
@@ -115,7 +86,6 @@ with own_run(Path(sys.argv[1]), Path(sys.argv[1], "run.db"), "r1"):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 def test_a_fork_of_the_owner_owns_nothing(tmp_path: Path) -> None:
-    """A forked worker does not keep the lock when the owner is killed."""
     command = [sys.executable, "-c", FORKED, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
@@ -165,7 +135,6 @@ def reflact(*arguments: object) -> Result:
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals")
 @pytest.mark.parametrize("command", ["train", "eval", "record"])
 def test_a_second_process_is_told_who_is_at_work(busy: Busy, command: str, tmp_path: Path) -> None:
-    """Whatever would write into the folder ends at once, and names the process, its host and since when."""
     skill, cassette = tmp_path / "s.md", tmp_path / "c.jsonl"
     skill.write_text("Answer.\n", encoding="utf-8")
     arguments: dict[str, tuple[object, ...]] = {
@@ -187,7 +156,6 @@ def test_a_second_process_is_told_who_is_at_work(busy: Busy, command: str, tmp_p
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals")
 def test_a_run_under_way_can_be_looked_at(busy: Busy) -> None:
-    """`runs`, `show` and the forecast read beside it what it has committed so far."""
     listed, shown = reflact("runs", busy.out_dir), reflact("show", busy.out_dir)
     assert (listed.exit_code, shown.exit_code) == (0, 0), listed.output + shown.output
     assert re.search(r" running +1 ", listed.stdout)

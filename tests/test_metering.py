@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened, watched
-from reflact.concurrency import fan_out
 from reflact.config.models import Price
 from reflact.config.training import BudgetConfig
 from reflact.errors import BudgetSpent, CassetteMiss, ModelError, ProviderDown
@@ -31,16 +30,13 @@ pytestmark = pytest.mark.virtual_time
 PRICE = Price(input=1000, cached_input=100, output=10_000)
 PRICED = config(max_tokens=50, price=PRICE, max_retries=0)
 GOOD = completion("fine", tokens=(100, 40, 7))
-COST = 0.06 + 0.004 + 0.07
 
 
 def budget(**limits: Any) -> Budget:
-    """Return a budget with limits."""
     return Budget(BudgetConfig(**limits))
 
 
 async def taken(store: InMemoryRunStore) -> tuple[Usage, int, Usage]:
-    """Return usage, unsettled calls and worst case of the only purpose in a store."""
     (spent,) = await store.spend(RUN)
     return spent.usage, spent.unsettled, spent.worst_case
 
@@ -96,7 +92,6 @@ CHARGED = [
 
 @pytest.mark.parametrize("failure", FREE)
 async def test_what_is_refused_or_never_left_is_free(failure: httpx.Response | Exception) -> None:
-    """Neither the ledger nor the budget knows of it afterwards."""
     store, held = await opened(), budget(max_calls=1)
     with pytest.raises((ModelError, CassetteMiss)):
         await ask(Text, Endpoint(failure), PRICED, store=store, budget=held)
@@ -109,7 +104,6 @@ async def test_what_is_refused_or_never_left_is_free(failure: httpx.Response | E
 async def test_what_may_be_charged_is_booked_although_a_repeat_succeeds(
     failure: httpx.Response | Exception,
 ) -> None:
-    """The attempt that was cut off and the one that was answered are two calls."""
     store, held = await opened(), budget(max_calls=2)
     async with connected(Endpoint(failure, GOOD), PRICED, store=store, budget=held) as client:
         with pytest.raises(ProviderDown):
@@ -173,7 +167,6 @@ class _Body(httpx.AsyncByteStream):
 
 
 async def test_the_time_for_one_attempt_counts_to_the_last_byte() -> None:
-    """A body that trickles in is cut off like an answer that never comes, and its connection is closed."""
     store = await opened()
     for network in (Slow(11), Slow(1, 5, 5)):
         async with paying(network, store, budget(), timeout=10, max_retries=0) as send:
@@ -185,7 +178,6 @@ async def test_the_time_for_one_attempt_counts_to_the_last_byte() -> None:
 
 @pytest.mark.parametrize(("size", "in_loop"), [(1, 1), (LARGE_BYTES, 0)])
 async def test_a_long_answer_is_read_beside_the_event_loop(size: int, in_loop: int) -> None:
-    """The thread of the event loop reads short answers alone."""
     calls: list[str] = []
 
     def notice(frame: FrameType, event: str, _: object) -> None:
@@ -202,29 +194,7 @@ async def test_a_long_answer_is_read_beside_the_event_loop(size: int, in_loop: i
     assert len(calls) == in_loop
 
 
-async def test_who_waits_for_a_budget_holds_no_place_at_the_endpoint() -> None:
-    """Another run that shares the endpoint is not held up by it."""
-    store = await opened()
-    ended: list[tuple[str, float]] = []
-
-    async def call(send: Send, key: str) -> None:
-        try:
-            await send(key)
-        except BudgetSpent:
-            key = f"{key} refused"
-        ended.append((key, anyio.current_time()))
-
-    async with (
-        paying(Slow(10), store, budget(max_calls=1), concurrency=2) as poor,
-        paying(Slow(1), store, budget(), concurrency=2) as rich,
-    ):
-        calls = ((poor, "a"), (poor, "b"), (rich, "c"), (rich, "d"))
-        await fan_out(lambda given: call(*given), calls)
-    assert ended == [("c", 1), ("d", 2), ("a", 10), ("b refused", 10)]
-
-
 async def test_an_answer_that_came_is_kept_and_settled_whoever_leaves() -> None:
-    """Cancelled while it is stored, it is stored all the same, and costs what it says."""
     store = await watched()
     scope, held = anyio.CancelScope(), budget(max_calls=2, max_tokens=500)
 
@@ -266,7 +236,6 @@ async def test_a_call_whose_caller_leaves_before_it_is_sent_costs_nothing() -> N
 
 
 def counted(content: str | None, tokens: int = 10, finish: str = "stop", **message: Any) -> httpx.Response:
-    """Return an answer for whose prompt so many tokens were counted."""
     return completion(content, finish=finish, tokens=(tokens, 0, 3), **message)
 
 

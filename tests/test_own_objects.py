@@ -57,22 +57,18 @@ class World:
 
 
 def agent(**parts: Any) -> Any:
-    """Return an object of a changed class ``Agent``."""
     return type("MyAgent", (Agent,), parts)()
 
 
 def talking(**parts: Any) -> Any:
-    """Return an agent whose sessions are of a changed class ``Talk``."""
     return agent(talk=type("MySession", (Talk,), parts))
 
 
 def world(**parts: Any) -> Any:
-    """Return an object of a changed class ``World``."""
     return type("MyWorld", (World,), parts)()
 
 
 def returning(value: Any) -> Any:
-    """Return an async method that ignores its arguments."""
 
     async def method(self: Any, *args: Any, **named: Any) -> Any:
         return value
@@ -85,13 +81,11 @@ def fail(self: Any, *args: Any, **named: Any) -> Any:
 
 
 async def list_mappings(self: Any, message: str) -> str:
-    """Reply, and keep turns that are mappings."""
     self.turns = [{"role": "user", "content": message}]
     return "a"
 
 
 def build(folder: Path, *, target: Any = None, environment: Any = None, **settings: Any) -> Trainer:
-    """Return a run of one epoch."""
     return Trainer(
         {"out_dir": folder, "search": {"sources": ["edits"]}, "train": {"num_epochs": 1, **settings}},
         target=Agent() if target is None else target,
@@ -101,16 +95,10 @@ def build(folder: Path, *, target: Any = None, environment: Any = None, **settin
 
 
 AT_CONSTRUCTION = [
-    ("target", agent(session=None), "MyAgent, is missing; write def session(self, skill, *, rollout):"),
     ("target", Agent, "the target is the class Agent; pass an object: target=Agent()"),
-    ("target", "gpt-5", "the target is the text 'gpt-5'; pass an object, or name it"),
     ("target", make_agent(BankModel()), "target=reflact.targets.PydanticAITarget(agent)"),
-    ("target", fail, "target=reflact.targets.FunctionTarget(fail)"),
-    ("target", agent(session=returning(Talk())), "is async (test_own_objects.py, line "),
     ("target", agent(session=lambda self, skill: Talk()), "unexpected keyword argument 'rollout'"),
-    ("environment", World.run, "is missing; write identity ="),
     ("environment", world(run=None), "is missing; write async def run(self, item, session, *, seed):"),
-    ("environment", world(items=[1]), "MyWorld, is a list, and no method; write def items("),
 ]
 
 
@@ -123,19 +111,8 @@ def test_a_wrong_object_is_refused_at_construction(tmp_path: Path, role: str, va
 
 
 BEFORE_THE_RUN = [
-    ("target", agent(identity=3), "is of type int, and no text; write identity ="),
     ("environment", world(description=lambda self: "x"), "or @property above def description(self)"),
-    (
-        "environment",
-        world(identity=property(fail)),
-        "of type MyWorld, failed: KeyError: 'no such key' (test_",
-    ),
     ("environment", world(items=lambda self, split: {"a": 1}), "of type dict, for the train split; return a"),
-    (
-        "environment",
-        world(items=lambda self, split: ["a"]),
-        "returned ['a'], of type list, for the train spl",
-    ),
     ("environment", world(items=fail), "`items` of MyWorld failed: KeyError: 'no such key' (test_own_obj"),
 ]
 
@@ -150,31 +127,11 @@ async def test_a_wrong_text_or_item_is_refused_before_the_run(
     assert not (tmp_path / "run.db").exists()
 
 
-async def test_an_exception_before_the_run_is_the_cause_or_raised(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        await build(tmp_path, environment=world(items=fail)).train()
-    assert isinstance(caught.value.__cause__, KeyError)
-    with pytest.raises(KeyError, match="no such key"):
-        await build(tmp_path, environment=world(items=fail), raise_on_exception=True).train()
-
-
 IN_THE_RUN = [
-    (
-        "target",
-        agent(session=lambda *_, rollout: None),
-        "of type NoneType, which has no `reply`; add async def",
-    ),
     ("target", agent(session=lambda *_, rollout: World()), "which has no `reply`; add async def reply(self,"),
-    (
-        "target",
-        talking(turns=lambda self: (), __init__=lambda self: None),
-        "which must be a tuple of Turn; write",
-    ),
     ("target", talking(reply=list_mappings), "has a dict in place of a Turn; write self.turns += (Turn("),
     ("environment", world(run=lambda self, item, session, *, seed: 1), "`run` of MyWorld is not async: it"),
-    ("environment", world(run=returning(None)), "of type NoneType for item train-0 in place of a Grade"),
     ("environment", world(run=returning(Grade.model_construct(score=1.0, answer="a"))), GRADE_LINE),
-    ("environment", world(set_up=lambda self: 1, close=returning(None)), "`set_up` of MyWorld is not async"),
 ]
 
 
@@ -200,12 +157,10 @@ async def test_a_wrong_reply_to_items_is_the_agents(tmp_path: Path, reply: Any, 
 
 
 async def broken_reply(self: Any, message: str) -> str:
-    """Raise below a further function, as a framework would."""
     return str(fail(self))
 
 
 async def stumble(self: Any, item: Item, session: Session, *, seed: int) -> Grade:
-    """Fail after the agent has answered."""
     await session.reply("")
     raise KeyError("no such key")
 
@@ -231,9 +186,6 @@ async def test_an_exception_names_whose_code_failed(tmp_path: Path, role: str, v
     ("keys", "named"),
     [
         ({"environment": {"template": "{input}?", "description": "Sums."}}, "environment.template"),
-        ({"data": {"path": "items.jsonl"}}, "data.path"),
-        ({"target": {"preamble": "Hello", "deterministic": True}}, "target.preamble"),
-        ({"models": {"target": {"temperature": 1}}}, "models.target.temperature"),
         ({"data": {"ratio": "1:1:1"}, "environment": {"tolerance": 1}}, "data.ratio, environment.tolerance"),
     ],
 )
@@ -257,16 +209,4 @@ def test_a_key_that_a_preset_or_a_file_sets_is_not_refused(tmp_path: Path) -> No
             environment=ToyEnvironment(),
             target=ToyTarget(),
             optimizer=OPTIMIZER,
-        )
-
-
-def test_keys_beside_lists_of_items_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^environment\.grader: no effect"):
-        Trainer.from_items(
-            train=[("1", "1")],
-            val=[("2", "2")],
-            grade=lambda item, answer: 1.0,
-            target="m",
-            optimizer="m",
-            environment__grader="numeric",
         )

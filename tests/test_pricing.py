@@ -1,4 +1,4 @@
-"""Prices: what is given wins, lists are asked by address and model, and no call costs more than reserved."""
+"""Prices: each kind of token has its own, and no call costs more than reserved."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.config.models import ModelConfig, ModelsConfig, Price
-from reflact.llm.pricing import read_cap, usd_of, worst_case
+from reflact.config.models import ModelConfig, Price
+from reflact.llm.pricing import usd_of, worst_case
 from reflact.records import Usage
 
 MILLION = Usage(calls=1, input_tokens=1_000_000, cached_tokens=400_000, output_tokens=1_000_000)
@@ -19,7 +18,6 @@ OPENAI = "https://api.openai.com/v1"
 
 
 def model(**settings: Any) -> ModelConfig:
-    """Return a model of OpenAI's."""
     return ModelConfig(**{"model": "gpt-4o-mini", **settings})
 
 
@@ -28,29 +26,6 @@ def test_a_given_price_counts_each_kind_of_token() -> None:
     cached = model(price=Price(input=2, cached_input=0.5, output=8))
     assert usd_of(MILLION, cached) == 0.6 * 2 + 0.4 * 0.5 + 8
     assert usd_of(MILLION, model(price=Price(input=2, output=8))) == 10
-
-
-def test_listed_prices_are_those_of_the_model_at_its_address() -> None:
-    """The list price of a call is known by address and model; a dated name is the same model."""
-    usage = Usage(calls=1, input_tokens=1000, cached_tokens=400, output_tokens=100)
-    assert usd_of(usage, model()) == pytest.approx((600 * 0.15 + 400 * 0.075 + 100 * 0.6) / 1e6)
-    assert usd_of(usage, model(model="gpt-4o-mini-2024-07-18")) == usd_of(usage, model())
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"model": "my-finetune"}, {"base_url": "http://127.0.0.1:8000/v1"}, {"model": "text-embedding-3-small"}],
-)
-def test_what_is_not_listed_has_no_price(settings: dict[str, Any]) -> None:
-    """Not zero: unknown, also where a model is listed without a price for what it writes."""
-    assert usd_of(MILLION, model(**settings)) is None
-    assert usd_of(MILLION, model(**settings, price=Price(input=0, output=0))) == 0
-
-
-def test_money_is_rounded_up_to_a_billionth() -> None:
-    """The smallest fraction of it counts."""
-    assert usd_of(Usage(calls=1, input_tokens=1), model(price=Price(input=0.0001, output=1))) == 1e-9
-    assert usd_of(Usage(calls=1), model()) == 0
 
 
 PRICES = st.builds(
@@ -79,7 +54,6 @@ CONFIGS = st.builds(lambda price: model(price=price), PRICES) | st.builds(
 def test_no_call_costs_more_than_its_worst_case(
     config: ModelConfig, size: int, cap: int, shares: tuple[float, float, float], hour: int
 ) -> None:
-    """Whatever it reads, finds cached and writes within the request's bounds."""
     at = datetime(2026, 3, 1, hour, tzinfo=UTC)
     worst = worst_case(size, cap, config, at=at)
     read = int(shares[0] * worst.input_tokens)
@@ -93,33 +67,3 @@ def test_no_call_costs_more_than_its_worst_case(
     assert most is not None
     assert cost is not None
     assert Decimal(str(cost)) <= Decimal(str(most))
-
-
-@pytest.mark.parametrize(
-    ("body", "cap"),
-    [
-        ({"max_tokens": 5}, 5),
-        ({"max_completion_tokens": 7, "max_tokens": 5}, 7),
-        ({"max_tokens": 5, "n": 3}, 15),
-        ({"max_tokens": None}, None),
-        ({"max_tokens": True}, None),
-        ({}, None),
-        ([], None),
-    ],
-)
-def test_the_cap_is_the_body_s_own(body: Any, cap: int | None) -> None:
-    """Wherever it was set, and for each of several answers."""
-    assert read_cap(body) == cap
-
-
-def test_a_price_goes_with_its_model() -> None:
-    """The optimizer takes the target's price where it is the same model at the same address."""
-    target = {"model": "m", "price": {"input": 1, "output": 2}}
-
-    def optimizer(own: dict[str, Any]) -> Price | None:
-        return ModelsConfig.model_validate({"target": target, "optimizer": own}).optimizer.price
-
-    assert optimizer({}) == Price(input=1, output=2)
-    assert optimizer({"model": "m", "temperature": 1}) == Price(input=1, output=2)
-    assert optimizer({"model": "other"}) is None
-    assert optimizer({"base_url": "http://elsewhere.test"}) is None

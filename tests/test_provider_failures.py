@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +18,9 @@ from reflact.testing import Fault, FaultyTransport
 from virtual_time import NEVER, HurriedLoop
 
 DEATHS = 8
-HERE = Path(__file__).parent
-REFLACT = (sys.executable, "-c", "from reflact.cli import main; main()")
 
 
 def impatient(world: Path, out_dir: Path, *, url: str = URL) -> dict[str, Any]:
-    """Return the configuration of a run of two epochs that repeats no request."""
     config = settings(world, out_dir, url=url, train={"num_epochs": 2})
     for role in config["models"].values():
         role["max_retries"] = 0
@@ -33,7 +29,6 @@ def impatient(world: Path, out_dir: Path, *, url: str = URL) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data of all runs."""
     return write_world(tmp_path_factory.mktemp("world"))
 
 
@@ -50,7 +45,6 @@ class Clean(NamedTuple):
 
 @pytest.fixture(scope="module")
 def clean(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Clean:
-    """A run whose provider never fails."""
     folder, network = tmp_path_factory.mktemp("clean"), PureNetwork()
     anyio.run(Trainer(impatient(world, folder), transport=network).train)
     return Clean(left_by(folder), network.samples)
@@ -73,7 +67,6 @@ class Passing:
 
 
 def test_failures_in_passing_change_nothing(world: Path, clean: Clean, tmp_path: Path) -> None:
-    """With 10% of the rollouts refused with 429 or without an answer at first, a run leaves what it would."""
     config = impatient(world, tmp_path)
     for role in config["models"].values():
         role |= {"max_retries": 3, "timeout": NEVER}
@@ -101,7 +94,6 @@ class Mortal(PureNetwork):
 
 
 def assert_nothing_is_lost(world: Path, clean: Clean, folder: Path, *, answers: int) -> None:
-    """Check that a run whose provider dies after so many answers fails, and once it is back ends as clean."""
     summary = anyio.run(Trainer(impatient(world, folder), transport=Mortal(answers)).train)
     assert summary.status == "failed"
     anyio.run(Trainer(impatient(world, folder), transport=PureNetwork()).train)
@@ -127,13 +119,12 @@ class Outage(PureNetwork):
         lines = (world / "val" / "items.jsonl").read_text(encoding="utf-8").splitlines()
         self._val = {json.loads(line)["input"] for line in lines}
         self._words = words
-        self.over = False
         self._begun = False
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = json.loads(await request.aread())
         self._begun |= request.headers["x-sample"].startswith(self._words)
-        if self._begun and not self.over and body["messages"][-1]["content"] in self._val:
+        if self._begun and body["messages"][-1]["content"] in self._val:
             raise httpx.ConnectError("the line is dead", request=request)
         return await super().handle_async_request(request)
 
@@ -156,7 +147,7 @@ class Decision(NamedTuple):
     name: str
 
 
-DECISIONS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "decision",
     [
         Decision("optimizer/merge/step=2", ("step", 2), "step 2 is unmeasured"),
@@ -166,9 +157,6 @@ DECISIONS = pytest.mark.parametrize(
         ),
     ],
 )
-
-
-@DECISIONS
 def test_an_unmeasured_decision_stops_the_run(
     world: Path, clean: Clean, tmp_path: Path, decision: Decision
 ) -> None:
@@ -189,24 +177,4 @@ def test_an_unmeasured_decision_stops_the_run(
     assert not rows(tmp_path, "SELECT 1 FROM decision_log WHERE label LIKE 'unmeasured/%'")
 
     anyio.run(Trainer(impatient(world, tmp_path), transport=PureNetwork()).train)
-    assert differences(left_by(tmp_path), clean.ended) == []
-
-
-@pytest.mark.slow
-@DECISIONS
-def test_a_decision_is_measured_the_second_time(
-    world: Path, clean: Clean, tmp_path: Path, decision: Decision
-) -> None:
-    """Where the provider is back when an unmeasured decision is repeated, the run leaves what it would."""
-    network = Outage(world, decision.words)
-    repeated: list[events.StepRetried] = []
-
-    def hear(event: events.Event) -> None:
-        if isinstance(event, events.StepRetried):
-            repeated.append(event)
-            network.over = True
-
-    summary = anyio.run(_told, Trainer(impatient(world, tmp_path), transport=network), hear)
-    assert summary.status == "completed"
-    assert len(repeated) == 1
     assert differences(left_by(tmp_path), clean.ended) == []

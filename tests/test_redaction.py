@@ -13,7 +13,6 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-import anyio
 import httpx
 import pytest
 from pydantic import ValidationError
@@ -24,9 +23,8 @@ from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, con
 from pure_world import settings, write_world
 from reflact import Trainer
 from reflact.cli.app import app
-from reflact.concurrency import fan_out
 from reflact.config.loading import load_config
-from reflact.config.models import ModelConfig, find_secret_names, is_secret_name
+from reflact.config.models import ModelConfig
 from reflact.errors import BadRequest, ConfigError, ReflactError
 from reflact.llm.budget import Account
 from reflact.llm.client import Client
@@ -88,13 +86,11 @@ async def give_key() -> str:
 
 
 def texts(error: BaseException) -> Iterable[str]:
-    """Yield all that an error says, and what a traceback says of it and of those behind it."""
     yield from (str(error), repr(error), repr(vars(error)))
     yield from traceback.format_exception(error)
 
 
 def assert_clean(*words: str) -> None:
-    """Check that no text holds a canary."""
     for text in words:
         for canary in CANARIES:
             place = text.find(canary)
@@ -113,7 +109,6 @@ def assert_clean_files(folder: Path) -> int:
 
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Set all variables that could leak, and return the whole environment."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     return environment()
@@ -125,19 +120,16 @@ def environment() -> dict[str, str]:
 
 
 def canaries(server: Echoing) -> set[str]:
-    """Return the headers with canaries that a server was sent."""
     return {value for value in server.heard if any(canary in value for canary in CANARIES)}
 
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Everything that any logger writes at any level."""
     caplog.set_level(logging.DEBUG)
     return caplog
 
 
 def written(folder: Path, server: Echoing, **target: Any) -> Path:
-    """Write the configuration of a short run against a server, and return its path."""
     world = write_world(folder / "world", train=3, val=3, test=2)
     plain = settings(world, folder / "run", url=server.url.removesuffix("/v1"))
     plain["models"]["target"] |= {"api_key_env": "CANARY_KEY", "max_retries": 0, **target}
@@ -188,7 +180,6 @@ def test_commands_leave_no_key_anywhere(
 def test_a_recording_holds_no_key(
     tmp_path: Path, variables: dict[str, str], logged: pytest.LogCaptureFixture
 ) -> None:
-    """A cassette is recorded through a server that echoes; and it replays."""
     with echoing("answers") as server:
         path = written(tmp_path, server)
         ended, output = reflact("train", path, "--record", tmp_path / "c.jsonl")
@@ -237,7 +228,6 @@ async def test_a_run_in_python_leaves_no_key_anywhere(
 
 
 async def test_data_that_looks_like_a_key_is_left_alone(tmp_path: Path) -> None:
-    """Only the key itself is taken out; what an item or an answer holds stays as it is."""
     store = InMemoryRunStore()
     lookalike = "sk-proj-51aZ0000000000000000"
     endpoint = Endpoint(completion(f"{lookalike} {KEY}"))
@@ -250,7 +240,6 @@ def echo(body: bytes, **headers: str) -> httpx.Response:
 
 
 async def through(response: httpx.Response, key: str = KEY, header: str = "Authorization") -> httpx.Response:
-    """Return what comes of a response to a request that carried a key."""
     transport = RedactingTransport(Endpoint(response))
     request = httpx.Request("POST", "http://endpoint.test", headers={header: f"Bearer {key}"}, json={})
     received = await transport.handle_async_request(request)
@@ -260,14 +249,12 @@ async def through(response: httpx.Response, key: str = KEY, header: str = "Autho
 
 @pytest.mark.parametrize("header", ["Authorization", "api-key"])
 async def test_keys_are_taken_out_of_answers(header: str) -> None:
-    """Headers and body come without the key that went out."""
     received = await through(echo(f'{{"a": "{KEY}", "b": "Bearer {KEY}"}}'.encode()), header=header)
     assert received.headers["x-echo"] == "Bearer [key]"
     assert received.json() == {"a": "[key]", "b": "Bearer [key]"}
 
 
 def in_json(text: str, deep: int, *, ascii_only: bool = True) -> str:
-    """Return a text as it stands in JSON, in JSON within JSON, and so on."""
     for _ in range(deep):
         text = json.dumps(text, ensure_ascii=ascii_only)[1:-1]
     return text
@@ -296,7 +283,6 @@ def test_keys_are_known_in_the_spelling_of_json() -> None:
 
 
 def test_keys_are_known_by_the_numbers_of_their_characters() -> None:
-    """Every character may stand as its number, in either case, and a slash behind a backslash."""
     numbered = "".join(f"\\u{ord(character):04X}" for character in KEY)
     assert remove_keys([KEY], f"{numbered} {numbered.lower()}") == f"{KEY_MARK} {KEY_MARK}"
     assert remove_keys(["sk-9c41/07ab3d25"], "sk-9c41\\/07ab3d25") == KEY_MARK
@@ -304,14 +290,12 @@ def test_keys_are_known_by_the_numbers_of_their_characters() -> None:
 
 @pytest.mark.parametrize("placeholder", ["none", "EMPTY", "not-needed", "no-key-required"])
 async def test_placeholders_are_words(placeholder: str) -> None:
-    """What stands for a key where there is none may be a word of an answer, and stays in it."""
     received = await through(httpx.Response(200, text=f"There are none: {placeholder}."), placeholder)
     assert received.text == f"There are none: {placeholder}."
 
 
 @pytest.mark.parametrize("api", ["openai", "azure"])
 async def test_a_redirect_takes_no_key_elsewhere(api: str) -> None:
-    """A server that sends a request on to another host sends neither the request nor its key there."""
     away = httpx.Response(307, headers={"location": f"http://elsewhere.test/v1/{KEY}/chat/completions"})
     endpoint = Endpoint(away, completion("x"))
     with pytest.raises(BadRequest, match="no redirect is followed") as failure:
@@ -333,7 +317,6 @@ async def test_a_redirect_takes_no_key_elsewhere(api: str) -> None:
     ids=lambda answer: str(getattr(answer, "status_code", type(answer).__name__)),
 )
 async def test_no_error_has_a_key_in_or_behind_it(answer: httpx.Response | Exception) -> None:
-    """Neither the message nor any error that it came from says the key."""
     with pytest.raises(ReflactError) as failure:
         await ask(Text, Endpoint(answer), config(key=give_key, max_retries=0))
     assert_clean(*texts(failure.value))
@@ -355,7 +338,6 @@ def raise_error() -> str:
     ],
 )
 async def test_a_function_that_gives_no_key_says_why(source: Any, words: str) -> None:
-    """Kinds and places are named, words are not."""
     with pytest.raises(ConfigError, match=words) as failure:
         async with connected(Endpoint(completion("x")), config(key=source)):
             pass
@@ -363,7 +345,6 @@ async def test_a_function_that_gives_no_key_says_why(source: Any, words: str) ->
 
 
 def in_turn(*keys: str) -> Callable[[], str]:
-    """Return a function, which is not async, that gives one key after the other."""
     remaining = list(keys)
     return lambda: remaining.pop(0)
 
@@ -373,36 +354,12 @@ REFUSED = httpx.Response(401, json={"error": {"message": "expired"}})
 
 
 async def test_a_refused_key_is_replaced_by_a_new_one() -> None:
-    """The request is sent again with it, later ones begin with it, and it is redacted too."""
     endpoint = Endpoint(completion("one"), REFUSED, completion("two"), completion(f"it is {NEW}"))
     async with connected(endpoint, config(key=in_turn(OLD, NEW), max_retries=0)) as client:
         replies = [await client.ask(PROMPT, Text, call_id=call_id(str(n))) for n in range(3)]
     sent = [request.headers["authorization"] for request in endpoint.requests]
     assert [reply.value.text for reply in replies] == ["one", "two", f"it is {KEY_MARK}"]
     assert sent == [f"Bearer {key}" for key in (OLD, OLD, NEW, NEW)]
-
-
-async def test_calls_in_flight_ask_for_a_new_key_once() -> None:
-    """All calls whose key was refused are sent again with the one new key."""
-    waiting = anyio.Event()
-
-    class Expired(httpx.AsyncBaseTransport):
-        def __init__(self) -> None:
-            self.old = 0
-
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            if request.headers["authorization"] != f"Bearer {OLD}":
-                return completion("fine")
-            self.old += 1
-            if self.old == 5:
-                waiting.set()
-            await waiting.wait()
-            return REFUSED
-
-    network = Expired()
-    async with connected(network, config(key=in_turn(OLD, NEW), concurrency=5, max_retries=0)) as client:
-        replies = await fan_out(lambda n: client.ask(PROMPT, Text, call_id=call_id(str(n))), range(5))
-    assert ([reply.value.text for reply in replies], network.old) == (["fine"] * 5, 5)
 
 
 @pytest.mark.parametrize(
@@ -422,7 +379,6 @@ async def test_calls_in_flight_ask_for_a_new_key_once() -> None:
     ids=lambda given: next(iter(given)),
 )
 def test_keys_are_refused_where_settings_are_stored(given: dict[str, Any], tmp_path: Path) -> None:
-    """A key in the wrong place is refused, by a message that does not repeat it."""
     with pytest.raises(ConfigError, match=r"models\.target") as failure:
         load_config({"models": {"target": given}})
     assert_clean(*texts(failure.value))
@@ -444,7 +400,6 @@ def test_keys_are_refused_where_settings_are_stored(given: dict[str, Any], tmp_p
     ],
 )
 async def test_settings_that_hold_the_key_itself_are_refused(field: str, value: Any) -> None:
-    """Once the key is known, no setting may hold it, whatever its name."""
     store = InMemoryRunStore()
     account = Account(RUN, store, store.decision_log(RUN))
     client = Client(config(key=give_key, **{field: value}), "target", account)
@@ -452,18 +407,3 @@ async def test_settings_that_hold_the_key_itself_are_refused(field: str, value: 
         async with client:
             pass
     assert_clean(*texts(failure.value))
-
-
-SECRET_NAMES = "api_key apikey X-API-Key client_secret password Authorization access_token token cookies"
-ORDINARY_NAMES = "max_tokens stop_token_ids prompt_cache_key bos_token logit_bias top_k tokenizer keys"
-
-
-def test_names_of_secrets_are_known() -> None:
-    """Fields of these names are refused at any depth, but for a rollout's token; those that providers know may be sent."""
-    for name in SECRET_NAMES.split():
-        assert is_secret_name(name)
-        assert find_secret_names({"a": [{name: 1}]}) == {name}
-        assert find_secret_names({name: "{token}"}) == set()
-    for name in ORDINARY_NAMES.split():
-        assert not is_secret_name(name)
-        assert ModelConfig(model="m", extra_body={name: 1}).extra_body == {name: 1}

@@ -1,7 +1,8 @@
-"""Effects: keys that never change, answers paid once, on disk before anyone sees them."""
+"""Stored replies: labels and keys that never change, answers paid once, on disk before anyone sees them."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import anyio
@@ -15,22 +16,11 @@ from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, con
 from reflact.concurrency import fan_out
 from reflact.llm.cache_keys import build_cache_key
 from reflact.messages import CallId, ReplyModel, Text
-from reflact.types import digest_json
+from reflact.types import Skill
 
 pytestmark = pytest.mark.virtual_time
 
-MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
 CASES: list[tuple[dict[str, Any], str]] = [
-    (
-        {
-            "endpoint": "http://localhost:8000",
-            "path": "/v1/chat/completions",
-            "body": {"model": "m", "messages": MESSAGES},
-            "call_id": "target/rollout/step=None/part=/trial=0/attempt=0",
-            "reply": "Text@1",
-        },
-        "56a92fb1a194ebe3d107da39cc1f46e8bb8d10b63e039a002e84e7cfa84f213b",
-    ),
     (
         {
             "endpoint": "https://api.example.com",
@@ -69,23 +59,6 @@ def test_keys_are_pinned(parts: dict[str, Any], key: str) -> None:
     assert build_cache_key(**parts) == key
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(body=st.dictionaries(st.text(), JSON, max_size=4))
-def test_keys_hash_canonical_json(body: dict[str, Any]) -> None:
-    """Order and spacing of the body do not matter, and the JSON is the one the rest of the house hashes."""
-    turned = dict(reversed(body.items()))
-    parts: dict[str, Any] = {"endpoint": "e", "path": "p", "reply": "r"}
-    assert build_cache_key(body=turned, call_id="s", **parts) == digest_json(
-        {**parts, "sample": "s", "body": body}
-    )
-
-
 async def test_the_intent_is_stored_before_sending_and_the_answer_before_anyone_sees_it() -> None:
     """Killed between any two of these, a run repeats nothing that had finished."""
     store = await watched()
@@ -99,32 +72,6 @@ async def test_the_intent_is_stored_before_sending_and_the_answer_before_anyone_
 
     await ask(Word, Endpoint(answer), store=store, check=check)
     assert store.seen == ["reserved", "sent", "stored", "seen"]
-
-
-async def test_a_second_process_repeats_nothing() -> None:
-    """Stored answers are validated again, the bad one and the one that mended it; nothing is sent."""
-    store = await opened()
-    answers = Endpoint(completion("no"), GOOD)
-    first = await ask(Word, answers, store=store)
-    silent = Endpoint(RuntimeError("nothing may be sent"))
-    second = await ask(Word, silent, store=store)
-    assert second == first
-    assert second.attempts == 2
-    assert len(answers.requests) == 2
-    assert silent.requests == []
-    (spent,) = await store.spend(RUN)
-    assert spent.usage == first.usage
-
-
-async def test_a_raised_reply_version_is_a_new_call() -> None:
-    """Replies to an older declaration of a type are not used for the new one."""
-    store = await opened()
-    endpoint = Endpoint(GOOD)
-    newer = type("Word", (Word,), {"version": 2, "__doc__": Word.__doc__})
-    async with connected(endpoint, store=store) as client:
-        await client.ask(PROMPT, Word, call_id=call_id())
-        await client.ask(PROMPT, newer, call_id=call_id())
-    assert len(endpoint.requests) == 2
 
 
 class Slow(Endpoint):
@@ -155,7 +102,6 @@ async def test_equal_calls_in_flight_are_one_request(patience: list[float], requ
 
 
 async def test_two_trials_of_one_text_are_two_effects() -> None:
-    """At temperature 1 each trial draws for itself: same body, two requests, two stored answers."""
     endpoint = Endpoint(completion("heads"), completion("tails"))
     store = await watched()
     places = [CallId(role="target", purpose="rollout", rollout=f"skill/item/trial={n}") for n in (0, 1)]
@@ -165,3 +111,33 @@ async def test_two_trials_of_one_text_are_two_effects() -> None:
         assert said == ["heads", "tails"]
     assert len(endpoint.requests) == 2
     assert len({reply.key for reply in store.replies}) == 2
+
+
+samples = st.builds(
+    CallId,
+    role=st.text("az_", min_size=1, max_size=4),
+    purpose=st.text("az_", min_size=1, max_size=4),
+    step=st.none() | st.integers(0, 99),
+    part=st.text(max_size=6) | st.sampled_from(("1/2", "trial=1", "a/part=b", "%2F")),
+    trial=st.integers(0, 3),
+    attempt=st.integers(0, 3),
+)
+
+
+def test_sample_labels_are_pinned() -> None:
+    analyst = CallId(role="optimizer", purpose="analyse_failures", step=3, part="é/0", attempt=1)
+    turn = CallId(role="target", purpose="rollout", rollout="r/1", number=2, step=3)
+    assert analyst.label == "optimizer/analyse_failures/step=3/part=%C3%A9%2F0/trial=0/attempt=1"
+    assert turn.label == "target/rollout/rollout=r%2F1/2/part=/trial=0/attempt=0"
+
+
+@given(samples, samples)
+def test_labels_tell_samples_apart(one: CallId, other: CallId) -> None:
+    assert (one.label == other.label) == (one == other)
+    assert one.label.isascii()
+    assert "\n" not in one.label
+
+
+def test_a_skills_hash_is_that_of_its_exact_bytes() -> None:
+    assert Skill(text="é").hash == hashlib.sha256("é".encode()).hexdigest()
+    assert len({Skill(text=text).hash for text in ("", "\n", "\r\n", "a", "a\n")}) == 5

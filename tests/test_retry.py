@@ -13,18 +13,11 @@ import respx
 
 from doubles import PROMPT, RUN, Endpoint, ask, call_id, completion, config, connected, opened
 from reflact.errors import (
-    AccessDenied,
-    BadRequest,
-    CallError,
     ModelError,
     ProviderDown,
-    RequestRefused,
-    UnknownModel,
 )
 from reflact.llm.budget import Account
 from reflact.llm.client import Client
-from reflact.llm.completions import AnswerFault, read_completion
-from reflact.llm.errors import is_quota_spent, is_unknown_model, read_retry_after
 from reflact.llm.rate_limit import OUTAGE_SECONDS, PATIENCE_SECONDS, LimitChange, endpoint_for
 from reflact.messages import Text
 from reflact.records import FaultCount, FaultKind
@@ -86,23 +79,47 @@ class Calls(httpx.AsyncBaseTransport):
 
     @property
     def sent(self) -> int:
-        """How many requests were sent."""
         return len(self.times)
 
     @property
     def gaps(self) -> list[float]:
-        """The seconds between requests."""
         return [after - before for before, after in pairwise(self.times)]
 
 
-@pytest.mark.parametrize("status", [408, 409, 424, 500, 502, 504, 529])
-async def test_passing_statuses_are_repeated(status: int) -> None:
-    """The answer of the repeat is the answer; the same body is sent again, after a wait of the call's own."""
-    async with Calls(httpx.Response(status), GOOD) as calls:
+async def test_a_repeat_sends_the_same_body_after_a_wait_of_its_own() -> None:
+    async with Calls(httpx.Response(500), GOOD) as calls:
         assert await calls.make() == 200
     assert calls.gaps == [0.5]
     first, second = (call.request.content for call in calls.route.calls)
     assert first == second
+
+
+PASSING = {"408": [408], "409": [409], "429": [429], "5xx": [424, 500, 502, 503, 504, 529]}
+FINAL = [307, 400, 401, 403, 404, 413, 422, 501, 505]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "kind"),
+    [
+        (httpx.ConnectTimeout("x"), "timeout"),
+        (httpx.ReadTimeout("x"), "timeout"),
+        (DOWN, "unreachable"),
+        (httpx.RemoteProtocolError("x"), "reset"),
+        (httpx.UnsupportedProtocol("x"), None),
+        (httpx.InvalidURL("x"), None),
+        (LookupError("x"), None),
+        *((httpx.Response(status), kind) for kind, group in PASSING.items() for status in group),
+        *((httpx.Response(status), None) for status in FINAL),
+    ],
+)
+async def test_what_may_pass_is_repeated_and_counted(
+    attempt: httpx.Response | Exception, kind: FaultKind | None
+) -> None:
+    """A mistake of the caller, or a status about the request, costs one request and is no fault."""
+    async with Calls(attempt, GOOD) as calls:
+        assert (await calls.make() == 200) is (kind is not None)
+        assert await calls.store.faults(RUN) == (() if kind is None else (FaultCount(kind=kind, count=1),))
+    assert calls.sent == (1 if kind is None else 2)
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -115,35 +132,7 @@ async def test_a_call_that_was_too_much_waits_with_its_endpoint(status: int) -> 
     assert calls.gaps == pytest.approx([1 / rate for rate in rates if rate], abs=0.1)
 
 
-@pytest.mark.parametrize("status", [307, 400, 401, 403, 404, 413, 422, 501, 505])
-async def test_final_statuses_are_never_repeated(status: int) -> None:
-    """A refusal costs one request."""
-    async with Calls(httpx.Response(status), GOOD) as calls:
-        assert await calls.make() == status
-    assert calls.sent == 1
-
-
-@pytest.mark.parametrize(
-    ("failure", "sent"),
-    [
-        (DOWN, 3),
-        (httpx.ConnectTimeout("x"), 3),
-        (httpx.ReadTimeout("x"), 3),
-        (httpx.RemoteProtocolError("x"), 3),
-        (httpx.UnsupportedProtocol("x"), 1),
-        (httpx.InvalidURL("x"), 1),
-        (LookupError("x"), 1),
-    ],
-)
-async def test_failures_on_the_way_are_repeated_and_mistakes_are_not(failure: Exception, sent: int) -> None:
-    """Connection errors and time-outs may be mended by another attempt."""
-    async with Calls(failure, failure, GOOD) as calls:
-        assert (await calls.make() == 200) is (sent == 3)
-    assert calls.sent == sent
-
-
 async def test_waits_double_up_to_the_cap() -> None:
-    """Without a word from the server, waits follow the drawn share of a doubling bound."""
     async with Calls(httpx.Response(500), retries=8, draw=0.5) as calls:
         await calls.make()
     assert calls.gaps == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0]
@@ -174,41 +163,7 @@ async def test_what_refuses_a_role_is_asked_seldom(answer: httpx.Response, reque
     assert calls.sent == requests
 
 
-@pytest.mark.parametrize(
-    ("status", "said", "first", "last"),
-    [
-        (403, "flagged", RequestRefused, AccessDenied),
-        (404, UNKNOWN, RequestRefused, UnknownModel),
-        (404, "no such file", RequestRefused, BadRequest),
-        (400, "filtered", BadRequest, None),
-        (422, "an odd value", BadRequest, None),
-    ],
-)
-async def test_a_refusal_is_about_its_request_once_others_were_answered(
-    status: int, said: str, first: type[Exception], last: type[Exception] | None
-) -> None:
-    """Then its error is of one call, quotes the provider and advises no other key; before, it is as it was."""
-    refusing = httpx.Response(status, json={"error": {"message": said}})
-
-    async def fail(client: Client, part: str) -> Exception:
-        with pytest.raises(ModelError, match=said) as caught:
-            await client.ask(PROMPT, Text, call_id=call_id(part))
-        return caught.value
-
-    async with connected(Endpoint(refusing, GOOD, refusing)) as client:
-        assert type(await fail(client, "a")) is first
-        await client.ask(PROMPT, Text, call_id=call_id("b"))
-        later = [await fail(client, str(number)) for number in range(10)]
-    assert {type(error) for error in later[:-1]} == {RequestRefused}
-    assert isinstance(later[0], CallError)
-    assert str(later[0]).startswith(
-        "models.optimizer: m at http://endpoint.test/v1 answers others and refuses"
-    )
-    assert type(later[-1]) is (last or RequestRefused)
-
-
 def untrusted() -> httpx.ConnectError:
-    """Return the failure that a certificate of nobody's gives."""
     failure = httpx.ConnectError("certificate verify failed")
     failure.__cause__ = ssl.SSLCertVerificationError("self-signed certificate")
     return failure
@@ -223,152 +178,25 @@ async def test_an_address_that_cannot_work_is_given_up(failure: httpx.ConnectErr
     assert calls.sent == requests
 
 
-async def test_repeats_of_what_was_not_reached_are_told() -> None:
-    """Each with the seconds until it; the failure after the last is no repeat, nor is a time-out."""
-    async with Calls(DOWN, retries=2) as calls:
-        await calls.make()
-    assert [(change.status, change.seconds) for change in calls.changes] == [(None, s) for s in calls.gaps]
-    assert len(calls.gaps) == 2
-    async with Calls(httpx.ReadTimeout("slow"), GOOD) as calls:
-        assert await calls.make() == 200
-    assert calls.changes == []
-
-
-@pytest.mark.parametrize(
-    ("status", "said"),
-    [
-        (404, "The model `x` does not exist or you do not have access to it."),
-        (404, 'model "x" not found, try pulling it first'),
-        (404, '{"type": "error", "error": {"type": "not_found_error", "message": "model: x"}}'),
-        (400, "Invalid model: x"),
-        (400, "Model Not Exist"),
-    ],
-)
-def test_the_words_for_an_unknown_model_are_known(status: int, said: str) -> None:
-    """Each provider says it in its own way, and no other status means it."""
-    assert is_unknown_model(status, said)
-    assert not is_unknown_model(500, said)
-
-
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        (None, None),
-        ("7", 7.0),
-        ("-3", 0.0),
-        ("Thu, 01 Jan 2026 12:00:30 GMT", 30.0),
-        ("Thu, 01 Jan 2026 11:00:00 GMT", 0.0),
-        ("soon", None),
-        ("Thu, 01 Jan 99999999 12:00:30 GMT", None),
-        ("9" * 5000, float("inf")),
-    ],
-)
-def test_retry_after_is_read_as_number_or_date(header: str | None, seconds: float | None) -> None:
-    """Both forms of the header count; anything else is as good as none."""
-    headers = {} if header is None else {"retry-after": header}
-    assert read_retry_after({**headers, "date": "Thu, 01 Jan 2026 12:00:00 GMT"}) == seconds
-
-
 async def test_a_wrong_clock_of_this_machine_shortens_no_pause() -> None:
-    """A server whose clock is an hour ahead asks for a minute, and is asked again after a minute."""
     ahead = {"date": "Thu, 01 Jan 2099 12:00:00 GMT", "retry-after": "Thu, 01 Jan 2099 12:01:00 GMT"}
     endpoint, begin = Endpoint(httpx.Response(429, headers=ahead), completion("fine")), anyio.current_time()
     assert (await ask(Text, endpoint)).value.text == "fine"
     assert anyio.current_time() - begin == pytest.approx(60, abs=5)
 
 
-JSON, STREAM, PAGE = "application/json", "text/event-stream", "text/html"
-SAID = '{"choices": [{"delta": {"content": "fine"}}]}'
-CUT = httpx.Response(200, headers={"content-type": JSON}, text=GOOD.text[:40])
-
-
 @pytest.mark.parametrize(
-    ("attempt", "kind"),
+    ("error", "requests"),
     [
-        (httpx.ConnectTimeout("x"), "timeout"),
-        (httpx.ConnectError("x"), "unreachable"),
-        (httpx.RemoteProtocolError("x"), "reset"),
-        (httpx.UnsupportedProtocol("x"), None),
-        (LookupError("x"), None),
-        *((httpx.Response(status), str(status)) for status in (408, 409, 429)),
-        *((httpx.Response(status), "5xx") for status in (424, 503, 529)),
-        *((httpx.Response(status), None) for status in (400, 404, 422, 501)),
+        ({"code": "insufficient_quota"}, 3),
+        ({"message": "You exceeded your current quota. Please retry in 37.1s."}, 9),
     ],
 )
-async def test_failed_attempts_have_kinds(
-    attempt: httpx.Response | Exception, kind: FaultKind | None
-) -> None:
-    """What may pass is a fault; a mistake of the caller, or a status about the request, is none."""
-    async with Calls(attempt, retries=0) as calls:
-        await calls.make()
-        assert await calls.store.faults(RUN) == (() if kind is None else (FaultCount(kind=kind, count=1),))
-
-
-@pytest.mark.parametrize(
-    ("content_type", "text", "kind"),
-    [
-        (JSON, GOOD.text, None),
-        (JSON, GOOD.text[:-1], "malformed"),
-        (JSON, '{"error": "overloaded"}', "unusable"),
-        (PAGE, "<html>", "unusable"),
-        (STREAM, f"data: {SAID}\n\ndata: [DONE]\n\n", None),
-        (STREAM, f": ping\r\n\r\ndata:{SAID}\r\n\r\nevent: end\r\ndata: [DONE]", None),
-        (JSON, f"data: {SAID}\n\ndata: [DONE]\n\n", None),
-        (STREAM, f"data: {SAID}\n\n", "broken stream"),
-        (STREAM, 'data: {"a\n\ndata: [DONE]\n\n', "broken stream"),
-        (STREAM, 'data: {"choices": [{"delta": {"content": 7}}]}\n\ndata: [DONE]\n\n', "broken stream"),
-        (STREAM, "data: [DONE]\n\n", "unusable"),
-    ],
-)
-def test_bodies_have_kinds(content_type: str, text: str, kind: FaultKind | None) -> None:
-    """A success is kept if its body is a chat completion, or a stream of one that is whole to its end mark."""
-    if kind is None:
-        assert read_completion(content_type, text)["choices"]
-    else:
-        with pytest.raises(AnswerFault) as caught:
-            read_completion(content_type, text)
-        assert caught.value.fault == kind
-
-
-@pytest.mark.parametrize(
-    ("status", "said", "spent"),
-    [
-        (402, "Payment Required", True),
-        (
-            429,
-            '{"error": {"code": "insufficient_quota", "message": "You exceeded your current quota, please '
-            'check your plan and billing details."}}',
-            True,
-        ),
-        (400, "Your credit balance is too low to access the Anthropic API.", True),
-        (403, "Key limit exceeded: monthly spending limit reached", True),
-        (
-            429,
-            "Rate limit reached for m on tokens per min (TPM): Limit 10000. Please try again in 6ms. You can "
-            "increase your rate limit by adding a payment method at /account/billing.",
-            False,
-        ),
-        (
-            429,
-            "You exceeded your current quota, please check your plan and billing details. Quota exceeded for "
-            "metric: requests, limit: 20. Please retry in 37.1s.",
-            False,
-        ),
-        (500, "insufficient_quota", False),
-    ],
-)
-def test_a_spent_quota_is_no_rate_limit(status: int, said: str, spent: bool) -> None:
-    """Providers use 429 for both; the words differ."""
-    assert is_quota_spent(status, {}, said) is spent
-    if status != 402:
-        assert not is_quota_spent(status, {"retry-after": "7"}, said)
-
-
-async def test_a_spent_quota_refuses_the_role_after_one_call() -> None:
-    """The attempts of one call are made, since quotas come back; no other call is sent."""
-    async with Calls(httpx.Response(429, json={"error": {"code": "insufficient_quota"}}), retries=2) as calls:
+async def test_a_spent_quota_refuses_the_role_after_one_call(error: dict[str, str], requests: int) -> None:
+    """All attempts of one call are made, since quotas come back; a rate limit that is named a quota is none."""
+    async with Calls(httpx.Response(429, json={"error": error}), retries=2) as calls:
         assert [await calls.make() for _ in range(3)] == [429] * 3
-    assert calls.sent == 3
+    assert calls.sent == requests
 
 
 BUSY = httpx.Response(429, headers={"retry-after": "60"}, text="too many")
@@ -379,7 +207,6 @@ GARBLED = httpx.Response(200, text="<html>")
     "answer", [BUSY, httpx.Response(500), httpx.ReadTimeout("slow"), httpx.ReadError("gone"), GARBLED]
 )
 async def test_an_endpoint_that_never_serves_refuses_the_role(answer: httpx.Response | Exception) -> None:
-    """After the configured time of failures alone no further request is sent, however many calls there are."""
     script, store = Endpoint(answer), await opened()
     started = anyio.current_time()
     async with connected(script, config(max_retries=99), store=store) as client:
@@ -389,15 +216,6 @@ async def test_an_endpoint_that_never_serves_refuses_the_role(answer: httpx.Resp
             sent = len(script.requests)
             assert OUTAGE_SECONDS <= anyio.current_time() - started <= OUTAGE_SECONDS + 60
         assert len(script.requests) == sent
-
-
-async def test_an_answer_ends_an_outage() -> None:
-    """Failures before and after an answer are two outages."""
-    script = Endpoint(*[BUSY] * 9, GOOD, *[BUSY] * 9, GOOD)
-    async with connected(script, config(max_retries=30)) as client:
-        for part in "ab":
-            assert (await client.ask(PROMPT, Text, call_id=call_id(part))).value.text == "fine"
-    assert len(script.requests) == 20
 
 
 @pytest.mark.parametrize(("reopened", "failed", "pause"), [(True, "ab", 1), (False, "a", 1000)])

@@ -20,8 +20,6 @@ from reflact.store.runs import open_store
 pytestmark = pytest.mark.slow
 
 KILLS = 20
-PROCESSES = 4
-NOTES = 60
 SCRIPT = """
     import os, sys, warnings
     from itertools import count
@@ -81,21 +79,6 @@ LOAD = """
     anyio.run(main, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
 """
 
-SHARE = """
-    async def main(path, name, notes):
-        async with open_store(path) as store:
-            await store.open_run(name, {"name": name}, None)
-            await store.open_run("shared", {}, None)
-
-            async def one(n):
-                await store.reserve(reserved_call(f"{name}-{n}", name))
-                await store.store_response(reply(f"{name}-{n}"), reserved_call(f"{name}-{n}", name))
-                await store.add_seconds("shared", 1.0)
-
-            await fan_out(one, range(notes), limit=8)
-
-    anyio.run(main, Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
-"""
 
 MEMORY_LOAD = """
     async def writer(memory, name):
@@ -143,21 +126,12 @@ def killed_after(n_lines: int, script: str, *arguments: str) -> dict[str, set[st
     return said
 
 
-def run_together(script: str, path: Path, size: int) -> list[str]:
-    """Let processes write one file at the same time, and return what each of them said."""
-    children = [start(script, str(path), f"p{n}", str(size)) for n in range(PROCESSES)]
-    ended = [child.wait() for child in children]
-    assert [code for code, _ in ended] == [0] * PROCESSES, ended
-    return [said for _, said in ended]
-
-
 def column(path: Path, sql: str) -> set[object]:
     with closing(sqlite3.connect(path)) as other:
         return {value for (value,) in other.execute(sql)}
 
 
 def assert_sound(path: Path) -> None:
-    """The file and what belongs together are whole."""
     assert column(path, "PRAGMA integrity_check") == {"ok"}
     assert column(path, "PRAGMA foreign_key_check") == set()
     passed = "SELECT value FROM memory_tests, json_each(test, '$.pair_ids') WHERE json_extract(evidence, '$.passed_test')"
@@ -195,18 +169,6 @@ async def test_what_was_acknowledged_survives_sigkill(tmp_path: Path) -> None:
     assert spend.usage.calls == len(column(path, "SELECT key FROM responses"))
     assert spend.usage.calls + spend.unsettled == len(column(path, "SELECT key FROM calls"))
     assert spend.unsettled <= KILLS * 12
-
-
-async def test_processes_share_a_file(tmp_path: Path) -> None:
-    """Four processes that make, open and write one file at the same time lose nothing."""
-    path = tmp_path / "shared.db"
-    run_together(SHARE, path, NOTES)
-    assert len(column(path, "SELECT key FROM responses")) == PROCESSES * NOTES
-    async with open_store(path) as store:
-        assert await store.add_seconds("shared", 0.0) == PROCESSES * NOTES
-        for n in range(PROCESSES):
-            (spend,) = await store.spend(f"p{n}")
-            assert (spend.usage.calls, spend.usage.usd, spend.unsettled) == (NOTES, NOTES * 0.5, 0)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")

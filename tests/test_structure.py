@@ -102,7 +102,6 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 
 
 def name_of(path: Path) -> str:
-    """Return the dotted name of a module of the package."""
     parts = path.relative_to(SOURCE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -135,14 +134,12 @@ def own_imports(path: Path) -> set[str]:
 
 
 def list_imports() -> Iterator[tuple[str, str]]:
-    """Yield each module of the package with each other one that it imports."""
     for name, path in NAMES.items():
         if top_of(name):
             yield from ((name, below) for below in sorted(own_imports(path)) if below != name)
 
 
 def type_only(path: Path) -> set[str]:
-    """Return the modules that a file imports for its annotations alone."""
     blocks = (n.body for n in nodes(path) if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test))
     return {
         alias.name for body in blocks for node in body if isinstance(node, ast.Import) for alias in node.names
@@ -160,7 +157,6 @@ def show(path: Path, node: ast.AST | None = None) -> str:
 
 
 def test_imports_go_one_way() -> None:
-    """A module imports its own rank or further left, deferred and type-only imports included."""
     assert {top_of(name) for name in NAMES} - {""} <= RANK.keys()
     assert [pair for pair in list_imports() if RANK[top_of(pair[1])] > RANK[top_of(pair[0])]] == []
 
@@ -183,7 +179,6 @@ def find_cycle(below: Mapping[str, set[str]]) -> list[str]:
 
 
 def test_imports_have_no_cycles() -> None:
-    """Neither a module nor a package reaches itself through imports, deferred ones included."""
     modules, packages = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     for name, below in list_imports():
         modules[name].add(below)
@@ -194,24 +189,12 @@ def test_imports_have_no_cycles() -> None:
 
 
 def test_adapters_do_not_know_each_other() -> None:
-    """Stages, models, stores, environments and targets meet only where a run is composed."""
     wrong = [
         (name, below)
         for name, below in list_imports()
         if {top_of(name), top_of(below)} <= ADAPTERS and top_of(name) != top_of(below)
     ]
     assert wrong == []
-
-
-def test_stages_do_not_import_stages() -> None:
-    """Among the stages of a step only those that roll out import another one."""
-    allowed = {("evaluate", "rollout"), ("final_test", "rollout"), ("final_test", "evaluate")}
-    allowed |= {("reflect", "rollout"), ("slow_update", "rollout")}
-    stages = {"rollout", "reflect", "aggregate", "select", "update", "evaluate", "final_test"}
-    pairs = {
-        (name.removeprefix("reflact.stages."), below.rpartition(".")[2]) for name, below in list_imports()
-    }
-    assert {pair for pair in pairs if set(pair) <= stages} <= allowed
 
 
 def test_programs_import_names_that_exist() -> None:
@@ -229,7 +212,6 @@ def test_programs_import_names_that_exist() -> None:
 
 
 def test_libraries_stay_where_they_belong() -> None:
-    """Each slow third-party library is loaded by one package, some by one file."""
     wrong = [
         f"{show(path)} imports {name}"
         for path in MODULES
@@ -241,7 +223,6 @@ def test_libraries_stay_where_they_belong() -> None:
 
 
 def test_one_module_starts_tasks() -> None:
-    """Task groups are opened in concurrency.py; nothing is started and forgotten."""
     wrong = [
         show(path, node)
         for path in MODULES
@@ -253,7 +234,6 @@ def test_one_module_starts_tasks() -> None:
 
 
 def test_only_the_command_line_prints() -> None:
-    """Outside cli/ nothing prints, touches the standard streams, or ends the process."""
     wrong = [
         show(path, node)
         for path in MODULES
@@ -266,7 +246,6 @@ def test_only_the_command_line_prints() -> None:
 
 
 def test_nothing_is_global() -> None:
-    """No module changes its own globals, the process environment or the logging of its host."""
     wrong = []
     for path in MODULES:
         for node in nodes(path):
@@ -286,7 +265,6 @@ def test_nothing_is_global() -> None:
 
 
 def test_no_bare_dict_is_passed() -> None:
-    """Public functions neither take nor return untyped dictionaries."""
     wrong = []
     for path in MODULES:
         for function in functions(path):
@@ -321,7 +299,6 @@ def test_names_say_something() -> None:
 
 
 def test_lines_are_plain() -> None:
-    """The source has no long lines and no pictures of its own; no file has marks of unfinished work."""
     lines = [(path, n, line) for path in MODULES for n, line in enumerate(read(path).splitlines(), 1)]
     long = [f"{show(path)}:{n}" for path, n, line in lines if len(PRAGMA.sub("", line)) > LINE_LENGTH]
     assert long == []
@@ -338,7 +315,6 @@ def is_parallel(node: ast.AST) -> bool:
 
 
 def test_a_statement_does_one_thing() -> None:
-    """Unrelated values are assigned one by one, and arguments are no conditional expressions."""
     assert [show(path, node) for path in MODULES for node in nodes(path) if is_parallel(node)] == []
     found = defaultdict(list)
     for path in MODULES:
