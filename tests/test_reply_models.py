@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import httpx
@@ -13,8 +14,10 @@ from doubles import PROMPT, Endpoint, call_id, completion, config, connected, op
 from reflact.errors import ContextOverflow, ProviderDown, ReplyError
 from reflact.messages import CallId, NoReply, RenderedPrompt, ReplyModel
 from reflact.records import Usage
+from reflact.stages.reply_models import check_reply, failure_reply_type
 from reflact.testing import InMemoryRunStore, ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
+from reflact.types import Item, Skill
 
 DOCUMENT = "Answer in one word.\nNever guess.\nAnswer in English."
 
@@ -182,3 +185,21 @@ async def test_a_provider_that_fails_is_no_missing_reply() -> None:
         await ask_word(scripted(ProviderDown("gone")), store, shorter=True)
     assert not await store._database.fetch_rows("SELECT * FROM decision_log")
     assert await ask_word(scripted({"word": "yes"}), store) == Word(word="yes")
+
+
+def test_an_edit_that_only_records_an_answer_is_sent_back_and_a_rule_is_not() -> None:
+    reply_type = failure_reply_type(("append",), cases=2, most=2, reasoned=True)
+    pattern = {"type": "t", "description": "d", "cases": [1]}
+    item = Item(id="i", input="What is the capital of France?", reference="Paris")
+    for content, is_refused in (
+        ("What is the capital of France? Answer: Paris.", True),
+        ("Name the capital alone, in one word and without its country, as in Paris.", False),
+    ):
+        edit = {"content": content, "evidence": "case 1"}
+        reply = reply_type.model_validate({"reasoning": "r", "patterns": [pattern], "edits": [edit]})
+        check = partial(check_reply, reply, skill=Skill(text=""), cases=2, items=(item,))
+        if is_refused:
+            with pytest.raises(ValueError, match="edit 1 records the answer of case 1"):
+                check()
+        else:
+            check()
