@@ -34,7 +34,6 @@ calibrator:
 
 
 def reflact(*arguments: object) -> Result:
-    """Run a command in this process."""
     return CliRunner().invoke(app, ["calibrate", *map(str, arguments)], terminal_width=200)
 
 
@@ -80,19 +79,16 @@ class Hold:
         self._held = threading.Semaphore(0)
 
     def wait(self, asked: int) -> None:
-        """Wait, where it is one of these."""
         if asked > self.after:
             self._held.release()
             self.go_on.wait(HANGS)
 
     def until_held(self, number: int = 1) -> None:
-        """Wait until so many questions are held back."""
         for _ in range(number):
             assert self._held.acquire(timeout=HANGS)
 
 
 def record(folder: Path, number: int) -> None:
-    """Write traces of one step each, of which every second one flattered its critic."""
     folder.mkdir()
     for n in range(number):
         path = folder / f"{n:03}.jsonl"
@@ -100,12 +96,10 @@ def record(folder: Path, number: int) -> None:
 
 
 def one_line(text: str) -> str:
-    """Return a text without its line breaks, which depend on the terminal."""
     return " ".join(text.split())
 
 
 def configured(folder: Path, url: str = "http://127.0.0.1:9/v1") -> Path:
-    """Write a configuration and return its path."""
     path = folder / "calibrate.yaml"
     path.write_text(CONFIG.format(folder=folder, url=url), encoding="utf-8")
     return path

@@ -18,17 +18,14 @@ from reflact.testing.llm import Script, ScriptedAnswer, ScriptedCall
 
 
 def settings(*, asked: int = 8, rounds: int = 1) -> CalibratorSettings:
-    """Return settings of a calibration."""
     return CalibratorSettings(pairs_per_step=4, max_asked=asked, max_rounds=rounds)
 
 
 def obliging(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-    """Play the flattered model."""
     return answer(prompt, reply_type)
 
 
 def different(calls: list[ScriptedCall]) -> Counter[str]:
-    """Return what a store of calls would pay for, by purpose."""
     asked = {json.dumps([c.call_id.purpose, c.call_id.label, str(c.prompt.messages)]) for c in calls}
     return Counter(json.loads(one)[0] for one in asked)
 
@@ -36,7 +33,6 @@ def different(calls: list[ScriptedCall]) -> Counter[str]:
 async def taken(
     how: CalibratorSettings, learn: list[Trace], held_out: list[Trace], script: Script = obliging
 ) -> tuple[CalibrationCostEstimate, list[ScriptedCall]]:
-    """Return the estimate for a calibration, and what it asked."""
     llm = ScriptedLLM(script)
     calibrator = Calibrator(llm, ListMemory(), settings=how)
     estimate = await calibrator.estimate_cost(learn, heldout=held_out)
@@ -55,12 +51,10 @@ async def test_a_calibration_stays_between_its_bounds(asked: int, rounds: int) -
 
 
 def stubborn(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-    """Give a valid reply at the last attempt alone."""
     return answer(prompt, reply_type) if call_id.attempt == 2 else "?"
 
 
 async def test_the_most_is_a_bound() -> None:
-    """However often replies are refused, calls do not exceed the bound."""
     learn = flattered_traces("learn", 5)
     estimate, calls = await taken(settings(rounds=2), learn, flattered_traces("held out", 20), stubborn)
     assert estimate.min_calls <= len(calls) <= estimate.max_calls

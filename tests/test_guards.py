@@ -22,17 +22,14 @@ AFTER: JsonValue = {
 
 
 def step(before: JsonValue = BEFORE, after: JsonValue = AFTER) -> Transition:
-    """Return a transition between two states."""
     return Transition(before=before, action=Action(name="say", arguments="All tests pass."), after=after)
 
 
 def case_of(transition: Transition) -> GuardCase:
-    """Return what guards see of a transition."""
     return GuardCase(transition.changes_state, QuotableTexts(TransitionView(transition)))
 
 
 def said(**fields: object) -> Evaluation:
-    """Return an evaluation that nothing is wrong with."""
     usual = {
         "progress_before": 2,
         "progress_after": 5,
@@ -66,7 +63,6 @@ BACK = step({"tests": "passing", "n": 1, "b": 0}, {"tests": "failing", "n": 2, "
 def test_credit_and_confidence_rest_on_evidence_of_a_change(
     transition: Transition, evidence: list[str], after: float, left: tuple[float, float, tuple[str, ...]]
 ) -> None:
-    """Guards leave a delta and a confidence, and say by name what they took."""
     evaluation, names = apply_guards(said(evidence=evidence, progress_after=after), case_of(transition))
     assert (evaluation.delta, evaluation.confidence, names) == left
 
@@ -84,7 +80,6 @@ def test_credit_and_confidence_rest_on_evidence_of_a_change(
     ],
 )
 def test_what_is_gone_bears_a_loss_and_no_gain(before: JsonValue, after: JsonValue, quote: str) -> None:
-    """Removed lines and old values give no credit however they are quoted; a loss they bear."""
     case = case_of(step(before, after))
     gain, loss = said(evidence=(quote,)), said(progress_after=0, evidence=(quote,))
     left, names = apply_guards(gain, case)
@@ -150,7 +145,6 @@ NOT_THERE = (
 
 
 def test_quotes_that_are_not_there_are_found() -> None:
-    """Each quote counts by itself."""
     quotable = QuotableTexts(TransitionView(step()))
     assert quotable.find_invented((*THERE, *NOT_THERE)) == NOT_THERE
 

@@ -62,7 +62,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
 
 @pytest.fixture(scope="module")
 def pages(report: RunReport) -> Mapping[str, str]:
-    """Pages of runs: an ordinary one, hostile texts, 20,000 rollouts, long texts; and of calibrations."""
     return {
         "toy": render_run_page(report),
         "hostile": render_run_page(poison(report, OWNED)),
@@ -104,7 +103,6 @@ def test_a_page_is_quiet_and_keeps_to_its_width(
 def test_a_large_page_opens_at_once(
     browser: Chrome, tmp_path: Path, pages: Mapping[str, str], name: str
 ) -> None:
-    """A page of 200 steps and 20,000 rollouts is loaded within three seconds, with long texts too."""
     show(browser, tmp_path, pages[name])
     times = [browser.execute_script(LOADED)]
     while times[-1] >= MOST_MILLISECONDS and len(times) < 3:  # another program may have had the processors
@@ -118,7 +116,6 @@ def test_a_large_page_opens_at_once(
 def test_everything_can_be_read(
     browser: Chrome, tmp_path: Path, pages: Mapping[str, str], *, name: str, width: int, dark: bool
 ) -> None:
-    """The tab key reaches every control, and axe-core finds no violation: wide and narrow, light and dark."""
     show(browser, tmp_path, pages[name], width=width, dark=dark)
     assert unreached(browser) == []
     browser.execute_script(OPEN_ALL)
@@ -126,7 +123,6 @@ def test_everything_can_be_read(
 
 
 def test_items_are_filtered_and_sorted(browser: Chrome, tmp_path: Path, report: RunReport) -> None:
-    """With a script, items are chosen by outcome and by words, sorted, and opened with the keyboard."""
     show(browser, tmp_path, render_run_page(enlarge(report, steps=1, items=40)))
 
     def count() -> int:
@@ -157,7 +153,6 @@ def test_items_are_filtered_and_sorted(browser: Chrome, tmp_path: Path, report: 
 def test_the_page_is_complete_without_a_script(
     browser: Chrome, tmp_path: Path, pages: Mapping[str, str]
 ) -> None:
-    """Without scripts, all items are there and can be opened, and controls that would do nothing are hidden."""
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         show(browser, tmp_path, pages["toy"])

@@ -75,7 +75,6 @@ def run_at(
 
 
 def find_display(terminal: Terminal) -> list[str]:
-    """Return rows of the display on the screen, or scrolled out at its top."""
     labels = ("run         ", "val         ", "spend ", "stages ")
     return [line for line in terminal.scrolled + terminal.screen if line.startswith(labels)]
 
@@ -143,7 +142,6 @@ def test_two_interrupts_end_a_run_that_hangs(tmp_path: Path) -> None:
 
 
 def test_a_simple_terminal_gets_lines_and_a_quiet_run_its_summary(tmp_path: Path) -> None:
-    """A terminal that cannot move its cursor gets no control sequence; a quiet run shows only its end."""
     terminal, quiet = Terminal(80, 50), Terminal(80, 50)
     with world(tmp_path, Endpoint()) as path:
         code, written = run_at(terminal, "train", path, "--times", TERM="dumb")

@@ -33,7 +33,6 @@ ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two runs of equal settings, one in a folder with markup in its name."""
     folder = tmp_path_factory.mktemp("serve") / "runs"
     anyio.run(build_learning_trainer(folder / "first", train={"num_epochs": 1, "batch_size": 4}).train)
     copytree(folder / "first", folder / HOSTILE)
@@ -50,7 +49,6 @@ async def client(
 
 
 async def test_runs_are_listed_and_shown(runs: Path) -> None:
-    """Runs in any folder have a row and a page with the report; names stay text."""
     async with client(runs) as asking:
         listing = read((await asking.get("/")).text)
         rows = tables(listing)["Runs, the newest first"][1:]
@@ -82,7 +80,6 @@ async def test_strangers_are_refused(runs: Path) -> None:
 
 
 async def test_events_follow_the_store(runs: Path) -> None:
-    """A stream of events begins with the present state, and says when there is something new."""
     folder, ends = runs / "first", iter([False, True])
     pages = RunPages(folder, is_closing=lambda: next(ends))
     (line,) = [line async for line in pages._follow(None)]

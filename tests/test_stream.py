@@ -27,8 +27,6 @@ class Said(NamedTuple):
 
 
 def counted(size: int, made: list[int] | None = None) -> Callable[[Hand], Awaitable[None]]:
-    """Return a producer of so many numbers, which notes what it has handed over."""
-
     async def produce(hand: Hand) -> None:
         for number in range(size):
             await hand(number)
@@ -135,7 +133,6 @@ async def test_a_dropped_iteration_detaches() -> None:
 
 @asynccontextmanager
 async def emitting(buffer: int) -> AsyncIterator[tuple[Stream[Said], Callable[[Said], Awaitable[None]]]]:
-    """Yield a stream that is read, and the function that emits its elements."""
     emits, begun = [], anyio.Event()
 
     async def produce(emit: Callable[[Said], Awaitable[None]]) -> None:
