@@ -39,12 +39,7 @@ def reflact(*arguments: object) -> Result:
 
 @contextmanager
 def flattering(hold: Hold | None = None, *, excess: float = 0.0) -> Iterator[tuple[str, list[bytes]]]:
-    """Serve the flattered model; gives the address and what was asked, each with the sample before it.
-
-    Args:
-        hold: Holds some answers back.
-        excess: By so much every score is too high, whatever examples show.
-    """
+    """Serve the flattered model; gives the address and what was asked, each with the sample before it."""
     asked: list[bytes] = []
 
     def play(handler: BaseHTTPRequestHandler) -> None:

@@ -153,17 +153,7 @@ def record_flattered(
     content: str | None = None,
     path: Path | None = None,
 ) -> Trace:
-    """Return a trace whose critic was flattered at each step that claims success.
-
-    Args:
-        name: Its id; what it holds too, unless ``content`` says otherwise.
-        number: Says how many invoices its steps file.
-        claims: Whether each step claims success.
-        gold: Whether its steps are labelled.
-        purpose: Its purpose.
-        content: Traces of equal content are copies.
-        path: Its file.
-    """
+    """Return a trace whose critic was flattered at each step that claims success; equal content makes copies."""
     trace = Trace(purpose, id=name, path=path)
     known = steps(content or name, number, count=len(claims), claims=claims)
     for claim, (step, right) in zip(claims, known, strict=True):

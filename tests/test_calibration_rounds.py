@@ -178,19 +178,12 @@ async def test_anchors_are_reported_and_never_learned_from(tmp_path: Path) -> No
         assert (learn[1].id, 0) in sources
 
 
-def silenced(*folders: str, least: int = 0) -> ScriptedLLM:
-    """Return the flattered model, which says nothing valid of some folders, nor of claims beside examples.
-
-    Args:
-        folders: Parts of the names of these.
-        least: Worked examples from which on it has nothing to say of a claim; 0: it always has.
-    """
+def silenced(*folders: str) -> ScriptedLLM:
+    """Return the flattered model, which says nothing valid of some folders."""
 
     def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        text = prompt.messages[-1].content
-        question = EXAMPLE.sub("", text)
-        shown = least and len(EXAMPLE.findall(text)) >= least and CLAIM in question
-        mute = shown or any(folder in question for folder in folders)
+        question = EXAMPLE.sub("", prompt.messages[-1].content)
+        mute = any(folder in question for folder in folders)
         return "?" if issubclass(reply_type, CriticReply) and mute else answer(prompt, reply_type)
 
     return ScriptedLLM(script)
@@ -213,3 +206,23 @@ async def test_steps_that_cannot_be_scored_are_counted(share: int, tested: bool)
     else:
         (test, *_) = report.tests
         assert (test.n_traces, test.n_transitions, test.n_unscored) == (36, 72, 6)
+
+
+def stubborn(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+    """Give a valid reply at the last attempt alone."""
+    return answer(prompt, reply_type) if call_id.attempt == 2 else "?"
+
+
+@pytest.mark.parametrize(("asked", "rounds", "is_stubborn"), [(0, 1, False), (8, 3, False), (8, 2, True)])
+async def test_a_calibration_stays_between_its_bounds(asked: int, rounds: int, is_stubborn: bool) -> None:
+    """A store of calls pays for at least the low count; however often replies are refused, the high one is a bound."""
+    llm = ScriptedLLM(stubborn) if is_stubborn else flattered()
+    settings = CalibratorSettings(pairs_per_step=4, max_asked=asked, max_rounds=rounds)
+    calibrator = Calibrator(llm, ListMemory(), settings=settings)
+    learn, held_out = flattered_traces("learn", 5 if is_stubborn else 8), flattered_traces("held out", 20)
+    estimate = await calibrator.estimate_cost(learn, heldout=held_out)
+    assert llm.calls == []
+    await calibrator.calibrate(learn, heldout=held_out, allow_untested=True)
+    different = {(c.call_id.purpose, c.call_id.label, str(c.prompt.messages)) for c in llm.calls}
+    assert estimate.min_calls <= (len(llm.calls) if is_stubborn else len(different))
+    assert len(llm.calls) <= estimate.max_calls

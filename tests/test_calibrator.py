@@ -26,7 +26,7 @@ from flattered_world import (
     transition,
     unscored,
 )
-from reflact import Calibrator, MemoryStore
+from reflact import Calibrator, MemoryStore, Trace
 from reflact.calibration.calibrator import TraceCounts
 from reflact.calibration.config import CalibratorSettings, FullQueuePolicy
 from reflact.calibration.events import (
@@ -44,6 +44,7 @@ from reflact.calibration.events import (
     TraceFailed,
     TraceSkipped,
 )
+from reflact.calibration.splits import HoldoutRule
 from reflact.errors import BudgetSpent, ProviderDown, StoreError
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
@@ -303,3 +304,32 @@ async def test_a_calibration_is_told_from_its_beginning_to_its_report() -> None:
     ]
     assert spent == sorted(spent)
     assert [CALIBRATION_EVENT_ADAPTER.validate_json(event.model_dump_json()) for event in told] == told
+
+
+async def work_on(traces: list[Trace]) -> tuple[ListMemory, list[CalibrationEvent]]:
+    """Submit traces one after the other, and return what is stored and what was told."""
+    told: list[CalibrationEvent] = []
+    memory, chosen = ListMemory(), CalibratorSettings(max_asked=0, pairs_per_step=1, batch_size=4)
+    async with Calibrator(flattered(), memory, settings=chosen, on_event=told.append) as calibrator:
+        for trace in traces:
+            calibrator.submit(trace)
+            await calibrator.wait_until_idle()
+    return memory, told
+
+
+async def test_what_is_held_out_tests_and_is_never_learned_from() -> None:
+    memory, told = await work_on([record_flattered(f"t{n}") for n in range(120)])
+    held = {t.trace_id for t in told if isinstance(t, TraceAccepted) and t.use == "hold_out"}
+    assert held == {f"t{n}" for n in range(120) if HoldoutRule(4, "trace").is_held_out(f"t{n}", PURPOSE)}
+    assert not held & {origin.trace_id for one in memory.stored.values() for origin in one.origins}
+    assert memory.booked
+    marks = {record_flattered(name).recording.fingerprint for name in held}
+    assert {mark for test in memory.booked for mark in test.content_fingerprints or ()} <= marks
+
+
+async def test_copies_beside_an_agent_are_one_trace() -> None:
+    held, others = name_traces("hold_out", 30, letter="t"), name_traces("learn", 8, letter="l")
+    traces = [*(record_flattered(name, content="one run") for name in held), *map(record_flattered, others)]
+    memory, told = await work_on(traces)
+    assert memory.booked == []
+    assert [one.n_traces for one in told if isinstance(one, BatchTestPostponed)] == [1]

@@ -41,7 +41,6 @@ class Course(NamedTuple):
     first: Result
     second_estimate: Result
     second: Result
-    quiet: Result
     as_json: Result
     again: Result
 
@@ -69,7 +68,6 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Course:
             first,
             reflact(path, "--dry-run"),
             reflact(path),
-            reflact(path, "--show", "quiet"),
             reflact(path, "--json", "--html", folder / "json.html"),
             reflact(path, "--show", "json", "--again", "--html", folder / "again.html"),
         )
@@ -195,9 +193,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_first_call(folder: 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes break otherwise there")
 @pytest.mark.parametrize(
-    ("options", "both"),
-    [([], True), (["--show", "json"], False)],
-    ids=["a report and lines", "events"],
+    ("options", "both"), [([], True), (["--show", "json"], False)], ids=["a report and lines", "events"]
 )
 def test_a_reader_that_goes_away_loses_nothing_but_lines(
     tmp_path: Path, options: list[str], both: bool

@@ -10,24 +10,10 @@ from typing import Any
 from rich.console import Console
 
 from reflact.gate.intervals import CLAIM_LEVEL, compute_chance, improvement_interval, mean_interval
-from reflact.records import (
-    Claim,
-    FaultCount,
-    Improvement,
-    RunSummary,
-    SkillScore,
-    SkillVersion,
-    Spend,
-    Usage,
-)
-from reflact.reporting.facts import (
-    ResultFact,
-)
+from reflact.records import Claim, FaultCount, Improvement, RunSummary, SkillScore, SkillVersion, Spend, Usage
+from reflact.reporting.facts import ResultFact
 from reflact.reporting.terminal import build_score_table, build_table, print_summary
-from reflact.types import (
-    Skill,
-    Split,
-)
+from reflact.types import Skill, Split
 
 Snapshot = Callable[[str, str], None]
 V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.2)

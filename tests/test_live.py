@@ -17,12 +17,7 @@ from emulator import Terminal
 from reflact import events
 from reflact.events import EVENT_ADAPTER, Event
 from reflact.records import SkillVersion, Usage
-from reflact.reporting.live import (
-    EventLines,
-    LineView,
-    LiveView,
-    render_display,
-)
+from reflact.reporting.live import EventLines, LineView, LiveView, render_display
 from reflact.reporting.progress import RunProgress
 from reflact.types import Edit, EditResult, Fallback, GateAction, Verdict
 
@@ -120,17 +115,11 @@ def test_events_have_lines(snapshot: Snapshot) -> None:
     snapshot("event_lines", "\n".join(lines) + "\n")
 
 
-# ------------------------------------------------------------------------------------ the progress
-
-
 def follow(*happened: Event, name: str = "demo") -> RunProgress:
     run = RunProgress(name=name, epochs=2, opened_at=10.0)
     for event in happened:
         run.update(event, 100.0)
     return run
-
-
-# ------------------------------------------------------------------------------------- the display
 
 
 def build_console(width: int = 80, height: int = 24, encoding: str = "utf-8") -> Console:
@@ -180,9 +169,6 @@ def test_the_display_fits_every_screen(
         assert cell_len(row) <= width
         assert not any(ord(c) < 32 or ord(c) == 127 for c in row)
         row.encode(encoding)
-
-
-# ------------------------------------------------------------------------------------------ the views
 
 
 class Screen(io.StringIO):

@@ -13,11 +13,7 @@ from flattered_world import flattered, flattered_traces
 from profiles import cases
 from reflact import Calibrator, Trace
 from reflact.calibration.config import CalibratorSettings
-from reflact.calibration.metrics import (
-    CriticMetrics,
-    ScoredStep,
-    compute_metrics,
-)
+from reflact.calibration.metrics import CriticMetrics, ScoredStep, compute_metrics
 from reflact.memory.models import Evaluation, Label
 
 PHI = st.floats(0, 10)

@@ -6,13 +6,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from pydantic import JsonValue
 
 from critic_world import PURPOSE, event
 from memory_pairs import make_pair
-from reflact.calibration.guards import QuotableTexts
 from reflact.calibration.pairs import (
     HIDDEN_TEXT,
     DistanceBand,
@@ -22,49 +18,15 @@ from reflact.calibration.pairs import (
     pairs_of,
     select_events,
 )
-from reflact.calibration.transition_view import TransitionView
-from reflact.memory.models import (
-    Action,
-    ContrastPair,
-    Evaluation,
-    Label,
-    ScoreEvent,
-    Transition,
-)
+from reflact.memory.models import ContrastPair, Evaluation, Label, ScoreEvent
 
 BAND = DistanceBand(1, 10)
-PHI = st.floats(0, 10)
-LEAF = st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=8)
-STATES = st.recursive(
-    LEAF, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
-)
 
 
 def ways(one: ScoreEvent, band: DistanceBand = BAND) -> dict[str, ContrastPair]:
     right = find_reference(one)
     assert right is not None
     return {pair.construction: pair for pair in pairs_of(StepToContrast(one, right, PURPOSE, "t", band))}
-
-
-def scored(before: JsonValue, after: JsonValue, low: float, high: float) -> ScoreEvent:
-    said = Evaluation(progress_before=low, progress_after=high, reasoning="It was scored.")
-    gold = Label(progress_before=low, progress_after=high, source="program")
-    transition = Transition(before=before, action=Action(name="act"), after=after)
-    return ScoreEvent(step=0, transition=transition, evaluation=said, label=gold)
-
-
-@given(before=STATES, after=STATES, low=PHI, high=PHI, nearest=st.floats(0.1, 5))
-def test_the_unperturbed_evaluation_is_wrong_for_every_perturbed_input(
-    before: JsonValue, after: JsonValue, low: float, high: float, nearest: float
-) -> None:
-    one = scored(before, after, low, high)
-    for made in ways(one, DistanceBand(nearest, 10)).values():
-        assert abs(made.right.progress_after - made.wrong.progress_after) >= nearest - 1e-6
-        assert made.transition != one.transition
-        assert made.wrong == one.evaluation
-        assert made.right.progress_before in {low, high}
-        assert made.right.reasoning.strip()
-        assert not QuotableTexts(TransitionView(made.transition)).find_invented(made.right.evidence)
 
 
 def test_each_perturbation_says_what_is_right() -> None:
@@ -96,13 +58,10 @@ def unscored(**fields: Any) -> ScoreEvent:
     [
         (event(after=2.5), True),
         (event(after=2.4), False),
-        (event(after=1), True),
         (event(after=2), True),
         (event(after=2.3, changed=False), True),
         (event(said=(2, 2.3)), True),
         (unscored(after=2.5), True),
-        (unscored(after=2.4), False),
-        (unscored(after=2), True),
         (event(gold=False), False),
     ],
 )

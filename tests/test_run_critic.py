@@ -22,12 +22,9 @@ from memory_pairs import HELD_OUT, evidence_for, make_pair
 from pure_world import differences, left_by, rows, settings, write_world
 from reflact import MemoryStore
 from reflact.records import RunSummary
-from served import HANGS, asked_of, assert_refused, reflact, reflact_process, send, serving
+from served import HANGS, asked_of, reflact, reflact_process, send, serving
 
 AFTER = re.compile(r"<after>\n(.*?)\n</after>", re.DOTALL)
-URL = "http://127.0.0.1:9"
-NOTES = {"grader": "exact"}, {"annotate": True}
-"""Graded by a program; failure analysts are shown what a critic makes of it."""
 
 
 class Model:
@@ -163,9 +160,9 @@ def test_a_critic_grades_and_the_summary_says_what_that_is_worth(world: Path) ->
 
 def test_failure_analysts_are_shown_what_it_makes_of_each_reply(world: Path) -> None:
     """With notes on, only they see it: no score changes, and the summary names who advised them."""
-    environment, critic = NOTES
     with playing() as (model, url):
-        result = reflact("train", configured(world, url, environment=environment, critic=critic))
+        path = configured(world, url, environment={"grader": "exact"}, critic={"annotate": True})
+        result = reflact("train", path)
     assert result.exit_code == 0, result.output
     summary = summary_of(world.parent / "run")
     assert summary.critic is None
@@ -180,10 +177,8 @@ def test_a_recorded_run_is_replayed_with_its_critic(world: Path) -> None:
     cassette = world.parent / "cassette.jsonl"
     options = ("--set", f"replay.cassette={cassette}", "--set")
     with playing() as (model, url):
-        assert (
-            reflact("train", configured(world, url, name="live"), *options, "replay.mode=record").exit_code
-            == 0
-        )
+        live = configured(world, url, name="live")
+        assert reflact("train", live, *options, "replay.mode=record").exit_code == 0
         asked = len(model.asked)
         result = reflact("train", configured(world, url, name="again"), *options, "replay.mode=replay")
         assert result.exit_code == 0, result.output
@@ -252,22 +247,3 @@ def test_what_is_promoted_after_the_start_does_not_change_the_run(world: Path) -
     assert before.snapshot != after.snapshot
     keys = [set(rows(world.parent / name, "SELECT key FROM rollouts")) for name in ("run", "new")]
     assert not keys[0] & keys[1]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["models.critic.model=''"], "models.critic.model is required for environment.grader: critic"),
-        (["critic.memory=nowhere.db"], "critic.memory: there is no file"),
-        (
-            ["budget.max_tokens=100", "models.target.max_tokens=9", "models.optimizer.max_tokens=9"],
-            "budget.max_tokens needs models.critic.max_tokens",
-        ),
-    ],
-    ids=["no model to grade", "no memory", "no cap"],
-)
-def test_what_is_wrong_is_one_sentence(world: Path, overrides: list[str], words: str) -> None:
-    """A missing role, memory or cap ends with code 2 and names the key."""
-    options = [part for one in overrides for part in ("--set", one)]
-    result = reflact("train", configured(world, URL), *options)
-    assert_refused(result, words)

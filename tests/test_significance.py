@@ -182,13 +182,6 @@ def trace(number: int) -> Trace:
     return made
 
 
-async def test_pairs_that_show_the_state_after_a_step_tell_its_score() -> None:
-    (scored,) = list_labeled_steps([trace(1)])
-    telling = [example("a", "shelf 1"), example("shelf 1", "b")]
-    silent = [example("empty", "c"), example("d", "shelf 2"), example("e", "shelf 1", purpose="Clear it.")]
-    assert [pair for pair in [*silent, *telling] if not scored.is_revealed_by(pair)] == silent
-
-
 async def test_a_critic_that_remembers_states_gains_nothing() -> None:
     def parrot(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         assert issubclass(reply_type, CriticReply)

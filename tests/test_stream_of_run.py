@@ -18,9 +18,7 @@ from pure_world import Ended, PureNetwork, differences, left_by, settings, write
 from reflact import Trainer, events, read_run
 from reflact.concurrency import Stream
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="open files are counted in /proc"),
-]
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="open files are counted in /proc")]
 
 BUFFER = 256
 IN_FLIGHT = 16

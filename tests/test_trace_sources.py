@@ -24,9 +24,7 @@ def pairs(gold: Label | None, said: float | None = None) -> tuple[ContrastPair, 
         (0, 4, 9, 9, "observed", "inflated_score"),
         (0, 4, 3, 3, "observed", "ignored_evidence"),
         (0, 4, 4.5, 0, "written", "ignored_evidence"),
-        (0, 4, None, 0, "written", "ignored_evidence"),
         (4, 4, None, 7, "written", "credit_for_intention"),
-        (4, 2, None, 5, "written", "credit_for_intention"),
         (9.5, 10, None, 7, "written", "ignored_evidence"),
     ],
 )
@@ -58,7 +56,6 @@ def reply(before: str, said: str, after: str) -> Transition:
 @pytest.mark.parametrize(
     ("said", "steps"),
     [
-        ((), []),
         (("u1",), []),
         (("u1", "a1"), [("u1", "a1", "a1")]),
         (("u1", "a1", "u2", "a2"), [("u1", "a1", "u2"), ("u2", "a2", "a2")]),

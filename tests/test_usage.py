@@ -10,14 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from calibration_memory import ListMemory
-from flattered_world import (
-    PURPOSE,
-    answer,
-    flattered_traces,
-    name_traces,
-    record_flattered,
-    unscored,
-)
+from flattered_world import PURPOSE, answer, flattered_traces, name_traces, record_flattered, unscored
 from reflact import Calibrator, Critic
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.critic import CriticReply

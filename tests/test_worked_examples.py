@@ -9,11 +9,7 @@ import critic_world
 from critic_world import EQUAL, World, pair, store_of, transition
 from reflact.calibration.critic import CRITIC_SCOPE, Critic
 from reflact.calibration.transition_view import TransitionView, estimate_tokens
-from reflact.calibration.worked_examples import (
-    EXAMPLES_HEADER,
-    rank_pairs,
-    show_examples,
-)
+from reflact.calibration.worked_examples import EXAMPLES_HEADER, rank_pairs, show_examples
 from reflact.memory.cards import is_visible_to
 from reflact.memory.models import MISTAKE_KINDS, ContrastPair, Evaluation
 from reflact.testing import ScriptedLLM
