@@ -40,9 +40,9 @@ class CriticFlaw(NamedTuple):
     held_out: list[Trace]
 
 
-def make_flaw(flaw: Flaw, *, n_learn: int = 40, n_held_out: int = 40) -> CriticFlaw:
+def make_flaw(flaw: Flaw) -> CriticFlaw:
     llm = ScriptedLLM(inflate, identity="inflated") if flaw == "inflated" else flattered()
-    return CriticFlaw(llm, record_traces("learn", n_learn, flaw), record_traces("held out", n_held_out, flaw))
+    return CriticFlaw(llm, record_traces("learn", 40, flaw), record_traces("held out", 40, flaw))
 
 
 def record_traces(name: str, number: int, flaw: Flaw) -> list[Trace]:

@@ -123,8 +123,8 @@ class Shelf:
         )
 
 
-def store_of(*pairs: ContrastPair, status: CardStatus = "promoted") -> Any:
-    return Shelf([stored(pair, status) for pair in pairs])
+def store_of(*pairs: ContrastPair) -> Any:
+    return Shelf([stored(pair, "promoted") for pair in pairs])
 
 
 def stored(pair: ContrastPair, status: CardStatus) -> StoredPair:

@@ -67,15 +67,14 @@ async def trace_of(critic: Critic, name: str, number: int, *, count: int, claims
     return trace
 
 
-def flattered(*, contrary: bool = False, excess: float = 0.0) -> ScriptedLLM:
+def flattered(*, contrary: bool = False) -> ScriptedLLM:
     """Return the model that plays critic, judge and writer of mistakes.
 
-    A contrary one is flattered only after it has seen a worked example of that mistake. Every score is too high by the
-    excess, whatever examples show.
+    A contrary one is flattered only after it has seen a worked example of that mistake.
     """
 
     def play(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        return answer(prompt, reply_type, contrary=contrary, excess=excess)
+        return answer(prompt, reply_type, contrary=contrary)
 
     return ScriptedLLM(play, identity="contrary" if contrary else "flattered")
 
@@ -167,16 +166,16 @@ def record_flattered(
     return trace
 
 
-def unscored(trace: Trace, *, keep: Sequence[int] = ()) -> Trace:
+def unscored(trace: Trace) -> Trace:
     bare = Trace(trace.purpose, id=trace.id)
     for event in trace.events:
-        bare.record(event.transition, event.evaluation if event.step in keep else None, label=event.label)
+        bare.record(event.transition, label=event.label)
     return bare
 
 
-def flattered_trace(name: str, number: int, *, gold: bool = True, purpose: str = PURPOSE) -> Trace:
+def flattered_trace(name: str, number: int, *, gold: bool = True) -> Trace:
     claims = CLAIMS[2 * number : 2 * number + 2]
-    return record_flattered(f"{name} {number}", number, claims=claims, gold=gold, purpose=purpose)
+    return record_flattered(f"{name} {number}", number, claims=claims, gold=gold)
 
 
 def flattered_traces(name: str, number: int, *, gold: bool = True) -> list[Trace]:

@@ -128,10 +128,10 @@ class Overtaken(MemoryStore):
         await super().close_test(number, evidence)
 
 
-async def calibrated(store: MemoryStore, model: str = "one") -> CalibrationReport:
+async def calibrated(store: MemoryStore) -> CalibrationReport:
     learn = [record_flattered(f"t{n}", n) for n in range(3)]
     held_out = [record_flattered(f"h{n}", n) for n in range(20)]
-    llm = ScriptedLLM(lambda prompt, reply, call_id: answer(prompt, reply), identity=model)
+    llm = ScriptedLLM(lambda prompt, reply, call_id: answer(prompt, reply), identity="one")
     return await Calibrator(llm, store, settings=SETTINGS).calibrate(learn, heldout=held_out)
 
 

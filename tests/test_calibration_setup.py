@@ -13,7 +13,6 @@ from calibrate_command import flattering
 from flattered_world import PURPOSE, transition
 from reflact import Critic
 from reflact.calibration import connect
-from reflact.config.training import ReplayConfig
 from reflact.errors import BudgetSpent, ConfigError
 from reflact.llm import BudgetConfig, ModelConfig
 
@@ -35,17 +34,10 @@ def endpoint() -> Iterator[tuple[ModelConfig, list[bytes]]]:
 
 
 async def score(
-    model: ModelConfig,
-    store: Path,
-    *,
-    claims: bool = False,
-    budget: BudgetConfig | None = None,
-    replay: ReplayConfig | None = None,
+    model: ModelConfig, store: Path, *, claims: bool = False, budget: BudgetConfig | None = None
 ) -> float:
     step = transition("a", 0, 2, claims=claims)
-    async with connect(
-        model, store=store, budget=budget or BudgetConfig(), replay=replay or ReplayConfig()
-    ) as llm:
+    async with connect(model, store=store, budget=budget or BudgetConfig()) as llm:
         return (await Critic(llm).score(step, purpose=PURPOSE)).evaluation.progress_after
 
 

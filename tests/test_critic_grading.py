@@ -18,7 +18,7 @@ from reflact.environments.graders import apply_grader
 from reflact.errors import ConfigError, ContextOverflow, EnvironmentFailure, ReplyError
 from reflact.stages.reflect import Minibatch, annotate_failures
 from reflact.testing import InMemoryRunStore, ScriptedLLM
-from reflact.types import Grade, RolloutSource, Turn
+from reflact.types import Grade, Turn
 
 ITEM = Item(id="greet", input="Greet the queen.")
 ROLLOUT = Rollout(
@@ -166,15 +166,8 @@ class Noting:
         return self._notes
 
 
-async def fed_back(
-    annotator: Noting,
-    store: InMemoryRunStore,
-    *,
-    source: RolloutSource = "failure",
-    feedback: str | None = "No bow.",
-) -> list[str | None]:
-    rollout = ROLLOUT.model_copy(update={"feedback": feedback})
-    batch = Minibatch(source=source, index=0, items=(ITEM,), rollouts=(rollout,))
+async def fed_back(annotator: Noting, store: InMemoryRunStore) -> list[str | None]:
+    batch = Minibatch(source="failure", index=0, items=(ITEM,), rollouts=(ROLLOUT,))
     await store.open_run(RUN, {}, None)
     noted = await annotate_failures(batch, annotator, await open_context(UNMOVED, store))
     return [rollout.feedback for rollout in noted.rollouts]

@@ -22,16 +22,15 @@ FOLDER = Path("runs/my run")
 
 
 def build_score(
-    name: str, scores: list[float], split: Split = Split.test, trials: int = 1, *, text: str = "Rules."
+    name: str, scores: list[float], split: Split = Split.test, *, text: str = "Rules."
 ) -> SkillScore:
     low, high = mean_interval(scores)
     return SkillScore(
         name=name,
         skill_hash=Skill(text=text).hash,
         split=split,
-        n=len(scores) * trials,
-        trials=trials,
-        successes=sum(scores) * trials,
+        n=len(scores),
+        successes=sum(scores),
         hard=sum(scores) / len(scores),
         low=low,
         high=high,
@@ -39,11 +38,11 @@ def build_score(
 
 
 def build_summary(
-    before: list[float], after: list[float], *, split: Split = Split.test, trials: int = 1, **values: Any
+    before: list[float], after: list[float], *, split: Split = Split.test, **values: Any
 ) -> RunSummary:
     mean, low, high = improvement_interval(before, after)
     gain = Improvement(name="best", split=split, n=len(before), mean=mean, low=low, high=high)
-    scores = (build_score("baseline", before, split, trials), build_score("best", after, split, trials))
+    scores = (build_score("baseline", before, split), build_score("best", after, split))
     chance = compute_chance(before, after)
     claim = Claim(improvement=gain, confirmed=low > 0 and chance <= CLAIM_LEVEL, chance=chance)
     plain = {"run_id": "r1", "status": "completed", "best": V2, "scores": scores, "claim": claim}

@@ -43,8 +43,8 @@ def commit_step(step: int, action: GateAction = "reject") -> Event:
     return make("step_committed", step=step, epoch=1, action=action, current=V1, best=V1)
 
 
-def progress(stage: str, done: int, total: int, *, step: int = 5, stored: int = 0) -> Event:
-    return make("stage_progressed", step=step, stage=stage, done=done, total=total, from_store=stored)
+def progress(stage: str, done: int, total: int, *, step: int = 5) -> Event:
+    return make("stage_progressed", step=step, stage=stage, done=done, total=total, from_store=0)
 
 
 def draft(value: JsonValue) -> Event:

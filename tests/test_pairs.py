@@ -23,10 +23,10 @@ from reflact.memory.models import ContrastPair, Evaluation, Label, ScoreEvent
 BAND = DistanceBand(1, 10)
 
 
-def ways(one: ScoreEvent, band: DistanceBand = BAND) -> dict[str, ContrastPair]:
+def ways(one: ScoreEvent) -> dict[str, ContrastPair]:
     right = find_reference(one)
     assert right is not None
-    return {pair.construction: pair for pair in pairs_of(StepToContrast(one, right, PURPOSE, "t", band))}
+    return {pair.construction: pair for pair in pairs_of(StepToContrast(one, right, PURPOSE, "t", BAND))}
 
 
 def test_each_perturbation_says_what_is_right() -> None:

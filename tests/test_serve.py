@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections.abc import AsyncIterator
@@ -21,7 +20,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 from chromium import asked, needs_chromium, opened, resize, unreached, violations
 from html_page import read, tables
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.reporting.html.serve import RunPages, create_run_pages
+from reflact.reporting.html.serve import create_run_pages
 from reflact.testing import toy_optimizer
 from served import reflact_process
 from toy_runs import build_learning_trainer
@@ -77,16 +76,6 @@ async def test_strangers_are_refused(runs: Path) -> None:
         assert answer.headers["content-security-policy"] == "frame-ancestors 'none'"
         assert answer.headers["cross-origin-resource-policy"] == "same-origin"
         assert (await asking.post("/")).status_code == 405
-
-
-async def test_events_follow_the_store(runs: Path) -> None:
-    folder, ends = runs / "first", iter([False, True])
-    pages = RunPages(folder, is_closing=lambda: next(ends))
-    (line,) = [line async for line in pages._follow(None)]
-    progress = json.loads(line.split("data: ")[1])
-    assert progress["text"] == "1 run."
-    async with client(folder) as asking:
-        assert progress["version"] in (await asking.get("/")).text
 
 
 async def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:

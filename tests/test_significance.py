@@ -34,12 +34,12 @@ from reflact.testing.llm import ScriptedAnswer
 TRACES = 24
 
 
-def step(trace: int, number: int, gold: float, said: float, *, before: float = 0) -> ScoredStep:
+def step(trace: int, number: int, gold: float, said: float) -> ScoredStep:
     return ScoredStep(
         trace_id=f"t{trace:03}",
         step=number,
         label=Label(progress_before=0, progress_after=gold, source="program"),
-        evaluation=Evaluation(progress_before=before, progress_after=said, reasoning="r"),
+        evaluation=Evaluation(progress_before=0, progress_after=said, reasoning="r"),
     )
 
 
@@ -164,10 +164,10 @@ def move(before: str, after: str) -> Transition:
     return Transition(before=before, action=Action(name="put"), after=after)
 
 
-def example(before: str, after: str, *, purpose: str = PURPOSE) -> ContrastPair:
+def example(before: str, after: str) -> ContrastPair:
     return make_pair().model_copy(
         update={
-            "purpose": purpose,
+            "purpose": PURPOSE,
             "transition": move(before, after),
             "right": Evaluation(progress_before=1, progress_after=4, reasoning="Four books."),
         }

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from reflact import Trace
 from reflact.errors import DataError, StoreError
-from reflact.memory.models import Action, Evaluation, Label, LabelSource, Transition
+from reflact.memory.models import Action, Evaluation, Label, Transition
 from reflact.memory.store import MemoryStore
 from reflact.types import canonical_json
 
@@ -185,8 +185,8 @@ def test_two_traces_of_one_file_do_not_erase_each_other(path: Path) -> None:
     assert len(mine.events) == 3
 
 
-def reached(phi: float, source: LabelSource = "program") -> Label:
-    return Label(progress_after=phi, source=source)
+def reached(phi: float) -> Label:
+    return Label(progress_after=phi, source="program")
 
 
 def phis(trace: Trace) -> list[float | None]:
