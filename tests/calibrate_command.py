@@ -19,18 +19,13 @@ from reflact.messages import Message, RenderedPrompt
 from served import HANGS, asked_of, serving
 
 REPLIES = {kind.__name__: kind for kind in (CriticReply, JudgeReply, MistakenReply)}
-CONFIG = """
-memory: {folder}/memory.db
-traces: learn
-heldout: held out
-models:
-  critic: {{model: small, base_url: "{url}", api_key_env: null, max_retries: 0, mode: json_schema,
-           call_id_header: x-sample}}
-calibrator:
-  max_asked: 0
-  pairs_per_step: 1
-  max_rounds: 1
-"""
+MODEL = {
+    "model": "small",
+    "api_key_env": None,
+    "max_retries": 0,
+    "mode": "json_schema",
+    "call_id_header": "x-sample",
+}
 
 
 def reflact(*arguments: object) -> Result:
@@ -94,7 +89,17 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def configured(folder: Path, url: str = "http://127.0.0.1:9/v1") -> Path:
-    path = folder / "calibrate.yaml"
-    path.write_text(CONFIG.format(folder=folder, url=url), encoding="utf-8")
+def configured(
+    folder: Path, url: str = "http://127.0.0.1:9/v1", *, name: str = "memory", **calibrator: int
+) -> Path:
+    """Write a configuration with a memory of its own and return its path."""
+    plain = {
+        "memory": f"{folder}/{name}.db",
+        "traces": "learn",
+        "heldout": "held out",
+        "models": {"critic": {**MODEL, "base_url": url}},
+        "calibrator": {"max_asked": 0, "pairs_per_step": 1, "max_rounds": 1, **calibrator},
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(plain), encoding="utf-8")
     return path

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate_command import Hold, flattering, record, reflact
+from calibrate_command import Hold, configured, flattering, record, reflact
 from flattered_world import PURPOSE, answer, record_flattered, steps
 from reflact import Calibrator, MemoryStore, Trace
 from reflact.calibration.config import CalibratorSettings
@@ -25,19 +25,6 @@ from reflact.testing import ScriptedLLM
 from served import reflact_process
 
 PLACES = 2
-CONFIG = """
-memory: {memory}
-traces: learn
-heldout: held out
-models:
-  critic: {{model: small, base_url: "{url}", api_key_env: null, max_retries: 0, mode: json_schema,
-           call_id_header: x-sample}}
-calibrator:
-  concurrency: {places}
-  max_asked: 0
-  pairs_per_step: 2
-  max_rounds: 3
-"""
 
 
 class World:
@@ -47,9 +34,8 @@ class World:
         self.folder, self.hold, self.url, self.asked = folder, hold, url, asked
 
     def configured(self, name: str) -> Path:
-        path, memory = self.folder / f"{name}.yaml", self.folder / f"{name}.db"
-        path.write_text(CONFIG.format(memory=memory, url=self.url, places=PLACES), encoding="utf-8")
-        return path
+        limits = {"concurrency": PLACES, "pairs_per_step": 2, "max_rounds": 3}
+        return configured(self.folder, self.url, name=name, **limits)
 
     def run(self, path: Path) -> list[CalibrationEvent]:
         result = reflact(path, "--show", "json")

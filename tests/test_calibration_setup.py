@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from calibrate_command import flattering
+from calibrate_command import MODEL, flattering
 from flattered_world import PURPOSE, transition
 from reflact import Critic
 from reflact.calibration import connect
@@ -20,17 +20,7 @@ from reflact.llm import BudgetConfig, ModelConfig
 @contextmanager
 def endpoint() -> Iterator[tuple[ModelConfig, list[bytes]]]:
     with flattering() as (url, asked):
-        yield (
-            ModelConfig(
-                model="small",
-                base_url=url,
-                api_key_env=None,
-                mode="json_schema",
-                max_retries=0,
-                call_id_header="x-sample",
-            ),
-            asked,
-        )
+        yield ModelConfig.model_validate({**MODEL, "base_url": url}), asked
 
 
 async def score(

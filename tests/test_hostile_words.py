@@ -145,26 +145,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_words_of_others_steer_no_terminal(runs: tuple[Path, Path], tmp_path: Path) -> None:
     first, second = map(str, runs)
-    commands = [
+    plain = [
         ["show", second],
-        *(["show", second, str(step.step)] for step in anyio.run(read_run, runs[1]).steps),
         ["show", second, "--items"],
+        ["show", second, "--skill", "best"],
+        ["compare", first, second],
+        ["runs", str(runs[0].parent)],
+    ]
+    commands = [
+        *plain,
+        *([*command, "--json"] for command in plain),
+        *(["show", second, str(step.step)] for step in anyio.run(read_run, runs[1]).steps),
         ["show", second, "--item", f"test-000{WORDS}"],
         ["show", second, "--costs"],
-        ["show", second, "--skill", "best"],
         ["diff", second],
-        ["compare", first, second],
-        *(
-            [*command, "--json"]
-            for command in (
-                ["show", second],
-                ["show", second, "--items"],
-                ["show", second, "--skill", "best"],
-            )
-        ),
-        ["compare", first, second, "--json"],
-        ["runs", str(runs[0].parent), "--json"],
-        ["runs", str(runs[0].parent)],
         ["export", second, "--name", "words", "--description", "Use it.", "--out", str(tmp_path / STEERING)],
     ]
     code, written = run_at(Terminal(100, 40), json.dumps(commands), program=AT_TERMINAL)
