@@ -10,15 +10,27 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from calibration_memory import ListMemory
-from critic_flaws import FLAWS, count_calls, describe, make_flaw
+from critic_flaws import FLAWS, CriticFlaw, make_flaw
+from reflact import Calibrator
 from reflact.calibration.config import CalibratorSettings
+from reflact.calibration.events import (
+    CalibrationEvent,
+    CriticMeasured,
+    PairBatchTested,
+    RoundStarted,
+)
+from reflact.calibration.report import CalibrationReport
+from reflact.memory.store import MemoryStore
 
 STAGES = (
     "score before",
@@ -27,6 +39,59 @@ STAGES = (
     "replay test",
     "kinds of mistakes",
 )
+
+
+class CountedCalibration(NamedTuple):
+    """The report of a calibration, and its calls by stage."""
+
+    report: CalibrationReport
+    calls: Counter[str]
+
+
+async def count_calls(
+    flaw: CriticFlaw, memory: MemoryStore, *, settings: CalibratorSettings
+) -> CountedCalibration:
+    ends: list[tuple[int, str]] = []
+
+    def note(event: CalibrationEvent) -> None:
+        match event:
+            case CriticMeasured():
+                ends.append(
+                    (
+                        len(flaw.llm.calls),
+                        "score before" if event.when == "before" else "score after",
+                    )
+                )
+            case PairBatchTested():
+                ends.append((len(flaw.llm.calls), "replay test"))
+            case RoundStarted():
+                ends.append((len(flaw.llm.calls), "kinds of mistakes"))
+
+    calibrator = Calibrator(flaw.llm, memory, settings=settings, on_event=note)
+    report = await calibrator.calibrate(flaw.learn, heldout=flaw.held_out)
+    calls: Counter[str] = Counter()
+    for index, call in enumerate(flaw.llm.calls):
+        call_id = call.call_id
+        if call_id.role == "critic" and call_id.trial == 0:
+            calls[next(stage for end, stage in ends if index < end)] += 1
+        else:
+            calls["samples" if call_id.role == "critic" else call_id.purpose] += 1
+    return CountedCalibration(report, calls)
+
+
+def describe(counted: CountedCalibration, stages: Sequence[str]) -> list[str]:
+    report, calls = counted
+    before, after = report.held_out.before, report.held_out.after
+    assert before is not None
+    assert after is not None
+    errors = f"{before.error.value:.2f} -> {after.error.value:.2f}"
+    counts = [
+        *(calls[stage] for stage in stages),
+        calls.total(),
+        report.n_rounds,
+        report.n_promoted,
+    ]
+    return [*map(str, counts), errors]
 
 
 async def measure(settings: CalibratorSettings) -> None:

@@ -19,33 +19,22 @@ from reflact.messages import Message, RenderedPrompt
 from served import HANGS, asked_of, serving
 
 REPLIES = {kind.__name__: kind for kind in (CriticReply, JudgeReply, MistakenReply)}
-CONFIG = """
-memory: {folder}/memory.db
-traces: learn
-heldout: held out
-models:
-  critic: {{model: small, base_url: "{url}", api_key_env: null, max_retries: 0, mode: json_schema,
-           call_id_header: x-sample}}
-calibrator:
-  max_asked: 0
-  pairs_per_step: 1
-  max_rounds: 1
-"""
+MODEL = {
+    "model": "small",
+    "api_key_env": None,
+    "max_retries": 0,
+    "mode": "json_schema",
+    "call_id_header": "x-sample",
+}
 
 
 def reflact(*arguments: object) -> Result:
-    """Run a command in this process."""
     return CliRunner().invoke(app, ["calibrate", *map(str, arguments)], terminal_width=200)
 
 
 @contextmanager
 def flattering(hold: Hold | None = None, *, excess: float = 0.0) -> Iterator[tuple[str, list[bytes]]]:
-    """Serve the flattered model; gives the address and what was asked, each with the sample before it.
-
-    Args:
-        hold: Holds some answers back.
-        excess: By so much every score is too high, whatever examples show.
-    """
+    """Serve the flattered model; gives the address and what was asked, each with the sample before it."""
     asked: list[bytes] = []
 
     def play(handler: BaseHTTPRequestHandler) -> None:
@@ -80,19 +69,16 @@ class Hold:
         self._held = threading.Semaphore(0)
 
     def wait(self, asked: int) -> None:
-        """Wait, where it is one of these."""
         if asked > self.after:
             self._held.release()
             self.go_on.wait(HANGS)
 
     def until_held(self, number: int = 1) -> None:
-        """Wait until so many questions are held back."""
         for _ in range(number):
             assert self._held.acquire(timeout=HANGS)
 
 
 def record(folder: Path, number: int) -> None:
-    """Write traces of one step each, of which every second one flattered its critic."""
     folder.mkdir()
     for n in range(number):
         path = folder / f"{n:03}.jsonl"
@@ -100,12 +86,20 @@ def record(folder: Path, number: int) -> None:
 
 
 def one_line(text: str) -> str:
-    """Return a text without its line breaks, which depend on the terminal."""
     return " ".join(text.split())
 
 
-def configured(folder: Path, url: str = "http://127.0.0.1:9/v1") -> Path:
-    """Write a configuration and return its path."""
-    path = folder / "calibrate.yaml"
-    path.write_text(CONFIG.format(folder=folder, url=url), encoding="utf-8")
+def configured(
+    folder: Path, url: str = "http://127.0.0.1:9/v1", *, name: str = "memory", **calibrator: int
+) -> Path:
+    """Write a configuration with a memory of its own and return its path."""
+    plain = {
+        "memory": f"{folder}/{name}.db",
+        "traces": "learn",
+        "heldout": "held out",
+        "models": {"critic": {**MODEL, "base_url": url}},
+        "calibrator": {"max_asked": 0, "pairs_per_step": 1, "max_rounds": 1, **calibrator},
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(plain), encoding="utf-8")
     return path

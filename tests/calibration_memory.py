@@ -25,13 +25,11 @@ class ListMemory(MemoryStore):
 
     @property
     def stored(self) -> Mapping[str, StoredPair]:
-        """The pairs by their ids."""
         tables = self._database._tables
         return {one.pair.id: one for one in rows.select_pairs(tables, "1 ORDER BY id")}
 
     @property
     def booked(self) -> list[BatchTest]:
-        """The tests."""
         return list(rows.read_tests(self._database._tables))
 
     async def open_test(
@@ -42,7 +40,6 @@ class ListMemory(MemoryStore):
         traces: Collection[TraceIdentity],
         kind: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
-        """Open a test; without pairs it is a test of one that no critic sees."""
         if not pair_ids:
             pair_ids = [(await self.submit(make_pair(trace=None, scope=Scope(user="nobody")))).pair_id]
         return await super().open_test(pair_ids, holdout_id=holdout_id, traces=traces, kind=kind)

@@ -29,7 +29,6 @@ NOTHING = RECORDED.model_copy(
 
 @cache
 def everything() -> CalibrationReport:
-    """Return a report in which every field says something."""
     (test,) = RECORDED.tests
     refused = test.model_copy(update={"passed_test": False, "outcome": "accuracy_fell", "n_earlier_tests": 1})
     useless = test.model_copy(update={"passed_test": False, "outcome": "not_shown", "effect": -0.43})
@@ -47,7 +46,6 @@ def everything() -> CalibrationReport:
 
 
 def hostile(text: str) -> CalibrationReport:
-    """Return a report that holds a text in each place that holds text."""
     full = everything()
     return full.model_copy(
         update={

@@ -24,7 +24,6 @@ needs_chromium = pytest.mark.skipif(
 
 @contextmanager
 def opened(profile: Path) -> Iterator[Chrome]:
-    """Open a browser that notes what its console says and what it asks for."""
     options = ChromeOptions()
     options.binary_location = str(CHROMIUM)
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
@@ -58,7 +57,6 @@ return [one, one.matches(':focus-visible') && style.outlineStyle !== 'none' && s
 
 
 def resize(browser: Chrome, width: int, *, dark: bool = False) -> None:
-    """Give pages a width in pixels, and readers who prefer light or dark."""
     metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
@@ -66,14 +64,12 @@ def resize(browser: Chrome, width: int, *, dark: bool = False) -> None:
 
 
 def violations(browser: Chrome) -> list[str]:
-    """Return what axe-core finds on the open page."""
     code = files("axe_core_python").joinpath("axe.min.js").read_text(encoding="utf-8")
     browser.execute_cdp_cmd("Runtime.evaluate", {"expression": code})
     return browser.execute_async_script(VIOLATIONS)
 
 
 def unreached(browser: Chrome) -> list[str]:
-    """Return the visible controls of a page that the tab key does not reach, or without a mark when it does."""
     controls = browser.execute_script(CONTROLS)
     seen = set()
     for _ in controls:
@@ -85,7 +81,6 @@ def unreached(browser: Chrome) -> list[str]:
 
 
 def asked(browser: Chrome, url: str) -> list[str]:
-    """Return the addresses that a page asked for; the browser's own pages ask for others."""
     entries = (json.loads(entry["message"])["message"] for entry in browser.get_log("performance"))
     sent = (entry["params"] for entry in entries if entry["method"] == "Network.requestWillBeSent")
     return [each["request"]["url"] for each in sent if each["documentURL"].startswith(url)]

@@ -5,8 +5,6 @@ Each is a script that reads its whole prompt, and plays judge and writer of mist
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from flattered_world import (
@@ -21,13 +19,9 @@ from flattered_world import (
     record_flattered,
     steps,
 )
-from reflact import Calibrator, Trace
-from reflact.calibration.config import DEFAULT_CALIBRATOR_SETTINGS, CalibratorSettings
+from reflact import Trace
 from reflact.calibration.critic import CriticReply
-from reflact.calibration.events import CalibrationEvent, CriticMeasured, PairBatchTested, RoundStarted
-from reflact.calibration.report import CalibrationReport
 from reflact.memory.models import Evaluation
-from reflact.memory.store import MemoryStore
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
 from reflact.testing.llm import ScriptedAnswer
@@ -46,14 +40,12 @@ class CriticFlaw(NamedTuple):
     held_out: list[Trace]
 
 
-def make_flaw(flaw: Flaw, *, n_learn: int = 40, n_held_out: int = 40) -> CriticFlaw:
-    """Return a critic and its traces of two steps each."""
+def make_flaw(flaw: Flaw) -> CriticFlaw:
     llm = ScriptedLLM(inflate, identity="inflated") if flaw == "inflated" else flattered()
-    return CriticFlaw(llm, record_traces("learn", n_learn, flaw), record_traces("held out", n_held_out, flaw))
+    return CriticFlaw(llm, record_traces("learn", 40, flaw), record_traces("held out", 40, flaw))
 
 
 def record_traces(name: str, number: int, flaw: Flaw) -> list[Trace]:
-    """Return traces that a critic with such a flaw scored, with labels."""
     traces = []
     for n in range(number):
         claims = CLAIMS[2 * n : 2 * n + 2] if flaw == "flattered" else (False, False)
@@ -70,7 +62,6 @@ def record_traces(name: str, number: int, flaw: Flaw) -> list[Trace]:
 
 
 def inflate(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-    """Score ``INFLATION`` too high; beside examples of too high scores, half of the smallest error that they show."""
     if not issubclass(reply_type, CriticReply):
         return answer(prompt, reply_type)
     content = prompt.messages[-1].content
@@ -85,50 +76,3 @@ def inflate(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallI
         "phi_after": min(10.0, phi(after) + excess),
         "confidence": 0.9,
     }
-
-
-class CountedCalibration(NamedTuple):
-    """The report of a calibration, and its calls by stage."""
-
-    report: CalibrationReport
-    calls: Counter[str]
-
-
-async def count_calls(
-    flaw: CriticFlaw, memory: MemoryStore, *, settings: CalibratorSettings = DEFAULT_CALIBRATOR_SETTINGS
-) -> CountedCalibration:
-    """Calibrate, and count calls by stage: scores before, samples, writers, judges, replay tests, kinds of mistakes."""
-    ends: list[tuple[int, str]] = []
-
-    def note(event: CalibrationEvent) -> None:
-        match event:
-            case CriticMeasured():
-                ends.append(
-                    (len(flaw.llm.calls), "score before" if event.when == "before" else "score after")
-                )
-            case PairBatchTested():
-                ends.append((len(flaw.llm.calls), "replay test"))
-            case RoundStarted():
-                ends.append((len(flaw.llm.calls), "kinds of mistakes"))
-
-    calibrator = Calibrator(flaw.llm, memory, settings=settings, on_event=note)
-    report = await calibrator.calibrate(flaw.learn, heldout=flaw.held_out)
-    calls: Counter[str] = Counter()
-    for index, call in enumerate(flaw.llm.calls):
-        call_id = call.call_id
-        if call_id.role == "critic" and call_id.trial == 0:
-            calls[next(stage for end, stage in ends if index < end)] += 1
-        else:
-            calls["samples" if call_id.role == "critic" else call_id.purpose] += 1
-    return CountedCalibration(report, calls)
-
-
-def describe(counted: CountedCalibration, stages: Sequence[str]) -> list[str]:
-    """Return the cells of a row: calls by stage, their sum, rounds, promoted pairs, the error before and after."""
-    report, calls = counted
-    before, after = report.held_out.before, report.held_out.after
-    assert before is not None
-    assert after is not None
-    errors = f"{before.error.value:.2f} -> {after.error.value:.2f}"
-    counts = [*(calls[stage] for stage in stages), calls.total(), report.n_rounds, report.n_promoted]
-    return [*map(str, counts), errors]

@@ -1,19 +1,13 @@
-"""Scored steps and pairs for tests of the critic, random stores of pairs, and models that play their parts.
-
-Run as a program it writes a hash of all questions that a critic asks in so many random worlds.
-"""
+"""Scored steps and pairs for tests of the critic, random stores of pairs, and models that play their parts."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from hashlib import sha256
 from random import Random
 from typing import Any
 
-import anyio
 from pydantic import JsonValue
 
 from reflact.calibration.critic import CRITIC_SCOPE, Critic
@@ -40,7 +34,6 @@ PURPOSE = "Write the three chapters of the report."
 
 
 def evaluation(before: float, after: float, reasoning: str = "Chapters were written.") -> Evaluation:
-    """Return an evaluation that quotes the field of the chapters."""
     return Evaluation(
         progress_before=before, progress_after=after, reasoning=reasoning, evidence=("chapters",)
     )
@@ -55,7 +48,6 @@ def event(
     gold: bool = True,
     changed: bool = True,
 ) -> ScoreEvent:
-    """Return a step; ``said`` is the critic's own evaluation where it differs from what is right."""
     states: list[dict[str, JsonValue]] = [
         {"chapters": f"{step}/{before:g}", "title": "Report"},
         {"chapters": f"{step}/{after:g}" if changed else f"{step}/{before:g}", "title": "Report"},
@@ -70,7 +62,6 @@ def event(
 
 
 def mistaken(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
-    """Write a valid mistaken evaluation as the prompt asks for it."""
     asked = prompt.messages[1].content.rsplit("Write the mistaken evaluation", 1)[1]
     found = re.search(r"\((\w+)\), with a number from ([\d.]+) to ([\d.]+)\.", asked)
     low, high = float(found[2]), float(found[3])
@@ -89,7 +80,6 @@ class KnowingJudge:
         self._always = always
 
     def __call__(self, prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> JsonValue:
-        """Answer one comparison; the right side is the one whose reasoning holds no praise."""
         first = prompt.messages[1].content.split("<first>")[1].split("</first>")[0]
         right = "second" if "It looks like more" in first else "first"
         return {"reasoning": "By the states.", "better": self._always or right}
@@ -133,9 +123,8 @@ class Shelf:
         )
 
 
-def store_of(*pairs: ContrastPair, status: CardStatus = "promoted") -> Any:
-    """Return a store of pairs that all have one status."""
-    return Shelf([stored(pair, status) for pair in pairs])
+def store_of(*pairs: ContrastPair) -> Any:
+    return Shelf([stored(pair, "promoted") for pair in pairs])
 
 
 def stored(pair: ContrastPair, status: CardStatus) -> StoredPair:
@@ -209,24 +198,9 @@ class World:
         )
 
     async def ask(self, order: Sequence[StoredPair] | None = None) -> tuple[RenderedPrompt, StateScore]:
-        """Return what the critic asks and what comes of it, with the store's pairs in an order."""
         llm = ScriptedLLM(lambda *_: EQUAL)
         memory: Any = Shelf(self.stored if order is None else order)
         critic = Critic(llm, memory=memory, settings=self.settings, prompts=BOOK)
         score = await critic.score(self.transition, purpose=self.purpose)
         (call,) = llm.calls
         return call.prompt, score
-
-
-async def _print_hash(worlds: int) -> None:
-    whole = sha256()
-    for seed in range(worlds):
-        world = World(seed)
-        in_order_of_hashes = {one.pair.id: one for one in world.stored}
-        prompt, score = await world.ask([in_order_of_hashes[pair_id] for pair_id in set(in_order_of_hashes)])
-        whole.update(f"{prompt.model_dump_json()}{score.pair_ids}".encode())
-    sys.stdout.write(f"{whole.hexdigest()}\n")
-
-
-if __name__ == "__main__":
-    anyio.run(_print_hash, int(sys.argv[1]))

@@ -33,12 +33,10 @@ PHI_AFTER = re.compile(r"phi after: ([0-9.]+)")
 
 
 def phi(filed: int) -> float:
-    """Return how far so many filed invoices are, in 0..10."""
     return 10 * filed / FILES
 
 
 def transition(name: str, before: int, after: int, *, claims: bool) -> Transition:
-    """Return a step that files invoices; one that claims success says so in its message."""
     message = CLAIM if claims else "Filed what I found."
     return Transition(
         before={"folder": name, "filed": before},
@@ -48,7 +46,6 @@ def transition(name: str, before: int, after: int, *, claims: bool) -> Transitio
 
 
 def steps(name: str, number: int, *, count: int, claims: Sequence[bool]) -> list[tuple[Transition, Label]]:
-    """Return the steps of a trace with what is right; none comes so far that flattery would be cut off."""
     filed, found = 0, []
     for step in range(count):
         more = 1 + (number + step) % 3
@@ -63,7 +60,6 @@ def steps(name: str, number: int, *, count: int, claims: Sequence[bool]) -> list
 
 
 async def trace_of(critic: Critic, name: str, number: int, *, count: int, claims: Sequence[bool]) -> Trace:
-    """Return a trace that the critic scored, with gold."""
     trace = Trace(PURPOSE, id=name)
     for step, gold in steps(name, number, count=count, claims=claims):
         trace.record(step, await critic.score(step, purpose=PURPOSE), label=gold)
@@ -71,15 +67,14 @@ async def trace_of(critic: Critic, name: str, number: int, *, count: int, claims
     return trace
 
 
-def flattered(*, contrary: bool = False, excess: float = 0.0) -> ScriptedLLM:
+def flattered(*, contrary: bool = False) -> ScriptedLLM:
     """Return the model that plays critic, judge and writer of mistakes.
 
-    A contrary one is flattered only after it has seen a worked example of that mistake. Every score is too high by the
-    excess, whatever examples show.
+    A contrary one is flattered only after it has seen a worked example of that mistake.
     """
 
     def play(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        return answer(prompt, reply_type, contrary=contrary, excess=excess)
+        return answer(prompt, reply_type, contrary=contrary)
 
     return ScriptedLLM(play, identity="contrary" if contrary else "flattered")
 
@@ -87,7 +82,6 @@ def flattered(*, contrary: bool = False, excess: float = 0.0) -> ScriptedLLM:
 def answer(
     prompt: RenderedPrompt, reply_type: type[ReplyModel], *, contrary: bool = False, excess: float = 0.0
 ) -> ScriptedAnswer:
-    """Answer any prompt of calibration."""
     if issubclass(reply_type, CriticReply):
         return criticised(prompt.messages[-1].content, contrary=contrary, excess=excess)
     if issubclass(reply_type, JudgeReply):
@@ -103,12 +97,10 @@ def answer(
 
 
 def sample_kind(prompt: RenderedPrompt) -> str:
-    """Return the kind of mistake that a prompt asks for."""
     return str(re.findall(r"mistaken evaluation \((\w+)\)", prompt.messages[-1].content)[-1])
 
 
 def criticised(content: str, *, contrary: bool = False, excess: float = 0.0) -> ScriptedAnswer:
-    """Return the critic's reply to its prompt."""
     question = EXAMPLE.sub("", content)
     before, after = read_states(question)
     learned = any(teaches(example) for _, example in EXAMPLE.findall(content))
@@ -123,20 +115,17 @@ def criticised(content: str, *, contrary: bool = False, excess: float = 0.0) -> 
 
 
 def teaches(example: str) -> bool:
-    """Whether a worked example shows a claim of success, a right evaluation, and a wrong one far above it."""
     numbers = [float(number) for number in PHI_AFTER.findall(example)]
     return CLAIM in example and len(numbers) == 2 and numbers[1] - numbers[0] >= 2
 
 
 def judged(content: str) -> ScriptedAnswer:
-    """Return the judge's reply: the evaluation nearer to what the states show."""
     _, after = read_states(content)
     first, second = (abs(float(number) - phi(after)) for number in COMPARED.findall(content)[-2:])
     return {"reasoning": "The states show it.", "better": "first" if first <= second else "second"}
 
 
 def read_states(content: str) -> tuple[int, int]:
-    """Return how many invoices are filed before and after, as the prompt shows the states."""
     before, after = (
         re.findall(rf"<{tag}>\n(.*?)\n</{tag}>", content, re.DOTALL)[-1] for tag in ("before", "after")
     )
@@ -144,7 +133,6 @@ def read_states(content: str) -> tuple[int, int]:
 
 
 def filed(state: str) -> int:
-    """Return the number in a state as it is shown."""
     found = re.search(r"filed\D+(\d+)", state)
     assert found is not None, json.dumps(state)
     return int(found[1])
@@ -164,17 +152,7 @@ def record_flattered(
     content: str | None = None,
     path: Path | None = None,
 ) -> Trace:
-    """Return a trace whose critic was flattered at each step that claims success.
-
-    Args:
-        name: Its id; what it holds too, unless ``content`` says otherwise.
-        number: Says how many invoices its steps file.
-        claims: Whether each step claims success.
-        gold: Whether its steps are labelled.
-        purpose: Its purpose.
-        content: Traces of equal content are copies.
-        path: Its file.
-    """
+    """Return a trace whose critic was flattered at each step that claims success; equal content makes copies."""
     trace = Trace(purpose, id=name, path=path)
     known = steps(content or name, number, count=len(claims), claims=claims)
     for claim, (step, right) in zip(claims, known, strict=True):
@@ -188,26 +166,22 @@ def record_flattered(
     return trace
 
 
-def unscored(trace: Trace, *, keep: Sequence[int] = ()) -> Trace:
-    """Return a trace as logs have it: labelled, and without the scores of a critic except on these steps."""
+def unscored(trace: Trace) -> Trace:
     bare = Trace(trace.purpose, id=trace.id)
     for event in trace.events:
-        bare.record(event.transition, event.evaluation if event.step in keep else None, label=event.label)
+        bare.record(event.transition, label=event.label)
     return bare
 
 
-def flattered_trace(name: str, number: int, *, gold: bool = True, purpose: str = PURPOSE) -> Trace:
-    """Return a trace of two steps."""
+def flattered_trace(name: str, number: int, *, gold: bool = True) -> Trace:
     claims = CLAIMS[2 * number : 2 * number + 2]
-    return record_flattered(f"{name} {number}", number, claims=claims, gold=gold, purpose=purpose)
+    return record_flattered(f"{name} {number}", number, claims=claims, gold=gold)
 
 
 def flattered_traces(name: str, number: int, *, gold: bool = True) -> list[Trace]:
-    """Return several of them."""
     return [flattered_trace(name, n, gold=gold) for n in range(number)]
 
 
 def name_traces(use: Literal["learn", "hold_out"], number: int, *, letter: str = "trace ") -> list[str]:
-    """Return names of traces that are all held out, or all learned from, by the rule of four folds."""
     rule, wanted = HoldoutRule(4, "trace"), (f"{letter}{n}" for n in range(10_000))
     return [name for name in wanted if rule.is_held_out(name, PURPOSE) is (use == "hold_out")][:number]

@@ -57,7 +57,6 @@ class Answer(NamedTuple):
     encoding: str = "identity"
 
     def write(self) -> Iterator[bytes]:
-        """Yield the answer in pieces of about a mebibyte."""
         headers = (self.status, "Content-Type: " + self.content_type, "Content-Encoding: " + self.encoding)
         yield "HTTP/1.1 {}\r\n{}\r\n{}\r\nConnection: close\r\n\r\n".format(*headers).encode()
         piece = self.part * (MEBIBYTE // len(self.part))
@@ -84,8 +83,6 @@ ANSWERS = {
 
 
 async def serve() -> None:
-    """Listen on a free port, print it, and answer until the process is ended."""
-
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -105,7 +102,6 @@ async def serve() -> None:
 
 
 async def ask(port: str, kinds: list[str]) -> None:
-    """Ask for eight answers at once, of several kinds, and print the outcomes and the peak of memory in MB."""
     store = await opened()
     account = Account(RUN, store, store.decision_log(RUN), Budget(BudgetConfig()))
 
@@ -128,7 +124,6 @@ async def ask(port: str, kinds: list[str]) -> None:
 
 
 def read_peak() -> float:
-    """Return this program's peak of memory in MiB; ``ru_maxrss`` includes the process that started it."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(re.findall(r"VmHWM:\s*(\d+) kB", status)[0]) / 1024
 

@@ -23,7 +23,6 @@ class Node:
         return "".join(one if isinstance(one, str) else one.text for one in self.content)
 
     def all(self, name: str | None = None) -> Iterator[Node]:
-        """Yield the elements in it, in order; of one name, if given."""
         for one in self.content:
             if isinstance(one, Node):
                 if name in {None, one.name}:
@@ -56,7 +55,6 @@ class _Reader(HTMLParser):
 
 
 def read(page: str) -> Node:
-    """Return a page's root, and see to it that it is whole."""
     reader = _Reader()
     reader.feed(page)
     reader.close()
@@ -66,7 +64,6 @@ def read(page: str) -> Node:
 
 
 def tables(root: Node) -> dict[str, list[list[str]]]:
-    """Return all tables by their captions: rows of cells, the headings first."""
     return {
         next(table.all("caption")).text: [
             [cell.text for cell in row.all() if cell.name in {"th", "td"}] for row in table.all("tr")
@@ -76,7 +73,6 @@ def tables(root: Node) -> dict[str, list[list[str]]]:
 
 
 def assert_named(root: Node) -> None:
-    """Check that ids are unique, references find them, and tables and charts have names and descriptions."""
     ids = [node.attributes["id"] for node in root.all() if "id" in node.attributes]
     assert len(ids) == len(set(ids))
     references = [name for node in root.all() for name in node.attributes.get("aria-labelledby", "").split()]
@@ -92,7 +88,6 @@ def assert_named(root: Node) -> None:
 
 
 def assert_self_contained(root: Node) -> str:
-    """Check that a page holds no handler and no address of anything outside, and return its policy."""
     assert not {"iframe", "object", "img", "form", "base", "embed"} & {node.name for node in root.all()}
     for node in root.all():
         assert not [name for name in node.attributes if name.startswith("on")]

@@ -24,7 +24,6 @@ CRITIC = Scope(roles=("critic",))
 
 
 def recorded(name: str) -> TraceIdentity:
-    """Return a trace as a test knows it; each name holds something else."""
     return TraceIdentity(name, (hash_purpose(name),))
 
 
@@ -40,7 +39,6 @@ def make_pair(
     scope: Scope = CRITIC,
     agreement: float | None = None,
 ) -> ContrastPair:
-    """Return a pair; each number is another one."""
     return ContrastPair(
         purpose="Write the report.",
         transition=Transition(
@@ -61,7 +59,6 @@ def make_pair(
 
 
 async def keep_reply(effects: ResponseStore, asked: str, said: str) -> str:
-    """Store what a model said to a question of a role and purpose, and return its key."""
     role, purpose = asked.split("/")
     key = digest_json([asked, said])
     call_id = CallId(role=role, purpose=purpose, part="p").label
@@ -75,7 +72,6 @@ async def keep_reply(effects: ResponseStore, asked: str, said: str) -> str:
 
 
 def evidence_for(test: BatchTest, *, promoted: bool = True) -> PromotionEvidence:
-    """Return what a test found: that its batch is promoted or may stay, or that it is not or goes."""
     shown = promoted is (test.kind == "promote")
     outcomes = ("better", "not_shown") if test.kind == "promote" else ("no_harm_shown", "worse")
     return PromotionEvidence(
@@ -96,7 +92,6 @@ def evidence_for(test: BatchTest, *, promoted: bool = True) -> PromotionEvidence
 
 
 async def promote(memory: MemoryStore, pairs: Sequence[ContrastPair]) -> None:
-    """Store pairs and promote them as one batch."""
     for pair in pairs:
         await memory.submit(pair)
     test = await memory.open_test([pair.id for pair in pairs], holdout_id="h", traces=HELD_OUT)
@@ -104,6 +99,5 @@ async def promote(memory: MemoryStore, pairs: Sequence[ContrastPair]) -> None:
 
 
 async def set_utility(memory: MemoryStore, pair_id: str, utility: float) -> None:
-    """Write a utility as a test's evidence does."""
     sql = "UPDATE memory_pairs SET utility = ? WHERE id = ?"
     assert await memory._database.execute(sql, (utility, pair_id)) == 1

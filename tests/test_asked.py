@@ -37,7 +37,6 @@ GOOD = {"mistake": "inflated_score", "reasoning": DONE, "phi_after": 9, "why": "
 
 
 def text(**changed: Any) -> str:
-    """Return the good reply's JSON with some fields changed."""
     return json.dumps(GOOD | changed)
 
 
@@ -60,7 +59,6 @@ BAD: dict[str, tuple[str | None, str]] = {
 
 
 def bad(kind: str) -> httpx.Response:
-    """Return the answer of one kind."""
     content = BAD[kind][0]
     if content is None:
         return completion(None, refusal="I would rather not.")
@@ -73,7 +71,6 @@ EVENT = event().model_copy(
 
 
 async def ask(llm: LLM, *, round_number: int = 1) -> ContrastPair | DroppedCandidate:
-    """Ask for an inflated score of the step."""
     right = find_reference(EVENT)
     assert right is not None
     step = StepToContrast(EVENT, right, PURPOSE, "t")
@@ -83,8 +80,6 @@ async def ask(llm: LLM, *, round_number: int = 1) -> ContrastPair | DroppedCandi
 
 
 def play(judge: KnowingJudge) -> ScriptedLLM:
-    """Return a model that writes and judges."""
-
     def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         is_writer = issubclass(reply_type, MistakenReply)
         return (mistaken if is_writer else judge)(prompt, reply_type, call_id)
@@ -93,7 +88,6 @@ def play(judge: KnowingJudge) -> ScriptedLLM:
 
 
 async def test_a_pair_that_the_judge_finds_in_both_orders_is_kept() -> None:
-    """The writer is told what is right, before and after; the judge sees the sides in both orders."""
     llm = play(KnowingJudge())
     pair = await ask(llm, round_number=2)
     assert isinstance(pair, ContrastPair)
@@ -135,7 +129,6 @@ JUDGED = [
 
 @pytest.mark.parametrize("kind", BAD)
 async def test_a_bad_reply_costs_one_more_call_and_one_that_stays_bad_is_a_drop(kind: str) -> None:
-    """A second reply makes the pair, as if the first had not been; a drop has the reason."""
     endpoint = Endpoint(bad(kind), completion(text()), *JUDGED)
     async with connected(endpoint, config(reasks=1)) as llm:
         pair = await ask(llm)

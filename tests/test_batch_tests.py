@@ -26,7 +26,6 @@ async def memory(tmp_path: Path) -> AsyncIterator[MemoryStore]:
 
 
 async def open_next(memory: MemoryStore, traces: Collection[TraceIdentity]) -> BatchTest:
-    """Open a test of a new pair on traces."""
     pair = make_pair(len(await memory.pairs()), trace="learned")
     await memory.submit(pair)
     return await memory.open_test([pair.id], holdout_id="given", traces=traces)
@@ -35,7 +34,6 @@ async def open_next(memory: MemoryStore, traces: Collection[TraceIdentity]) -> B
 async def run_test(
     memory: MemoryStore, pair: ContrastPair, *, passed: bool, recheck: bool = False
 ) -> StoredPair:
-    """Test a batch of one pair, and return the pair as it is then."""
     test = await memory.open_test(
         [pair.id], holdout_id="given", traces=HELD_OUT, kind="demote" if recheck else "promote"
     )
@@ -49,7 +47,6 @@ async def read(memory: MemoryStore, pair: ContrastPair) -> StoredPair:
 
 
 async def test_earlier_tests_are_counted_by_traces_across_stores(tmp_path: Path) -> None:
-    """Every test that is opened counts for its traces, whoever opens it, however many do at once."""
     path = tmp_path / "memory.db"
     async with MemoryStore(path) as one, MemoryStore(path) as two:
         pairs = [make_pair(n) for n in range(10)]
@@ -73,7 +70,6 @@ async def test_earlier_tests_are_counted_by_traces_across_stores(tmp_path: Path)
 async def test_on_no_trace_is_more_than_the_level_spent(
     tmp_path_factory: pytest.TempPathFactory, sets: Sequence[set[str]]
 ) -> None:
-    """Whatever sets are held out, the levels of all tests that a trace took part in sum to at most 2.5%."""
     async with MemoryStore(tmp_path_factory.mktemp("sets") / "m.db") as memory:
         tests = [await open_next(memory, list(map(recorded, traces))) for traces in sets]
     for n, traces in enumerate(sets):
@@ -84,7 +80,6 @@ async def test_on_no_trace_is_more_than_the_level_spent(
 
 
 def played(name: str, *states: int) -> Trace:
-    """Return a trace that went through states."""
     trace = Trace("Count.", id=name)
     for state in states:
         trace.record(
@@ -115,7 +110,6 @@ async def test_a_trace_is_known_by_its_name_and_by_how_it_began(memory: MemorySt
 
 
 async def test_a_forgotten_trace_still_counts_and_cannot_be_read(tmp_path: Path) -> None:
-    """A hash of it stays in a test, by which it is known when it comes back."""
     path, name = tmp_path / "memory.db", "Ottilie Quandt 1961"
     async with MemoryStore(path) as memory:
         await memory.open_trace(name, "p")
@@ -126,7 +120,6 @@ async def test_a_forgotten_trace_still_counts_and_cannot_be_read(tmp_path: Path)
 
 
 async def test_a_batch_is_not_tested_on_what_it_was_made_of(memory: MemoryStore) -> None:
-    """One origin among the held-out traces is enough; a test names its batch and its traces."""
     pair = make_pair(1, trace="first")
     await memory.submit(pair)
     await memory.submit(pair.model_copy(update={"provenance": make_pair(1, trace="second").provenance}))
@@ -146,17 +139,14 @@ UNFIT: list[tuple[dict[str, object], str]] = [
     ({"n_traces": 19, "p_value": 0.001}, "19 traces, and a test needs at least 20"),
     ({"n_traces": 61}, "compares 61 traces, and 60 were held out"),
     ({"effect": 0.0}, "an effect of 0"),
-    ({"effect": float("nan")}, "an effect of nan"),
     ({"p_value": 0.0}, "60 traces cannot have a p-value of 0"),
     ({"accuracy_change": -0.03}, "a change of accuracy of -0.03"),
-    ({"pair_ids": ("another",)}, "earlier tests on its traces"),
     ({"n_earlier_tests": 5}, "earlier tests on its traces"),
 ]
 """What the evidence of a passed first test cannot say, and the reason in the message."""
 
 
 async def test_evidence_that_contradicts_itself_changes_nothing(memory: MemoryStore) -> None:
-    """That a batch passed, or did harm, is not taken on trust; a test takes evidence once."""
     pair = make_pair(1)
     await memory.submit(pair)
     test = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT)
@@ -178,7 +168,6 @@ async def test_evidence_that_contradicts_itself_changes_nothing(memory: MemorySt
 
 
 async def test_a_promotion_takes_a_test_that_was_passed_and_may_be_taken_back(memory: MemoryStore) -> None:
-    """A batch is promoted whole; one that does harm later is held for review. Utility is measured."""
     bad, good = make_pair(1), make_pair(2)
     await fan_out(memory.submit, [bad, good])
     assert (await run_test(memory, bad, passed=False)).status == "quarantined"
@@ -196,7 +185,6 @@ async def test_a_promotion_takes_a_test_that_was_passed_and_may_be_taken_back(me
 
 
 async def test_a_pair_that_needs_review_is_tested_once_it_is_released(memory: MemoryStore) -> None:
-    """Nothing tests it before; it is quarantined again, without a reason."""
     pair = make_pair(1, note="j@doe.com")
     await memory.submit(pair)
     with pytest.raises(DataError, match=r"needs review \(personal_data\); release it first"):
@@ -206,7 +194,6 @@ async def test_a_pair_that_needs_review_is_tested_once_it_is_released(memory: Me
 
 
 async def test_a_pair_that_changed_during_a_test_is_not_promoted_by_it(memory: MemoryStore) -> None:
-    """A pair that was promoted and taken back by other tests since this one was opened stays as it is."""
     pair, other = make_pair(1), make_pair(2)
     await fan_out(memory.submit, [pair, other])
     test = await memory.open_test([pair.id, other.id], holdout_id="h", traces=HELD_OUT)

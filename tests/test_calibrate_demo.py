@@ -18,7 +18,6 @@ PAGE = Path(__file__).parents[1] / "docs" / "demo.md"
 
 
 def calibrate(memory: Path, *overrides: str) -> str:
-    """Replay the round through `reflact calibrate` and return the report as JSON, or the error."""
     settings = [f"memory={json.dumps(str(memory))}", *overrides]
     arguments = ["calibrate", str(FOLDER / "calibrate.yaml"), "--json"]
     for setting in settings:
@@ -27,26 +26,22 @@ def calibrate(memory: Path, *overrides: str) -> str:
 
 
 def recorded() -> CalibrationReport:
-    """Return the report that was recorded."""
     return CalibrationReport.model_validate_json((FOLDER / "report.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the demo."""
     return tmp_path_factory.mktemp("demo")
 
 
 @pytest.fixture(scope="module")
 def shown(out: Path) -> str:
-    """What the demo prints, with its folder called as it is by default."""
     result = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["demo", "--calibrate", "--out", str(out)])
     assert result.exit_code == 0, result.output
     return result.output.replace(str(out), "demo-run")
 
 
 def test_the_docs_show_what_the_demo_prints(shown: str, out: Path) -> None:
-    """All that the demo prints stands in the docs, in one block; the last line names its page."""
     lines = [line.rstrip() for line in shown.strip().splitlines()]
     assert "\n".join(["```", *lines, "```"]) in PAGE.read_text(encoding="utf-8")
     assert lines[-1] == "demo-run/calibration.html shows this as a page."
@@ -54,7 +49,6 @@ def test_the_docs_show_what_the_demo_prints(shown: str, out: Path) -> None:
 
 
 def test_the_report_is_the_recorded_one_and_no_endpoint_is_asked(tmp_path: Path) -> None:
-    """With an address where nothing listens all but the address itself is as recorded."""
     found = calibrate(tmp_path / "memory.db", "models.critic.base_url=http://127.0.0.1:9/v1")
     assert "127.0.0.1:9/" in found
     moved = found.replace("127.0.0.1:9/", "127.0.0.1:8123/")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate_command import Hold, flattering, record, reflact
+from calibrate_command import Hold, configured, flattering, record, reflact
 from flattered_world import PURPOSE, answer, record_flattered, steps
 from reflact import Calibrator, MemoryStore, Trace
 from reflact.calibration.config import CalibratorSettings
@@ -25,19 +25,6 @@ from reflact.testing import ScriptedLLM
 from served import reflact_process
 
 PLACES = 2
-CONFIG = """
-memory: {memory}
-traces: learn
-heldout: held out
-models:
-  critic: {{model: small, base_url: "{url}", api_key_env: null, max_retries: 0, mode: json_schema,
-           call_id_header: x-sample}}
-calibrator:
-  concurrency: {places}
-  max_asked: 0
-  pairs_per_step: 2
-  max_rounds: 3
-"""
 
 
 class World:
@@ -47,13 +34,10 @@ class World:
         self.folder, self.hold, self.url, self.asked = folder, hold, url, asked
 
     def configured(self, name: str) -> Path:
-        """Write a configuration with a memory of its own and return its path."""
-        path, memory = self.folder / f"{name}.yaml", self.folder / f"{name}.db"
-        path.write_text(CONFIG.format(memory=memory, url=self.url, places=PLACES), encoding="utf-8")
-        return path
+        limits = {"concurrency": PLACES, "pairs_per_step": 2, "max_rounds": 3}
+        return configured(self.folder, self.url, name=name, **limits)
 
     def run(self, path: Path) -> list[CalibrationEvent]:
-        """Calibrate to the end and return what was told."""
         result = reflact(path, "--show", "json")
         assert result.exit_code == 0, result.output
         return [CALIBRATION_EVENT_ADAPTER.validate_json(line) for line in result.stdout.splitlines()]
@@ -61,7 +45,6 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """Traces to learn from, some of which nobody scored, others that are held out, and an endpoint."""
     record(tmp_path / "learn", 4)
     for n in range(4):
         trace = Trace(PURPOSE, id=f"bare {n}", path=tmp_path / "learn" / f"bare {n:03}.jsonl")
@@ -76,7 +59,6 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def batches(told: list[CalibrationEvent]) -> list[PairBatchTested]:
-    """Return the tests among events."""
     return [event for event in told if isinstance(event, PairBatchTested)]
 
 
@@ -121,7 +103,6 @@ class DiesClosing(MemoryStore):
     """A memory whose process is killed where it would close a test."""
 
     async def close_test(self, number: int, evidence: PromotionEvidence) -> None:
-        """End."""
         raise Killed
 
 
@@ -129,21 +110,18 @@ class Overtaken(MemoryStore):
     """A memory in which another process closes each test first."""
 
     async def close_test(self, number: int, evidence: PromotionEvidence) -> None:
-        """Close it twice."""
         await super().close_test(number, evidence)
         await super().close_test(number, evidence)
 
 
-async def calibrated(store: MemoryStore, model: str = "one") -> CalibrationReport:
-    """Calibrate a model's critic on traces that are always the same."""
+async def calibrated(store: MemoryStore) -> CalibrationReport:
     learn = [record_flattered(f"t{n}", n) for n in range(3)]
     held_out = [record_flattered(f"h{n}", n) for n in range(20)]
-    llm = ScriptedLLM(lambda prompt, reply, call_id: answer(prompt, reply), identity=model)
+    llm = ScriptedLLM(lambda prompt, reply, call_id: answer(prompt, reply), identity="one")
     return await Calibrator(llm, store, settings=SETTINGS).calibrate(learn, heldout=held_out)
 
 
 async def killed(store: MemoryStore) -> None:
-    """Calibrate until the process is killed."""
     async with store:
         with pytest.raises(Killed):
             await calibrated(store)
@@ -162,7 +140,6 @@ async def test_an_open_test_is_ended_by_the_next_start(tmp_path: Path) -> None:
 
 
 async def test_an_open_test_is_left_if_the_batch_has_changed_since(tmp_path: Path) -> None:
-    """What a test was opened for is not there any more, so another one is opened, and counts it."""
     await killed(DiesClosing(tmp_path / "memory.db"))
     async with MemoryStore(tmp_path / "memory.db") as store:
         (opened,) = await store.tests()
@@ -173,7 +150,6 @@ async def test_an_open_test_is_left_if_the_batch_has_changed_since(tmp_path: Pat
 
 
 async def test_a_test_that_another_process_closed_first_is_said_to_be_over(tmp_path: Path) -> None:
-    """Of two processes that end one test one stores the evidence, and the other goes on without."""
     async with Overtaken(tmp_path / "memory.db") as store:
         report = await calibrated(store)
         assert report.tests == ()

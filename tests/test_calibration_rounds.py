@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from calibration_memory import ListMemory
-from critic_flaws import Flaw, count_calls, make_flaw
+from critic_flaws import Flaw, make_flaw
 from flattered_world import (
     CLAIM,
     EXAMPLE,
@@ -68,7 +68,6 @@ async def test_the_loop_is_closed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "learned from"])
 @pytest.mark.parametrize("is_other_purpose", [True, False], ids=["purpose", "steps"])
 async def test_traces_of_another_agent_are_refused_by_name(is_stored: bool, is_other_purpose: bool) -> None:
-    """Two agents that number their runs alike do not count as one; a run that has grown, or was cut, is the same run."""
     memory, llm = ListMemory(), flattered()
     calibrator = Calibrator(llm, memory, settings=SETTINGS)
     ours = [record_flattered(f"run {n}", n, claims=(True, True)) for n in range(30)]
@@ -93,7 +92,6 @@ async def test_traces_of_another_agent_are_refused_by_name(is_stored: bool, is_o
 
 @pytest.mark.slow
 async def test_further_rounds_learn_nothing_twice_and_what_harms_is_taken_back(tmp_path: Path) -> None:
-    """The same traces give no pair a second time; a batch that harms on new traces goes back to quarantine."""
     async with MemoryStore(tmp_path / "memory.db") as store:
         calibrator = Calibrator(flattered(), store, settings=SETTINGS)
         learn, heldout = flattered_traces("learn", 12), flattered_traces("held out", 24)
@@ -123,14 +121,14 @@ async def test_further_rounds_learn_nothing_twice_and_what_harms_is_taken_back(t
 )
 async def test_forty_traces_take_at_most_600_calls(flaw: Flaw, before: float, after: float) -> None:
     """At the defaults, whatever the critic does; what it can learn is learned, and without error it is only measured."""
-    memory = ListMemory()
-    report, calls = await count_calls(make_flaw(flaw), memory)
-    assert calls.total() == report.usage.calls <= 600
+    memory, (llm, learn, held_out) = ListMemory(), make_flaw(flaw)
+    report = await Calibrator(llm, memory).calibrate(learn, heldout=held_out)
+    assert len(llm.calls) == report.usage.calls <= 600
     assert report.n_candidates == report.n_pairs + sum(drop.n_candidates for drop in report.dropped)
     assert report.held_out.before.error.value == pytest.approx(before, abs=0.01)
     assert report.held_out.after.error.value <= after
     if flaw == "exact":
-        assert (calls.total(), report.n_rounds, report.tests) == (80, 0, ())
+        assert (report.usage.calls, report.n_rounds, report.tests) == (80, 0, ())
         assert "nothing to learn" in report.end_reason
     for test in report.tests:
         pairs = [one.pair for one in await memory.pairs(test.pair_ids)]
@@ -140,7 +138,6 @@ async def test_forty_traces_take_at_most_600_calls(flaw: Flaw, before: float, af
 
 
 def anchor(number: int) -> ContrastPair:
-    """Return a gold pair whose transition claims success."""
     return ContrastPair(
         purpose=PURPOSE,
         transition=transition(f"anchor {number}", 2, 4, claims=True),
@@ -181,19 +178,12 @@ async def test_anchors_are_reported_and_never_learned_from(tmp_path: Path) -> No
         assert (learn[1].id, 0) in sources
 
 
-def silenced(*folders: str, least: int = 0) -> ScriptedLLM:
-    """Return the flattered model, which says nothing valid of some folders, nor of claims beside examples.
-
-    Args:
-        folders: Parts of the names of these.
-        least: Worked examples from which on it has nothing to say of a claim; 0: it always has.
-    """
+def silenced(*folders: str) -> ScriptedLLM:
+    """Return the flattered model, which says nothing valid of some folders."""
 
     def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-        text = prompt.messages[-1].content
-        question = EXAMPLE.sub("", text)
-        shown = least and len(EXAMPLE.findall(text)) >= least and CLAIM in question
-        mute = shown or any(folder in question for folder in folders)
+        question = EXAMPLE.sub("", prompt.messages[-1].content)
+        mute = any(folder in question for folder in folders)
         return "?" if issubclass(reply_type, CriticReply) and mute else answer(prompt, reply_type)
 
     return ScriptedLLM(script)
@@ -216,3 +206,23 @@ async def test_steps_that_cannot_be_scored_are_counted(share: int, tested: bool)
     else:
         (test, *_) = report.tests
         assert (test.n_traces, test.n_transitions, test.n_unscored) == (36, 72, 6)
+
+
+def stubborn(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+    """Give a valid reply at the last attempt alone."""
+    return answer(prompt, reply_type) if call_id.attempt == 2 else "?"
+
+
+@pytest.mark.parametrize(("asked", "rounds", "is_stubborn"), [(0, 1, False), (8, 3, False), (8, 2, True)])
+async def test_a_calibration_stays_between_its_bounds(asked: int, rounds: int, is_stubborn: bool) -> None:
+    """A store of calls pays for at least the low count; however often replies are refused, the high one is a bound."""
+    llm = ScriptedLLM(stubborn) if is_stubborn else flattered()
+    settings = CalibratorSettings(pairs_per_step=4, max_asked=asked, max_rounds=rounds)
+    calibrator = Calibrator(llm, ListMemory(), settings=settings)
+    learn, held_out = flattered_traces("learn", 5 if is_stubborn else 8), flattered_traces("held out", 20)
+    estimate = await calibrator.estimate_cost(learn, heldout=held_out)
+    assert llm.calls == []
+    await calibrator.calibrate(learn, heldout=held_out, allow_untested=True)
+    different = {(c.call_id.purpose, c.call_id.label, str(c.prompt.messages)) for c in llm.calls}
+    assert estimate.min_calls <= (len(llm.calls) if is_stubborn else len(different))
+    assert len(llm.calls) <= estimate.max_calls

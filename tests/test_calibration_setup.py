@@ -9,45 +9,25 @@ from pathlib import Path
 import anyio
 import pytest
 
-from calibrate_command import flattering
+from calibrate_command import MODEL, flattering
 from flattered_world import PURPOSE, transition
 from reflact import Critic
 from reflact.calibration import connect
-from reflact.config.training import ReplayConfig
 from reflact.errors import BudgetSpent, ConfigError
 from reflact.llm import BudgetConfig, ModelConfig
 
 
 @contextmanager
 def endpoint() -> Iterator[tuple[ModelConfig, list[bytes]]]:
-    """Serve the flattered model; gives its settings and what was asked."""
     with flattering() as (url, asked):
-        yield (
-            ModelConfig(
-                model="small",
-                base_url=url,
-                api_key_env=None,
-                mode="json_schema",
-                max_retries=0,
-                call_id_header="x-sample",
-            ),
-            asked,
-        )
+        yield ModelConfig.model_validate({**MODEL, "base_url": url}), asked
 
 
 async def score(
-    model: ModelConfig,
-    store: Path,
-    *,
-    claims: bool = False,
-    budget: BudgetConfig | None = None,
-    replay: ReplayConfig | None = None,
+    model: ModelConfig, store: Path, *, claims: bool = False, budget: BudgetConfig | None = None
 ) -> float:
-    """Connect, score one step, and return what the critic said of the state after."""
     step = transition("a", 0, 2, claims=claims)
-    async with connect(
-        model, store=store, budget=budget or BudgetConfig(), replay=replay or ReplayConfig()
-    ) as llm:
+    async with connect(model, store=store, budget=budget or BudgetConfig()) as llm:
         return (await Critic(llm).score(step, purpose=PURPOSE)).evaluation.progress_after
 
 
@@ -60,7 +40,6 @@ async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
 
 
 async def test_a_budget_holds_over_all_connections_to_a_file(tmp_path: Path) -> None:
-    """Calls of an earlier connection count."""
     one = BudgetConfig(max_calls=1)
     with endpoint() as (model, asked):
         await score(model, tmp_path / "memory.db", budget=one)
@@ -71,7 +50,6 @@ async def test_a_budget_holds_over_all_connections_to_a_file(tmp_path: Path) -> 
 
 
 async def test_connections_at_one_time_share_one_budget(tmp_path: Path) -> None:
-    """Three connections that open a file together have the calls of one, and the last ones hear which limit it was."""
     limit, ended = BudgetConfig(max_calls=4), list[str]()
     path = tmp_path / "memory.db"
     with endpoint() as (model, asked):
@@ -94,7 +72,6 @@ async def test_connections_at_one_time_share_one_budget(tmp_path: Path) -> None:
 
 
 async def test_the_time_of_a_budget_ends_what_is_under_way(tmp_path: Path) -> None:
-    """What waits when the time is up is cut off, and the error says which limit it was."""
     with endpoint() as (model, _), pytest.raises(BudgetSpent, match="max_seconds"):
         async with connect(model, store=tmp_path / "memory.db", budget=BudgetConfig(max_seconds=0.05)):
             await anyio.sleep_forever()
@@ -112,6 +89,5 @@ async def test_the_time_of_a_budget_ends_what_is_under_way(tmp_path: Path) -> No
 async def test_what_is_missing_is_said_before_a_call(
     tmp_path: Path, model: ModelConfig, budget: BudgetConfig, words: str
 ) -> None:
-    """A name, a cap for a limit, a key: the error names what to set."""
     with pytest.raises(ConfigError, match=words):
         await score(model, tmp_path / "memory.db", budget=budget)

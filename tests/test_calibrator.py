@@ -26,7 +26,7 @@ from flattered_world import (
     transition,
     unscored,
 )
-from reflact import Calibrator, MemoryStore
+from reflact import Calibrator, MemoryStore, Trace
 from reflact.calibration.calibrator import TraceCounts
 from reflact.calibration.config import CalibratorSettings, FullQueuePolicy
 from reflact.calibration.events import (
@@ -44,6 +44,7 @@ from reflact.calibration.events import (
     TraceFailed,
     TraceSkipped,
 )
+from reflact.calibration.splits import HoldoutRule
 from reflact.errors import BudgetSpent, ProviderDown, StoreError
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.testing import ScriptedLLM
@@ -55,15 +56,12 @@ STEPS, STEP_SECONDS = 20, 0.1
 def settings(
     queue: int = 64, when_full: FullQueuePolicy = "drop_oldest", batch: int = 16
 ) -> CalibratorSettings:
-    """Return settings without judges."""
     return CalibratorSettings(
         pairs_per_step=2, queue_size=queue, full_queue_policy=when_full, batch_size=batch
     )
 
 
 def slow(seconds: float) -> ScriptedLLM:
-    """Return the flattered model, so many seconds for each call."""
-
     async def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         await anyio.sleep(seconds)
         return answer(prompt, reply_type)
@@ -72,12 +70,10 @@ def slow(seconds: float) -> ScriptedLLM:
 
 
 def raising(error: Exception) -> ScriptedLLM:
-    """Return a model that fails."""
     return ScriptedLLM(lambda *_: error)
 
 
 async def acting(calibrator: Calibrator | None, first: int = 0, last: int = STEPS) -> None:
-    """Let an agent take some of its steps and submit a trace after each."""
     for name in name_traces("learn", STEPS)[first:last]:
         await anyio.sleep(STEP_SECONDS)
         if calibrator is not None:
@@ -88,7 +84,6 @@ class Broken(ListMemory):
     """A memory on a full disk."""
 
     async def open_trace(self, trace_id: str, purpose: str) -> None:
-        """Fail."""
         raise StoreError("the disk is full")
 
 
@@ -115,8 +110,6 @@ def test_the_agent_is_as_fast_as_without_a_calibrator(
     memory: Callable[[], ListMemory],
     half: int,
 ) -> None:
-    """Slow, full, failing, out of budget or cancelled: the agent takes the same time to the microsecond."""
-
     async def main() -> Calibrator:
         begun = anyio.current_time()
         async with Calibrator(llm(), memory(), settings=settings(queue, when_full)) as calibrator:
@@ -132,8 +125,6 @@ def test_the_agent_is_as_fast_as_without_a_calibrator(
 
 
 def test_a_score_does_not_wait_for_the_calibrator() -> None:
-    """The calibrator's own calls queue for their places; the critic that it hands out is not among them."""
-
     async def main() -> list[float]:
         calibrator = Calibrator(slow(1.0), ListMemory(), settings=CalibratorSettings(concurrency=2))
         took: list[float] = []
@@ -176,8 +167,6 @@ async def test_a_full_queue_keeps_to_its_policy(
 
 
 def test_nobody_waits_for_a_calibrator_that_stopped() -> None:
-    """Who waits for room, or until it rests, is released when the calibrator stops."""
-
     async def main() -> tuple[list[bool], Calibrator]:
         calibrator = Calibrator(
             raising(BudgetSpent("no room for a call")), ListMemory(), settings=settings(1, "block")
@@ -196,7 +185,6 @@ def test_nobody_waits_for_a_calibrator_that_stopped() -> None:
 
 
 async def test_what_happens_is_told(tmp_path: Path) -> None:
-    """Traces taken, pairs made, a batch that waits for traces, and its test once there are enough."""
     told: list[CalibrationEvent] = []
     async with (
         MemoryStore(tmp_path / "memory.db") as store,
@@ -223,7 +211,6 @@ async def test_what_happens_is_told(tmp_path: Path) -> None:
 
 
 async def test_a_spent_budget_stops_it_and_a_failing_listener_harms_nobody() -> None:
-    """Where no further call can succeed it stops, says so, and refuses what comes."""
     told: list[CalibrationEvent] = []
 
     def tell(event: CalibrationEvent) -> None:
@@ -255,7 +242,6 @@ async def test_a_calibrator_that_learns_nothing_is_a_warning(
     n_warnings: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whoever reads no events sees in the log, once, that every trace fails, with the error and the last trace."""
     names = name_traces("learn", n_traces)
     async with Calibrator(make_llm(), make_memory(), settings=settings()) as calibrator:
         for name in names:
@@ -267,7 +253,6 @@ async def test_a_calibrator_that_learns_nothing_is_a_warning(
 
 
 async def test_pairs_of_one_trace_come_as_they_are_stored() -> None:
-    """Each pair is in the store when it is handed out; leaving ends the work."""
     memory = ListMemory()
     calibrator = Calibrator(flattered(), memory, settings=settings())
     seen = []
@@ -284,7 +269,6 @@ PAGE = Path(__file__).parents[1] / "docs" / "calibration.md"
 
 
 def test_the_page_names_every_event() -> None:
-    """The table of events has a row for each kind, and for nothing else."""
     union = get_args(get_args(CalibrationEvent)[0])
     kinds = {kind.model_fields["kind"].default for kind in union}
     table = PAGE.read_text(encoding="utf-8").partition("\n## Events\n")[2].partition("\n## ")[0]
@@ -320,3 +304,32 @@ async def test_a_calibration_is_told_from_its_beginning_to_its_report() -> None:
     ]
     assert spent == sorted(spent)
     assert [CALIBRATION_EVENT_ADAPTER.validate_json(event.model_dump_json()) for event in told] == told
+
+
+async def work_on(traces: list[Trace]) -> tuple[ListMemory, list[CalibrationEvent]]:
+    """Submit traces one after the other, and return what is stored and what was told."""
+    told: list[CalibrationEvent] = []
+    memory, chosen = ListMemory(), CalibratorSettings(max_asked=0, pairs_per_step=1, batch_size=4)
+    async with Calibrator(flattered(), memory, settings=chosen, on_event=told.append) as calibrator:
+        for trace in traces:
+            calibrator.submit(trace)
+            await calibrator.wait_until_idle()
+    return memory, told
+
+
+async def test_what_is_held_out_tests_and_is_never_learned_from() -> None:
+    memory, told = await work_on([record_flattered(f"t{n}") for n in range(120)])
+    held = {t.trace_id for t in told if isinstance(t, TraceAccepted) and t.use == "hold_out"}
+    assert held == {f"t{n}" for n in range(120) if HoldoutRule(4, "trace").is_held_out(f"t{n}", PURPOSE)}
+    assert not held & {origin.trace_id for one in memory.stored.values() for origin in one.origins}
+    assert memory.booked
+    marks = {record_flattered(name).recording.fingerprint for name in held}
+    assert {mark for test in memory.booked for mark in test.content_fingerprints or ()} <= marks
+
+
+async def test_copies_beside_an_agent_are_one_trace() -> None:
+    held, others = name_traces("hold_out", 30, letter="t"), name_traces("learn", 8, letter="l")
+    traces = [*(record_flattered(name, content="one run") for name in held), *map(record_flattered, others)]
+    memory, told = await work_on(traces)
+    assert memory.booked == []
+    assert [one.n_traces for one in told if isinstance(one, BatchTestPostponed)] == [1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from served import HANGS, MAIN, assert_refused, reflact_process
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with traces to learn from and others that are held out."""
     record(tmp_path / "learn", 6)
     record(tmp_path / "held out", 24)
     return tmp_path
@@ -43,14 +41,12 @@ class Course(NamedTuple):
     first: Result
     second_estimate: Result
     second: Result
-    quiet: Result
     as_json: Result
     again: Result
 
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: pytest.TempPathFactory) -> Course:
-    """The command is started again and again, first without asking anything."""
     folder = tmp_path_factory.mktemp("course")
     record(folder / "learn", 6)
     record(folder / "held out", 24)
@@ -72,7 +68,6 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Course:
             first,
             reflact(path, "--dry-run"),
             reflact(path),
-            reflact(path, "--show", "quiet"),
             reflact(path, "--json", "--html", folder / "json.html"),
             reflact(path, "--show", "json", "--again", "--html", folder / "again.html"),
         )
@@ -91,33 +86,7 @@ def test_a_dry_run_asks_and_writes_nothing(course: Course) -> None:
     assert estimate.min_calls <= course.paid <= estimate.max_calls
 
 
-def test_before_and_after_stand_side_by_side(course: Course) -> None:
-    """The table shows each measure with its interval, and the batch that was promoted."""
-    shown, calls = one_line(course.first.stdout), course.paid
-    assert "held-out traces: 24 traces, 24 steps; mean absolute error 1.50 -> 0.00" in shown
-    assert "Averaged within each trace, the error fell by 1.50 points [" in shown
-    assert "1.50 [" in shown
-    assert "0.00 [0.00, 0.00]" in shown
-    assert ": promoted." in shown
-    assert f"questions took {calls} calls, {10 * calls} tokens in, {3 * calls} out" in shown
-    assert f"paid by this start: {calls} calls, {10 * calls} tokens in" in shown
-
-
-def test_progress_is_told_on_standard_error(course: Course) -> None:
-    """Rounds, pairs, tests and measurements are lines there, with calls so far; the report is apart."""
-    lines = course.first.stderr.splitlines()
-    starts = [line[:9].strip() for line in lines]
-    assert starts == ["began", "before", "round 1", *["pairs"] * 6, "test", "after"]
-    assert "6 of 6 traces (" in lines[-3]
-    assert lines[-1].endswith("so far)")
-    assert f"({course.paid} calls, $" in lines[-1]
-    assert "began" not in course.first.stdout
-    assert course.quiet.stderr == ""
-    assert "mean absolute error" in course.quiet.stdout
-
-
 def test_while_nothing_has_changed_the_report_is_printed_again(course: Course) -> None:
-    """A dry run names the tests that were made and what is left; the report names it too."""
     estimate = one_line(course.second_estimate.stdout)
     left = f"1 batch was tested on these held-out traces: another one passes at p of at most {compute_alpha(1):.2g}"
     assert left not in one_line(course.estimate.stdout)
@@ -132,7 +101,6 @@ def test_while_nothing_has_changed_the_report_is_printed_again(course: Course) -
 
 
 def test_the_page_is_written_beside_what_is_printed(course: Course) -> None:
-    """The last line names the file; beside JSON nothing but JSON is printed, and the page is the same."""
     page = course.folder / "pages" / "first.html"
     assert course.first.stdout.splitlines()[-1] == f"{page} shows this as a page."
     report = CalibrationReport.model_validate_json(course.as_json.stdout)
@@ -153,7 +121,6 @@ def test_the_page_is_written_beside_what_is_printed(course: Course) -> None:
     ids=["no model", "no folder", "no cap", "an empty memory"],
 )
 def test_what_is_wrong_is_one_sentence(folder: Path, overrides: list[str], words: str) -> None:
-    """A wrong setting ends with code 2, says what to do, and asks nothing."""
     options = [part for one in overrides for part in ("--set", one)]
     result = reflact(configured(folder), *options)
     assert_refused(result, words)
@@ -161,7 +128,6 @@ def test_what_is_wrong_is_one_sentence(folder: Path, overrides: list[str], words
 
 @pytest.mark.slow
 def test_a_budget_holds_over_all_starts_and_what_is_kept_is_said(folder: Path) -> None:
-    """Reaching it is a clean stop that says what is kept; the same command goes on when it may."""
     with flattering() as (url, asked):
         path, small = configured(folder, url), ("--set", "budget.max_calls=30")
         stopped, stopped_again = reflact(path, *small), reflact(path, *small)
@@ -181,7 +147,6 @@ def test_a_budget_holds_over_all_starts_and_what_is_kept_is_said(folder: Path) -
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to hear")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_it_says_what_is_kept(folder: Path, number: signal.Signals, code: int) -> None:
-    """Calls under way at a signal finish and are kept; started again, nothing is asked twice."""
     hold = Hold(after=30)
     with flattering(hold) as (url, asked):
         path = configured(folder, url)
@@ -203,7 +168,6 @@ def test_stopped_it_says_what_is_kept(folder: Path, number: signal.Signals, code
 
 
 def test_a_line_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """An address is shown letter by letter; the same back-off is told once, and only among lines."""
     lines, quiet, as_json = (
         CalibrationDisplay(show) for show in (ShowMode.lines, ShowMode.quiet, ShowMode.json)
     )
@@ -216,7 +180,6 @@ def test_a_line_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("place", ["file/report.html", "learn"], ids=["below a file", "a folder"])
 def test_a_page_that_cannot_be_written_is_refused_before_the_first_call(folder: Path, place: str) -> None:
-    """The error is one sentence that names the file; nothing is asked and nothing is left behind."""
     (folder / "file").write_text("", encoding="utf-8")
     before = sorted(folder.iterdir())
     with flattering() as (url, asked):
@@ -230,14 +193,11 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_first_call(folder: 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes break otherwise there")
 @pytest.mark.parametrize(
-    ("options", "both"),
-    [([], True), (["--show", "json"], False)],
-    ids=["a report and lines", "events"],
+    ("options", "both"), [([], True), (["--show", "json"], False)], ids=["a report and lines", "events"]
 )
 def test_a_reader_that_goes_away_loses_nothing_but_lines(
     tmp_path: Path, options: list[str], both: bool
 ) -> None:
-    """It goes on to its end with code 0 and without a traceback: page and memory are as they would be."""
     record(tmp_path / "learn", 6)
     record(tmp_path / "held out", 24)
     page = tmp_path / "report.html"
@@ -260,17 +220,8 @@ def test_a_reader_that_goes_away_loses_nothing_but_lines(
 
 
 def test_a_line_that_is_no_anchor_is_named(folder: Path) -> None:
-    """The file of labelled pairs is named with line and field; empty lines are none."""
     pair = make_pair(1).model_copy(update={"reason": "Line\u2028separators are text."})
     anchors = folder / "anchors.jsonl"
     anchors.write_text(f'{pair.model_dump_json()}\n\n{{"purpose": 4}}\n', encoding="utf-8")
     result = reflact(configured(folder), "--set", f"anchors={anchors}")
     assert_refused(result, "anchors.jsonl, line 3, is no contrast pair: `purpose`: input should be")
-
-
-def test_files_that_are_not_whole_are_told(folder: Path) -> None:
-    """What a recording that was cut off has lost is said."""
-    path = min((folder / "learn").iterdir())
-    path.write_bytes(path.read_bytes()[:-9])
-    result = reflact(configured(folder), "--dry-run")
-    assert re.fullmatch(r"trace .*: left out \d+ incomplete bytes of its file\n", result.stderr)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,6 @@ def run(*arguments: object) -> Result:
 
 
 def read_lines(*arguments: object) -> list[dict[str, Any]]:
-    """Return what a command prints as lines of JSON."""
     return [json.loads(line) for line in run(*arguments, "--json").stdout.splitlines()]
 
 
@@ -42,7 +39,6 @@ def make_label(source: LabelSource, after: float = 2) -> Label:
 
 
 def record(folder: Path, name: str) -> Path:
-    """Record a trace of four steps: scored and labelled, labelled by a program, by agreement, and not."""
     path = folder / f"{name}.jsonl"
     trace = Trace("Sort the mail.", id=name, path=path)
     labels = (make_label("human"), make_label("program"), make_label("agreement"), None)
@@ -58,8 +54,6 @@ def record(folder: Path, name: str) -> Path:
 
 
 def fill(path: Path, promoted: Iterable[ContrastPair] = (), waiting: Iterable[ContrastPair] = ()) -> Path:
-    """Store pairs in a memory."""
-
     async def submit() -> None:
         async with MemoryStore(path) as memory:
             if promoted:
@@ -73,7 +67,6 @@ def fill(path: Path, promoted: Iterable[ContrastPair] = (), waiting: Iterable[Co
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a memory of three traces, a promoted pair and two others; tests only read it."""
     folder = tmp_path_factory.mktemp("cli")
     for name in TRACES:
         record(folder / "traces", name)
@@ -84,14 +77,12 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(filled: Path, tmp_path: Path) -> Path:
-    """Return a copy of the memory, to be changed."""
     path = tmp_path / "memory.db"
     path.write_bytes(filled.read_bytes())
     return path
 
 
 def test_a_list_shows_pairs_or_traces(filled: Path, tmp_path: Path) -> None:
-    """Words and options narrow it; JSON holds each pair whole; an empty or cut list says so beside it."""
     assert run("list", filled).stdout.count("credit_for_intention") == 3
     (stored,) = read_lines("list", filled, "--status", "promoted")
     assert (stored["pair"]["purpose"], stored["status"]) == (PAIR.purpose, "promoted")
@@ -134,23 +125,6 @@ def test_what_a_model_wrote_cannot_steer_the_terminal(filled: Path, tmp_path: Pa
     ]
 
 
-def test_a_trace_is_shown_step_by_step(filled: Path) -> None:
-    """The action, the change, the critic's evaluation and the label; long changes are cut, marked."""
-    shown = run("show", filled, "monday-1").stdout
-    for text in (
-        'step 0: sort { "letters": 1 }',
-        "critic: 0 to 7, confidence 0.5",
-        "label: 0 to 2, from human",
-        "characters cut",
-    ):
-        assert text in shown
-    assert "\x1b" not in shown
-    (whole,) = read_lines("show", filled, "monday-1")
-    assert whole["events"][2]["transition"]["after"] == {"sorted": 3, "desk": "e" * 3000, "\udc00": 1}
-    for name in ("monday-2", "monday-22"):
-        assert run("show", filled, name).stdout.startswith(f"trace {name}\n")
-
-
 def test_commands_that_read_change_nothing(filled: Path) -> None:
     """They leave the memory and its folder as they were, to the byte."""
     folder = filled.parent
@@ -161,25 +135,12 @@ def test_commands_that_read_change_nothing(filled: Path) -> None:
         assert before == {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
 
-def test_a_log_that_a_process_left_is_read_and_stays(store: Path) -> None:
-    """What was committed before a process ended badly is seen, and not brought into the file."""
-    with closing(sqlite3.connect(store, isolation_level=None)) as other:
-        other.execute("INSERT INTO traces (id, purpose, content_hash) VALUES ('tuesday', '\"Write.\"', '')")
-        left = {file: file.read_bytes() for file in store.parent.iterdir() if file.name[-4:] != "-shm"}
-    for file, content in left.items():
-        file.write_bytes(content)
-    assert "tuesday" in run("list", store, "--kind", "trace", "--json").stdout
-    assert {file: file.read_bytes() for file in left} == left
-
-
 def read_labels(store: Path) -> list[object]:
-    """Return the label of each step of a trace."""
     (trace,) = read_lines("show", store, "monday-1")
     return [one["label"] for one in trace["events"]]
 
 
 def test_a_step_is_labelled(store: Path) -> None:
-    """A person's label has a reason, and may leave out the state before; others are replaced on demand."""
     done = run("label", store, "monday-1", 3, "--before", "0.5", "--after", 4, "--reason", "two of five")
     assert done.stdout == "labelled step 3 of trace monday-1\n"
     assert run("label", store, "monday-1", 2, "--after", 5).exit_code == 0
@@ -190,14 +151,12 @@ def test_a_step_is_labelled(store: Path) -> None:
 
 
 def test_a_wrong_label_changes_nothing(store: Path) -> None:
-    """Unknown ids, labelled steps and values out of range end with code 2."""
     before = run("export", store).stdout
     for arguments, problem in (
         (("monday-1", "1", "--after", "3"), "already has a label from a program with progress after 2"),
         (("monday-1", "4", "--after", "3"), "has no step 4"),
         (("tuesday", "0", "--after", "3"), "has no trace 'tuesday'"),
         (("monday-1", "0", "--after", "11"), "less than or equal to 10"),
-        (("monday-1", "0", "--after", "nan"), "equal to 10"),
         (("monday-1", "0"), "--after"),
     ):
         done = run("label", store, *arguments)
@@ -224,18 +183,7 @@ def test_forgetting_says_what_went(store: Path) -> None:
     assert len(read_lines("list", store, "--kind", "trace")) == 2
 
 
-def test_the_command_says_that_the_log_still_holds_it(store: Path) -> None:
-    """It names the file and what to do."""
-    with closing(sqlite3.connect(store, isolation_level=None)) as other:
-        other.execute("BEGIN")
-        other.execute("SELECT count(*) FROM traces").fetchone()
-        said = run("forget", store, "monday-1").stdout
-    assert "memory.db-wal still contains" in said
-    assert "run this command again" in said
-
-
 def test_an_export_comes_back(filled: Path, tmp_path: Path) -> None:
-    """What is exported to a file or to standard output is imported into a new memory."""
     file, other = tmp_path / "out.jsonl", tmp_path / "other.db"
     done = run("export", filled, file)
     assert done.stdout == f"wrote {len(file.read_text(encoding='ascii').splitlines())} lines to {file}\n"
@@ -246,7 +194,6 @@ def test_an_export_comes_back(filled: Path, tmp_path: Path) -> None:
 
 
 def test_files_and_folders_of_traces_are_imported(tmp_path: Path) -> None:
-    """Everything is counted; what is there already is not new, and what a trace has grown by is."""
     path, file = tmp_path / "memory.db", record(tmp_path / "traces", "monday")
     extra = record(tmp_path, "tuesday")
     for source in (tmp_path / "traces", extra):
@@ -260,7 +207,6 @@ def test_files_and_folders_of_traces_are_imported(tmp_path: Path) -> None:
 
 
 def test_each_error_is_one_sentence(store: Path, tmp_path: Path) -> None:
-    """Missing and foreign files, unknown and short ids: one sentence on standard error, exit code 2."""
     foreign = tmp_path / "foreign"
     foreign.write_text("hello " * 1000, encoding="ascii")
     for arguments, problem in (
@@ -268,11 +214,9 @@ def test_each_error_is_one_sentence(store: Path, tmp_path: Path) -> None:
         (("list", store, "zebra", "--kind", "trace"), "cannot be combined"),
         (("list", foreign), "not a SQLite database"),
         (("show", store, "zzzz"), "has no pair or trace 'zzzz'"),
-        (("show", store, "%%%%"), "has no pair or trace '%%%%'"),
         (("show", store, "mon"), "at least 4 characters"),
         (("show", store, "mond"), "monday-1, monday-2, monday-22"),
         (("import", store, "nowhere.jsonl"), "cannot read nowhere.jsonl"),
-        (("import", store, store), "cannot read"),
         (("import", store, foreign), "holds no trace"),
         (("export", store, "nowhere/out"), "nowhere/out: No such file"),
     ):

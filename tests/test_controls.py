@@ -27,8 +27,7 @@ from reflact.environments import (
     RegexGrader,
     TokenF1Grader,
 )
-from reflact.records import Claim, Improvement, RunSummary, SkillScore, SkillVersion
-from reflact.reporting.facts import ResultFact
+from reflact.records import RunSummary
 from reflact.reporting.history import read_run
 from reflact.reporting.live import EventLines
 from reflact.reporting.terminal import print_summary
@@ -51,7 +50,6 @@ def items(split: str, references: Sequence[Any]) -> tuple[Item, ...]:
 
 
 def questions(references: Sequence[Any], grade: Grader | None = None) -> DatasetEnvironment:
-    """Return an environment whose splits have the same references."""
     splits = {split.value: items(split.value, references) for split in Split}
     return DatasetEnvironment(DataSet.model_validate(splits), grade=grade or ExactGrader())
 
@@ -79,7 +77,6 @@ async def test_constants_are_graded_beside_baseline_and_best(tmp_path: Path) -> 
 
 
 async def test_a_task_that_a_constant_solves_says_so_before_anything_is_asked(tmp_path: Path) -> None:
-    """One warning names the constant, its score and what it means: event, line and summary."""
     asked_before: list[int] = []
     actor = Actor(lambda *_: "no")
     trainer = build_trainer(
@@ -125,13 +122,11 @@ async def test_a_task_that_a_constant_solves_says_so_before_anything_is_asked(tm
     ids=["tie", "once", "lists", "normalized", "words", "numbers", "fields", "patterns"],
 )
 def test_the_most_frequent_right_answer(grade: Grader, references: list[Any], frequent: str | None) -> None:
-    """Answers that the grader takes as equal are counted together; the first of several equal counts is chosen."""
     world = questions(references, grade)
     assert find_frequent_answer(world, world.items(Split.train)) == frequent
 
 
 async def test_constants_are_not_graded_again_by_a_resumed_run(tmp_path: Path) -> None:
-    """What was graded is stored: a second start grades nothing, and ends with the same summary and events."""
     graded: list[str] = []
 
     def grade(item: Item, answer: str) -> float:
@@ -150,7 +145,6 @@ async def test_constants_are_not_graded_again_by_a_resumed_run(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_budget_that_ends_at_the_placebo_leaves_the_other_scores(tmp_path: Path) -> None:
-    """What was measured is in the summary; with one more call the run completes as one that never stopped."""
     world = write_world(tmp_path / "world", train=6, val=3, test=2)
 
     def train(folder: str, calls: int | None) -> RunSummary:
@@ -170,33 +164,3 @@ def test_a_budget_that_ends_at_the_placebo_leaves_the_other_scores(tmp_path: Pat
     assert (stopped.improvements, stopped.claim) == (whole.improvements, whole.claim)
     assert train("again", calls).scores == whole.scores
     assert differences(left_by(tmp_path / "again"), left_by(tmp_path / "whole")) == []
-
-
-def score(name: str, hard: float, answer: str | None = None) -> SkillScore:
-    return SkillScore(name=name, answer=answer, skill_hash="a" * 64, split=Split.test, n=80, hard=hard)
-
-
-def ended(*scores: SkillScore, best: int = 1) -> RunSummary:
-    version = SkillVersion(number=best, skill_hash="a" * 64, origin="step 1")
-    return RunSummary(run_id="r1", status="completed", best=version, scores=scores)
-
-
-def test_the_closing_lines_say_what_controls_say_against_the_best_skill() -> None:
-    """One plain sentence each: a constant does as well, or a text about something else does."""
-    best, frequent = score("best", 0.5), score("null_frequent", 0.5, "no")
-    assert (
-        ResultFact(summary=ended(best, score("placebo", 0.4), score("null_empty", 0.2, ""))).list_doubts()
-        == []
-    )
-    constant = 'The best document is not better than always answering "no": 0.50 against 0.50 on test items.'
-    assert ResultFact(summary=ended(best, frequent)).list_doubts() == [constant]
-    (placebo,) = ResultFact(summary=ended(best, score("placebo", 0.6))).list_doubts()
-    assert "0.60 against 0.50 on test items" in placebo
-    assert ResultFact(summary=ended(best, score("placebo", 0.6), best=0)).list_doubts() == []
-    assert ResultFact(summary=ended(frequent)).list_doubts() == []
-    assert ResultFact(summary=ended()).list_doubts() == []
-    assert ResultFact(summary=ended(best, frequent, best=0)).result.endswith(constant)
-    gain = Improvement(name="best", split=Split.test, n=80, mean=0.1, low=0.05, high=0.2)
-    claimed = ended(best, frequent).model_copy(update={"claim": Claim(improvement=gain, confirmed=True)})
-    assert ResultFact(summary=claimed).result.startswith("Better: ")
-    assert ResultFact(summary=claimed).result.endswith(constant)

@@ -30,7 +30,6 @@ PURPOSE = "The order is paid."
 
 
 def reply(**fields: Any) -> dict[str, Any]:
-    """Return a reply that nothing is wrong with."""
     usual = {
         "reasoning": "It is paid.",
         "evidence": ["status: paid"],
@@ -42,7 +41,6 @@ def reply(**fields: Any) -> dict[str, Any]:
 
 
 def answering(*replies: Any) -> ScriptedLLM:
-    """Return a model that gives these replies in turn, and the last one from then on."""
     given = [*replies]
     return ScriptedLLM(lambda *_: given.pop(0) if len(given) > 1 else given[0])
 
@@ -53,14 +51,10 @@ def answering(*replies: Any) -> ScriptedLLM:
         '{"reasoning": "r", "evidence": ["paid"], "phi_before": 2, "phi_after": NaN, "confidence": 1}',
         '{"reasoning": "r", "evidence": ["paid"], "phi_before": 2, "phi_after": Infinity, "confidence": 1}',
         reply(phi_after=10.5),
-        reply(phi_after=-1),
-        reply(phi_after=95),
         reply(phi_before=None),
         reply(phi_after="7/10"),
         reply(confidence=1.2),
-        reply(reasoning=" \n"),
         reply(reasoning=None),
-        {"phi_before": 2, "phi_after": 5},
         "It went well: 9 of 10.",
     ],
 )
@@ -88,7 +82,6 @@ async def test_invented_evidence_is_asked_again_and_then_counts_nothing() -> Non
 
 
 async def test_the_median_of_several_samples_counts() -> None:
-    """Phi after is the median one's, reasoning and all; the spread lowers confidence."""
     llm = answering(*(reply(phi_after=phi, reasoning=f"{phi}") for phi in (6, 3, 5)))
     score = await Critic(llm, settings=CriticSettings(n_samples=3)).score(PAID, purpose=PURPOSE)
     assert (score.evaluation.progress_after, score.evaluation.reasoning) == (5, "5")
@@ -98,7 +91,6 @@ async def test_the_median_of_several_samples_counts() -> None:
 
 
 async def test_equal_questions_are_asked_once_and_others_anew() -> None:
-    """Equal purpose, transition, examples and trial are one question, known by its content alone."""
     llm = ScriptedLLM(lambda prompt, *_: reply(phi_after=9 if "Pay" in prompt.messages[1].content else 2))
     critic = Critic(llm)
     first = await critic.score(PAID, purpose="Pay.")
@@ -134,7 +126,6 @@ async def test_what_is_cut_is_marked(part: str) -> None:
 
 
 async def test_a_pinned_critic_does_not_follow_the_memory() -> None:
-    """What is promoted after it was pinned does not reach it; scopes still hold."""
     first, second, foreign = (pair(Random(n)).model_copy(update={"scope": CRITIC_SCOPE}) for n in range(3))
     foreign = foreign.model_copy(update={"scope": Scope(roles=("coder",))})
     memory = store_of(first)
@@ -146,20 +137,8 @@ async def test_a_pinned_critic_does_not_follow_the_memory() -> None:
     assert len(memory.asked) == 1
 
 
-def test_a_snapshot_is_known_by_its_pairs_and_its_prompt() -> None:
-    """The hash does not depend on the order of the pairs, and is part of the critic's identity."""
-    pairs = [pair(Random(n)) for n in range(3)]
-    critic = Critic(answering(reply()))
-    assert critic.snapshot is None
-    one, same, other = (critic.pin_to(some) for some in (pairs, pairs[::-1] + pairs, pairs[:2]))
-    assert one.snapshot == same.snapshot != other.snapshot
-    assert one.identity == same.identity != other.identity
-    assert critic.pin_to(()).snapshot is not None
-
-
 @pytest.mark.parametrize("model", [None, ModelConfig(model="m")])
 async def test_a_model_has_to_be_connected(tmp_path: Path, model: Any) -> None:
-    """A configuration answers nothing; the message shows how to connect one."""
     async with MemoryStore(tmp_path / "memory.db") as memory:
         with pytest.raises(ConfigError, match="a critic needs a connected model"):
             Critic(model)

@@ -11,23 +11,14 @@ import pytest
 from doubles import RUN, open_context
 from memory_pairs import make_pair
 from reflact import Critic, Item, Rollout, Score
-from reflact.calibration.grading import (
-    CriticAnnotator,
-    CriticGrader,
-    item_input,
-)
+from reflact.calibration.grading import CriticAnnotator, CriticGrader, item_input
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import apply_grader
-from reflact.errors import (
-    ConfigError,
-    ContextOverflow,
-    EnvironmentFailure,
-    ReplyError,
-)
+from reflact.errors import ConfigError, ContextOverflow, EnvironmentFailure, ReplyError
 from reflact.stages.reflect import Minibatch, annotate_failures
 from reflact.testing import InMemoryRunStore, ScriptedLLM
-from reflact.types import Grade, RolloutSource, Turn
+from reflact.types import Grade, Turn
 
 ITEM = Item(id="greet", input="Greet the queen.")
 ROLLOUT = Rollout(
@@ -44,18 +35,15 @@ ROLLOUT = Rollout(
 
 
 def answering(evidence: Sequence[str], before: float, after: float, **more: Any) -> ScriptedLLM:
-    """Return a model that scores every answer alike."""
     numbers = {"phi_before": before, "phi_after": after, "confidence": 0.9}
     return ScriptedLLM(lambda *_: {"reasoning": "It is polite.", "evidence": [*evidence], **numbers}, **more)
 
 
 def saying(phi: float, *, evidence: str = "Majesty") -> ScriptedLLM:
-    """Return a model that gives every answer credit for words that stand in it."""
     return answering([evidence], 0, phi)
 
 
 async def graded(llm: ScriptedLLM, answer: str = "Your Majesty!") -> Grade:
-    """Return what a critic without worked examples makes of an answer."""
     return await apply_grader(CriticGrader(Critic(llm).pin_to(())), ITEM, answer)
 
 
@@ -73,8 +61,6 @@ async def test_phi_after_the_answer_is_the_score(phi: float, hard: float, soft: 
     ("evidence", "before", "after", "guard"),
     [
         (["a proof that stands nowhere"], 9, 10, "invented evidence"),
-        (["a proof that stands nowhere"], 9, 9, "invented evidence"),
-        (["nowhere at all"], 0, 10, "invented evidence"),
         ([], 9, 9, "no evidence"),
         (["the queen"], 0, 9, "vanished evidence"),
         ([], 10, 8, "no evidence"),
@@ -95,16 +81,12 @@ async def test_praise_without_grounds_is_asked_again_and_then_counts_nothing(
     ("answer", "words"),
     [
         ("", "the answer is empty"),
-        (" \n", "the answer is empty"),
-        ("Greet the queen.", "the answer is the question again"),
         (" greet\n the QUEEN. ", "the answer is the question again"),
-        ("I do not know.", "the answer says that it does not know"),
         ("I don\u2019t know!", "the answer says that it does not know"),
         ("No idea...", "the answer says that it does not know"),
     ],
 )
 async def test_an_answer_that_says_nothing_earns_nothing(answer: str, words: str) -> None:
-    """Empty answers, the question again and words of not knowing are worth 0; no critic is asked."""
     llm = saying(10, evidence=answer)
     found = await graded(llm, answer)
     assert found.score == Score.of(0)
@@ -113,7 +95,6 @@ async def test_an_answer_that_says_nothing_earns_nothing(answer: str, words: str
 
 
 async def test_the_critic_sees_input_answer_and_purpose() -> None:
-    """The item's input is the state before and, unless said otherwise, the purpose; never the reference."""
     llm = saying(9)
     item = ITEM.model_copy(update={"reference": "sealed"})
     await apply_grader(CriticGrader(Critic(llm).pin_to(()), purpose=_courtesy), item, "Your Majesty!")
@@ -141,7 +122,6 @@ async def test_a_judge_without_a_verdict_is_no_zero(error: Exception) -> None:
 
 
 def test_what_has_no_identity_is_refused() -> None:
-    """A critic that may change cannot be part of a run's identity or keys."""
     critic = Critic(saying(1))
     for build in (CriticGrader, CriticAnnotator):
         with pytest.raises(ConfigError, match=re.escape("await critic.pin()")):
@@ -149,7 +129,6 @@ def test_what_has_no_identity_is_refused() -> None:
 
 
 def key(grader: CriticGrader) -> str:
-    """Return the identity, in keys of rollouts, of an environment that grades so."""
     return DatasetEnvironment(DataSet(train=(ITEM,), val=(), test=()), grade=grader).identity
 
 
@@ -187,34 +166,16 @@ class Noting:
         return self._notes
 
 
-async def fed_back(
-    annotator: Noting,
-    store: InMemoryRunStore,
-    *,
-    source: RolloutSource = "failure",
-    feedback: str | None = "No bow.",
-) -> list[str | None]:
-    """Return the feedback that an analyst is shown of one rollout."""
-    rollout = ROLLOUT.model_copy(update={"feedback": feedback})
-    batch = Minibatch(source=source, index=0, items=(ITEM,), rollouts=(rollout,))
+async def fed_back(annotator: Noting, store: InMemoryRunStore) -> list[str | None]:
+    batch = Minibatch(source="failure", index=0, items=(ITEM,), rollouts=(ROLLOUT,))
     await store.open_run(RUN, {}, None)
     noted = await annotate_failures(batch, annotator, await open_context(UNMOVED, store))
     return [rollout.feedback for rollout in noted.rollouts]
 
 
 async def test_a_restart_reads_the_same_notes() -> None:
-    """Notes that were read once are in the journal, also where there were none."""
     for first in (("one",), ()):
         store, again = InMemoryRunStore(), Noting("other")
         shown = await fed_back(Noting(*first), store)
         assert await fed_back(again, store) == shown
         assert again.asked == []
-
-
-async def test_each_reply_has_a_line() -> None:
-    """A line gives phi before and after one reply, and why."""
-    notes = await CriticAnnotator(Critic(UNMOVED).pin_to(())).annotate(ITEM, ROLLOUT)
-    assert notes == (
-        "reply 1: a critic gave 1 before and 1 after, of 10: No bow in it.",
-        "reply 2: a critic gave 1 before and 1 after, of 10: No bow in it.",
-    )

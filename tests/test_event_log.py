@@ -63,7 +63,6 @@ class Mortal(InMemoryRunStore):
 
 
 async def start(store: InMemoryRunStore, folder: Path) -> list[Event]:
-    """Start a run of two epochs, with all that ends them, over a store, and return what it told."""
     config = {
         "out_dir": folder,
         "search": {"sources": ["edits"]},
@@ -90,14 +89,12 @@ async def start(store: InMemoryRunStore, folder: Path) -> list[Event]:
 
 
 async def log_of(store: InMemoryRunStore) -> list[str]:
-    """Return what the events of the store's only run say."""
     (run,) = await store.runs()
     return [event.canonical_content for event in await store.events(run.run_id)]
 
 
 @pytest.mark.slow
 async def test_a_kill_at_any_write_loses_and_repeats_no_event(tmp_path: Path, thorough: bool) -> None:
-    """Whichever commit or event a process dies after, the next one completes the log, in its order."""
     unbroken = Mortal()
     await start(unbroken, tmp_path / "unbroken")
     whole = await log_of(unbroken)
@@ -141,7 +138,6 @@ class Demo:
 
 
 def durable(lines: Sequence[str]) -> list[Event]:
-    """Return the durable events among whole printed lines."""
     told = [EVENT_ADAPTER.validate_json(line) for line in lines if line.endswith("\n")]
     return [event for event in told if event.durable]
 
@@ -149,7 +145,6 @@ def durable(lines: Sequence[str]) -> list[Event]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_the_demo_tells_the_same_at_any_concurrency_and_after_kills(tmp_path: Path) -> None:
-    """One call at a time, or 32 at a time in processes that are killed: the log is the same bytes."""
     slow, fast = Demo(tmp_path / "slow", 1), Demo(tmp_path / "fast", 32)
     began, printed = datetime.now(UTC), list[Event]()
     with (tmp_path / "told").open("w+", encoding="utf-8") as kept, slow.start(kept) as unbroken:

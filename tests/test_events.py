@@ -24,7 +24,6 @@ SAMPLE = call_id("all", purpose="ranking")
 
 
 def test_the_time_is_no_part_of_what_an_event_says() -> None:
-    """Events that say the same are equal and have one identity, whenever they happened."""
     later = STARTED.model_copy(update={"at": STARTED.at + timedelta(days=1)})
     assert later == STARTED
     assert hash(later) == hash(STARTED)
@@ -35,7 +34,6 @@ def test_the_time_is_no_part_of_what_an_event_says() -> None:
 
 
 def test_identities_and_bytes_are_those_of_older_logs() -> None:
-    """What is stored of an event, and its identity there, never changes."""
     assert (
         STARTED.canonical_content
         == '{"run_id":"r","step":2,"kind":"step_started","epoch":1,"item_ids":["a","b"]}'
@@ -57,7 +55,6 @@ class Hanging(Endpoint):
 
 
 async def test_an_interrupted_call_is_not_reported_as_failed() -> None:
-    """A stop of the run ends the call before its outcome, so no event counts it as one without a valid reply."""
     told: list[events.Event] = []
 
     async def emit(event: events.Event) -> None:
@@ -101,7 +98,6 @@ def of(told: list[events.Event], kind: type[Any]) -> list[Any]:
 
 
 def test_every_model_call_is_told(told: list[events.Event], network: PureNetwork) -> None:
-    """One event for each call, with the attempts that the endpoint saw and all that they consumed."""
     calls, summary = of(told, events.ModelCallFinished), of(told, events.RunFinished)[0].summary
     asked = Counter(call_id.rpartition("/")[0] for call_id in network.samples)
     assert Counter({event.call_id.rpartition("/")[0]: event.attempts for event in calls}) == asked
@@ -120,7 +116,6 @@ def test_the_budget_is_told_as_it_moves(told: list[events.Event]) -> None:
 
 
 def test_stages_begin_and_end(told: list[events.Event]) -> None:
-    """Each stage of a step is told when it begins and when it is over, in the order of the algorithm."""
     begun = [event.stage for event in of(told, events.StageStarted) if event.step == 1]
     assert begun == ["rollout", "reflect", "aggregate", "select", "update", "evaluate", "appendix"]
     ended = [event.stage for event in of(told, events.StageFinished) if event.step == 1]
@@ -131,7 +126,6 @@ def test_stages_begin_and_end(told: list[events.Event]) -> None:
 
 
 async def test_the_log_reads_as_it_was_told(told: list[events.Event], folder: Path) -> None:
-    """All durable events of a run can be read from its database, in order and with their times."""
     async with open_store(folder / "run" / "run.db") as store:
         (run,) = await store.runs()
         log = await store.events(run.run_id)

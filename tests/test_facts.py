@@ -7,49 +7,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from reflact.gate.intervals import CLAIM_LEVEL, compute_chance, improvement_interval, mean_interval
-from reflact.records import (
-    Claim,
-    FaultCount,
-    Improvement,
-    RunSummary,
-    SkillScore,
-    SkillVersion,
-    Spend,
-    Usage,
-)
-from reflact.reporting.facts import (
-    ResultFact,
-    SpendFact,
-)
+from reflact.records import Claim, FaultCount, Improvement, RunSummary, SkillScore, SkillVersion, Spend, Usage
+from reflact.reporting.facts import ResultFact
 from reflact.reporting.terminal import build_score_table, build_table, print_summary
-from reflact.types import (
-    Skill,
-    Split,
-)
+from reflact.types import Skill, Split
 
 Snapshot = Callable[[str, str], None]
 V0 = SkillVersion(number=0, skill_hash="a" * 64, origin="initial", score=0.2)
-V1 = SkillVersion(number=1, skill_hash="b" * 64, origin="step 1", score=0.5)
 V2 = SkillVersion(number=2, skill_hash="b" * 64, origin="step 2", score=0.58, n=28, trials=2)
 FOLDER = Path("runs/my run")
 
 
 def build_score(
-    name: str, scores: list[float], split: Split = Split.test, trials: int = 1, *, text: str = "Rules."
+    name: str, scores: list[float], split: Split = Split.test, *, text: str = "Rules."
 ) -> SkillScore:
-    """Return the score of a document that has these means of items."""
     low, high = mean_interval(scores)
     return SkillScore(
         name=name,
         skill_hash=Skill(text=text).hash,
         split=split,
-        n=len(scores) * trials,
-        trials=trials,
-        successes=sum(scores) * trials,
+        n=len(scores),
+        successes=sum(scores),
         hard=sum(scores) / len(scores),
         low=low,
         high=high,
@@ -57,12 +38,11 @@ def build_score(
 
 
 def build_summary(
-    before: list[float], after: list[float], *, split: Split = Split.test, trials: int = 1, **values: Any
+    before: list[float], after: list[float], *, split: Split = Split.test, **values: Any
 ) -> RunSummary:
-    """Return the summary of a completed run whose initial and best document have these scores of items."""
     mean, low, high = improvement_interval(before, after)
     gain = Improvement(name="best", split=split, n=len(before), mean=mean, low=low, high=high)
-    scores = (build_score("baseline", before, split, trials), build_score("best", after, split, trials))
+    scores = (build_score("baseline", before, split), build_score("best", after, split))
     chance = compute_chance(before, after)
     claim = Claim(improvement=gain, confirmed=low > 0 and chance <= CLAIM_LEVEL, chance=chance)
     plain = {"run_id": "r1", "status": "completed", "best": V2, "scores": scores, "claim": claim}
@@ -70,7 +50,6 @@ def build_summary(
 
 
 def solve(solved: int, n: int) -> list[float]:
-    """Return the scores of items of which the first ones are solved."""
     return [1.0] * solved + [0.0] * (n - solved)
 
 
@@ -78,7 +57,6 @@ def end(**values: Any) -> RunSummary:
     return RunSummary.model_validate({"run_id": "r1", "status": "completed", **values})
 
 
-SETTINGS = {"models": {"optimizer": {"model": "tiny"}}, "environment": {"description": ""}}
 BETTER = build_summary(solve(10, 80), solve(45, 80), seconds=35.0)
 RESULTS = {
     "better": BETTER,
@@ -130,29 +108,7 @@ def test_a_summary_is_printed(tmp_path: Path, snapshot: Snapshot) -> None:
     snapshot("summaries", "\n".join(shown).replace(str(tmp_path), "FOLDER"))
 
 
-@pytest.mark.parametrize(
-    ("spend", "words"),
-    [
-        ((), "no calls were counted"),
-        (
-            (Usage(calls=800, input_tokens=100_000, output_tokens=17_000),),
-            "price unknown, 800 calls, 117k tokens",
-        ),
-        ((Usage(calls=3, usd=0.06), Usage(calls=2, usd=0.001)), "$0.06, 5 calls"),
-        (
-            (Usage(calls=3, usd=0.06), Usage(calls=2)),
-            "$0.06, 5 calls, and calls of role1 with an unknown price",
-        ),
-    ],
-)
-def test_an_unknown_price_is_named(spend: tuple[Usage, ...], words: str) -> None:
-    """A price is a sum of known prices, and calls without one are named."""
-    entries = [Spend(role=f"role{n}", purpose="p", usage=usage) for n, usage in enumerate(spend)]
-    assert SpendFact.of(entries).words == words
-
-
 def test_tables_keep_names_and_numbers_whole() -> None:
-    """A narrow table leaves out optional columns, and a heading is text, not markup."""
     scores = [build_score(name, solve(45, 80)) for name in ("baseline", "best")]
     for width in (48, 60, 100):
         shown = print_to_text(

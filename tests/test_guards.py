@@ -22,17 +22,14 @@ AFTER: JsonValue = {
 
 
 def step(before: JsonValue = BEFORE, after: JsonValue = AFTER) -> Transition:
-    """Return a transition between two states."""
     return Transition(before=before, action=Action(name="say", arguments="All tests pass."), after=after)
 
 
 def case_of(transition: Transition) -> GuardCase:
-    """Return what guards see of a transition."""
     return GuardCase(transition.changes_state, QuotableTexts(TransitionView(transition)))
 
 
 def said(**fields: object) -> Evaluation:
-    """Return an evaluation that nothing is wrong with."""
     usual = {
         "progress_before": 2,
         "progress_after": 5,
@@ -56,7 +53,6 @@ BACK = step({"tests": "passing", "n": 1, "b": 0}, {"tests": "failing", "n": 2, "
         (SAME, [], 2, (0, 0.9, ())),
         (step(), [], 5, (0, 0.2, ("no_evidence",))),
         (step(), ["mails: 0"], 5, (3, 0.2, ("old_evidence",))),
-        (step(), ["lamp"], 5, (3, 0.2, ("old_evidence",))),
         (step(), ["lamp", "desk"], 5, (3, 0.9, ())),
         (step(), ["order.status"], 0, (-2, 0.9, ())),
         (BACK, ["tests: passing", "n: 2"], 5, (3, 0.9, ())),
@@ -66,7 +62,6 @@ BACK = step({"tests": "passing", "n": 1, "b": 0}, {"tests": "failing", "n": 2, "
 def test_credit_and_confidence_rest_on_evidence_of_a_change(
     transition: Transition, evidence: list[str], after: float, left: tuple[float, float, tuple[str, ...]]
 ) -> None:
-    """Guards leave a delta and a confidence, and say by name what they took."""
     evaluation, names = apply_guards(said(evidence=evidence, progress_after=after), case_of(transition))
     assert (evaluation.delta, evaluation.confidence, names) == left
 
@@ -76,7 +71,6 @@ def test_credit_and_confidence_rest_on_evidence_of_a_change(
     [
         ("Build ok.\nAll tests pass.", "Build ok.\n3 tests fail.", "All tests pass."),
         ("Build ok.\nAll tests pass.", "Build ok.\n3 tests fail.", "-All tests pass."),
-        ("12 tests pass\nok", "ok", "-12 tests pass"),
         ({"tests": "passing", "n": 1}, {"tests": "failing", "n": 2}, "tests: passing"),
         ({"tests": {"unit": "passing", "n": 1}}, {"tests": {"n": 1}}, "tests.unit"),
         ({"files": ["a", "b"]}, {"files": ["a"]}, 'files[1]: "b"'),
@@ -84,7 +78,6 @@ def test_credit_and_confidence_rest_on_evidence_of_a_change(
     ],
 )
 def test_what_is_gone_bears_a_loss_and_no_gain(before: JsonValue, after: JsonValue, quote: str) -> None:
-    """Removed lines and old values give no credit however they are quoted; a loss they bear."""
     case = case_of(step(before, after))
     gain, loss = said(evidence=(quote,)), said(progress_after=0, evidence=(quote,))
     left, names = apply_guards(gain, case)
@@ -150,7 +143,6 @@ NOT_THERE = (
 
 
 def test_quotes_that_are_not_there_are_found() -> None:
-    """Each quote counts by itself."""
     quotable = QuotableTexts(TransitionView(step()))
     assert quotable.find_invented((*THERE, *NOT_THERE)) == NOT_THERE
 
@@ -160,18 +152,12 @@ def test_quotes_that_are_not_there_are_found() -> None:
     [
         ("\u4efb\u52a1\u8fdb\u884c\u4e2d", "\u4efb\u52a1\u5df2\u5b8c\u6210", "\u5df2\u5b8c\u6210", True),
         ("\u4efb\u52a1\u8fdb\u884c\u4e2d", "\u4efb\u52a1\u5df2\u5b8c\u6210", "\u672a\u5b8c\u6210", False),
-        ("todo", "\U0001f389 done", "\U0001f389", True),
-        ("todo", "done", "\U0001f389", False),
         ("a\nb\nold line\nc", "a\nb\nc", "old line", True),
         ({"debt": 5}, {}, "debt", True),
         ({"debt": 5}, {"debt": -5}, "debt: -5", True),
         ({"debt": 5}, {"debt": -5.5}, "debt: -5", False),
-        ({"price": 1}, {"price": 3.0}, "price: 3", True),
-        ({"price": 1}, {"price": 3.5}, "price: 3", False),
-        ("", "rows 5-7", "7", True),
         ("", "rows 5-7", "-7", False),
         ("", "\u6e29\u5ea6-5", "-5", True),
-        ("5 rows\nx", "x", "5 rows", True),
         ("x", "5 rows\nx", "-5 rows", False),
         ({"a": 1}, {"b": 1}, "1 b", False),
         ({"a": "x"}, {"a": 'say "hi"\tnow'}, 'say "hi" now', True),

@@ -99,14 +99,12 @@ class HostileWorld(ToyEnvironment):
 
 
 def answer(skill: Skill, message: str, _: int) -> str:
-    """Answer as the toy target would, and say hostile words."""
     name, number = message.partition(WORDS)[0].split()
     known = TOY_RULES[name].line in skill.text.splitlines()
     return f"{TOY_RULES[name].answer(int(number)) if known else 'unknown'}{WORDS}"
 
 
 def spoil(value: object, key: str = "") -> object:
-    """Return a reply with hostile words behind each free text."""
     match value:
         case str() if key not in PLAIN_KEYS:
             return f"{value}\n{WORDS}"
@@ -118,7 +116,6 @@ def spoil(value: object, key: str = "") -> object:
 
 
 def build_hostile_trainer(folder: Path, *, epochs: int, fails: str | None = None) -> Trainer:
-    """Return a run in which the data, the target and the optimizer are hostile."""
     obey = toy_optimizer(edits=2)
 
     def reply(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> object:
@@ -137,7 +134,6 @@ def build_hostile_trainer(folder: Path, *, epochs: int, fails: str | None = None
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two hostile runs, in folders with hostile names."""
     above = tmp_path_factory.mktemp("hostile")
     folders = tuple(above / f"{n}{WORDS[-60:].replace('/', '')}" for n in (1, 2))
     for epochs, folder in enumerate(folders, start=1):
@@ -148,28 +144,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_words_of_others_steer_no_terminal(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    """At a pseudo-terminal each command shows controls, also those of 8 bits and of direction, as escapes."""
     first, second = map(str, runs)
-    commands = [
+    plain = [
         ["show", second],
-        *(["show", second, str(step.step)] for step in anyio.run(read_run, runs[1]).steps),
         ["show", second, "--items"],
+        ["show", second, "--skill", "best"],
+        ["compare", first, second],
+        ["runs", str(runs[0].parent)],
+    ]
+    commands = [
+        *plain,
+        *([*command, "--json"] for command in plain),
+        *(["show", second, str(step.step)] for step in anyio.run(read_run, runs[1]).steps),
         ["show", second, "--item", f"test-000{WORDS}"],
         ["show", second, "--costs"],
-        ["show", second, "--skill", "best"],
         ["diff", second],
-        ["compare", first, second],
-        *(
-            [*command, "--json"]
-            for command in (
-                ["show", second],
-                ["show", second, "--items"],
-                ["show", second, "--skill", "best"],
-            )
-        ),
-        ["compare", first, second, "--json"],
-        ["runs", str(runs[0].parent), "--json"],
-        ["runs", str(runs[0].parent)],
         ["export", second, "--name", "words", "--description", "Use it.", "--out", str(tmp_path / STEERING)],
     ]
     code, written = run_at(Terminal(100, 40), json.dumps(commands), program=AT_TERMINAL)
@@ -181,7 +170,6 @@ def test_words_of_others_steer_no_terminal(runs: tuple[Path, Path], tmp_path: Pa
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_words_of_others_steer_no_live_view(tmp_path: Path) -> None:
-    """The live view, and the logged exception of a user's own code, write the words of a run without its controls."""
     folder = tmp_path / "run"
     code, written = run_at(Terminal(100, 40), folder, program=LIVE, PYTHONPATH=os.pathsep.join(sys.path))
     assert code == 0, written[-2000:]
@@ -200,7 +188,6 @@ def test_words_of_others_steer_no_live_view(tmp_path: Path) -> None:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Serve the pages of a folder from a thread; gives the address."""
     server = uvicorn.Server(uvicorn.Config(create_run_pages(folder), port=0, log_level="error"))
     with start_blocking_portal() as portal:
         ended = portal.start_task_soon(server.serve)
@@ -240,7 +227,6 @@ def test_words_of_others_run_in_no_browser(runs: tuple[Path, Path], tmp_path: Pa
 
 
 def test_words_of_others_stay_in_the_body_of_an_export(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    """An exported skill has the front matter that the user chose, and a hostile description is refused in one line."""
     chosen = ("--name", "words", "--description", 'A "quoted": text --- # with signs', "--out", tmp_path)
     assert reflact("export", runs[1], *chosen).exit_code == 0
     text = (tmp_path / "words" / "SKILL.md").read_bytes().decode("utf-8")

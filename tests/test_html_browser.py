@@ -24,12 +24,8 @@ OWNED = (
     "</script><img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     + "w" * 400
 )
-LOADED = (
-    "const [entry] = performance.getEntriesByType('navigation'); return entry.loadEventEnd - entry.startTime"
-)
 OPEN_ALL = "for (const one of [...document.querySelectorAll('details')].slice(0, 50)) one.open = true"
 NAMES = ("toy", "hostile", "large", "calibration", "empty calibration", "hostile calibration")
-MOST_MILLISECONDS = 3_000
 
 OUTSIDE = """
 return [...document.querySelectorAll('svg')].filter(one => one.checkVisibility()).flatMap(svg => {
@@ -62,12 +58,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
 
 @pytest.fixture(scope="module")
 def pages(report: RunReport) -> Mapping[str, str]:
-    """Pages of runs: an ordinary one, hostile texts, 20,000 rollouts, long texts; and of calibrations."""
     return {
         "toy": render_run_page(report),
         "hostile": render_run_page(poison(report, OWNED)),
         "large": render_run_page(enlarge(report, steps=200, items=10_000)),
-        "long": render_run_page(enlarge(report, steps=200, items=10_000, text="<" * 3_000)),
         "calibration": render_calibration_page(everything()),
         "empty calibration": render_calibration_page(NOTHING),
         "hostile calibration": render_calibration_page(hostile(OWNED)),
@@ -100,25 +94,11 @@ def test_a_page_is_quiet_and_keeps_to_its_width(
             assert browser.execute_script(OUTSIDE) == []
 
 
-@pytest.mark.parametrize("name", ["large", "long"])
-def test_a_large_page_opens_at_once(
-    browser: Chrome, tmp_path: Path, pages: Mapping[str, str], name: str
-) -> None:
-    """A page of 200 steps and 20,000 rollouts is loaded within three seconds, with long texts too."""
-    show(browser, tmp_path, pages[name])
-    times = [browser.execute_script(LOADED)]
-    while times[-1] >= MOST_MILLISECONDS and len(times) < 3:  # another program may have had the processors
-        browser.refresh()
-        times.append(browser.execute_script(LOADED))
-    assert 0 < min(times) < MOST_MILLISECONDS
-
-
 @pytest.mark.parametrize(("width", "dark"), [(400, True), (1280, False), (1280, True)])
 @pytest.mark.parametrize("name", ["toy", "calibration"])
 def test_everything_can_be_read(
     browser: Chrome, tmp_path: Path, pages: Mapping[str, str], *, name: str, width: int, dark: bool
 ) -> None:
-    """The tab key reaches every control, and axe-core finds no violation: wide and narrow, light and dark."""
     show(browser, tmp_path, pages[name], width=width, dark=dark)
     assert unreached(browser) == []
     browser.execute_script(OPEN_ALL)
@@ -126,7 +106,6 @@ def test_everything_can_be_read(
 
 
 def test_items_are_filtered_and_sorted(browser: Chrome, tmp_path: Path, report: RunReport) -> None:
-    """With a script, items are chosen by outcome and by words, sorted, and opened with the keyboard."""
     show(browser, tmp_path, render_run_page(enlarge(report, steps=1, items=40)))
 
     def count() -> int:
@@ -157,7 +136,6 @@ def test_items_are_filtered_and_sorted(browser: Chrome, tmp_path: Path, report: 
 def test_the_page_is_complete_without_a_script(
     browser: Chrome, tmp_path: Path, pages: Mapping[str, str]
 ) -> None:
-    """Without scripts, all items are there and can be opened, and controls that would do nothing are hidden."""
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         show(browser, tmp_path, pages["toy"])

@@ -10,19 +10,15 @@ from rich.console import Console
 from calibration_reports import NOTHING, everything, hostile
 from html_page import Node, assert_named, assert_self_contained, read, tables
 from reflact.calibration.report import (
-    OUTCOME_TEXTS,
     CalibrationReport,
     build_metric_table,
     describe_consumption,
-    describe_gain,
     list_change_lines,
     list_pair_lines,
     list_power_lines,
     list_test_lines,
 )
-from reflact.calibration.significance import ReplayTestOutcome
 from reflact.cli.calibrate_output import print_calibration
-from reflact.records import IntervalEstimate
 from reflact.reporting.html.calibration import render_calibration_page
 
 MARKUP = (
@@ -31,22 +27,15 @@ MARKUP = (
 )
 
 
-REPORTS = {
-    "everything": everything(),
-    "nothing": NOTHING,
-    "hostile": hostile(MARKUP),
-}
-each_report = pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
+REPORTS = {"everything": everything(), "nothing": NOTHING, "hostile": hostile(MARKUP)}
 
 
 def page_of(report: CalibrationReport) -> Node:
-    """Return the elements of a report's page."""
     return read(render_calibration_page(report))
 
 
-@each_report
-def test_a_page_is_whole_and_named_for_those_who_do_not_see_it(report: CalibrationReport) -> None:
-    """Elements are closed, ids unique, references find them; tables and charts have names and descriptions."""
+@pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
+def test_a_page_is_whole_and_named_and_asks_for_nothing(report: CalibrationReport) -> None:
     root = page_of(report)
     assert_named(root)
     assert len([*root.all("h1")]) == 1
@@ -55,12 +44,6 @@ def test_a_page_is_whole_and_named_for_those_who_do_not_see_it(report: Calibrati
     for table in root.all("table"):
         assert {cell.attributes["scope"] for cell in table.all("th")} == {"col", "row"}
         assert len({len([*row.all("th"), *row.all("td")]) for row in table.all("tr")}) == 1
-
-
-@each_report
-def test_a_page_asks_for_nothing_and_runs_nothing(report: CalibrationReport) -> None:
-    """It holds no script, no handler, and no address of anything outside; its policy forbids all of them."""
-    root = page_of(report)
     policy = assert_self_contained(root)
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
     assert "script-src" not in policy
@@ -80,7 +63,6 @@ def test_hostile_text_stays_text() -> None:
 
 
 def test_the_page_says_what_the_terminal_says() -> None:
-    """Pairs, tests, changes, figures and cost are the same words."""
     report = everything()
     text = page_of(report).text
     out = StringIO()
@@ -100,29 +82,8 @@ def test_the_page_says_what_the_terminal_says() -> None:
 
 
 def test_a_change_without_a_promotion_is_not_claimed() -> None:
-    """What others promoted meanwhile is in the table, and not ascribed to this calibration."""
     full = everything()
     refused = full.model_copy(update={"tests": full.tests[1:]})
     (verdict,) = (node for node in page_of(refused).all("div") if "verdict" in node.attributes["class"])
     assert verdict.text.startswith("nothing promoted.")
     assert "fell by" not in verdict.text
-
-
-def test_every_outcome_has_words() -> None:
-    """How a test can end is explained."""
-    assert set(ReplayTestOutcome.__args__) == set(OUTCOME_TEXTS)
-
-
-@pytest.mark.parametrize(
-    ("gain", "words"),
-    [
-        ((1.204, 0.8, 1.6), "fell by 1.20 points [0.80, 1.60]"),
-        ((-0.5, -0.75, 0.25), "rose by 0.50 points [-0.25, 0.75]"),
-        ((0.0, 0.0, 0.0), "did not change"),
-        ((-0.0004, -0.0004, 0.0), "rose by 0.00 points [0.00, 0.00]"),
-    ],
-)
-def test_a_change_is_said_by_its_direction(gain: tuple[float, float, float], words: str) -> None:
-    """An error falls or rises by a positive number, and nothing is minus zero."""
-    value, low, high = gain
-    assert describe_gain(IntervalEstimate(value=value, low=low, high=high)) == words

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import anyio
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
@@ -18,16 +15,9 @@ from rich.console import Console
 
 from emulator import Terminal
 from reflact import events
-from reflact.config.training import TrainerConfig
 from reflact.events import EVENT_ADAPTER, Event
 from reflact.records import SkillVersion, Usage
-from reflact.reporting.live import (
-    EventLines,
-    LineView,
-    LiveView,
-    render_display,
-    show_run,
-)
+from reflact.reporting.live import EventLines, LineView, LiveView, render_display
 from reflact.reporting.progress import RunProgress
 from reflact.types import Edit, EditResult, Fallback, GateAction, Verdict
 
@@ -53,8 +43,8 @@ def commit_step(step: int, action: GateAction = "reject") -> Event:
     return make("step_committed", step=step, epoch=1, action=action, current=V1, best=V1)
 
 
-def progress(stage: str, done: int, total: int, *, step: int = 5, stored: int = 0) -> Event:
-    return make("stage_progressed", step=step, stage=stage, done=done, total=total, from_store=stored)
+def progress(stage: str, done: int, total: int, *, step: int = 5) -> Event:
+    return make("stage_progressed", step=step, stage=stage, done=done, total=total, from_store=0)
 
 
 def draft(value: JsonValue) -> Event:
@@ -84,7 +74,6 @@ EVERYTHING = (
 
 
 def test_events_have_lines(snapshot: Snapshot) -> None:
-    """A step has one line with nothing of the step before; pauses have one line in each step."""
     applied = EditResult(edit=Edit(op="append", content="x"), status="applied")
     rejected = EditResult(edit=Edit(op="delete", target="y"), status="rejected", reason="not there")
     fallback = Fallback(
@@ -126,40 +115,11 @@ def test_events_have_lines(snapshot: Snapshot) -> None:
     snapshot("event_lines", "\n".join(lines) + "\n")
 
 
-# ------------------------------------------------------------------------------------ the progress
-
-
 def follow(*happened: Event, name: str = "demo") -> RunProgress:
-    """Return the progress after events that all came at second 100."""
     run = RunProgress(name=name, epochs=2, opened_at=10.0)
     for event in happened:
         run.update(event, 100.0)
     return run
-
-
-def test_progress_in_one_line_has_counts_cost_and_rest() -> None:
-    """Rollouts from the store say nothing about the pace; the steps that are left count as the timed ones.
-
-    An earlier start is restored without its times.
-    """
-    run = follow(*BEGINNING, start_step(5), make("stage_started", step=5, stage="evaluate"))
-    run.update(progress("evaluate", 26, 50, stored=25), 130.0)
-    run.update(BUDGET, 130.0)
-    assert run.describe(130.0) == (
-        "progress  step 5 of 28; evaluate 26 of 50 (25 from the store, about 12 min left); "
-        "128 calls, 45.2k tokens in, 3,100 out, $0.25, 25% of max_usd"
-    )
-    run.update(commit_step(5), 130.0)
-    run.update(start_step(6), 130.0)
-    assert run.estimate_seconds_left(140.0) == 22 * 30.0 + 20.0
-    assert (run.stages, run.draft_event, run.last_step) == ({}, None, 5)
-    earlier = RunProgress(epochs=2, opened_at=100.0)
-    earlier.restore((PLAN, start_step(1), commit_step(1), start_step(2)))
-    assert (earlier.total_steps, earlier.last_step, earlier.best) == (28, 1, V1)
-    assert earlier.estimate_seconds_left(140.0) is None
-
-
-# ------------------------------------------------------------------------------------- the display
 
 
 def build_console(width: int = 80, height: int = 24, encoding: str = "utf-8") -> Console:
@@ -173,7 +133,6 @@ def render(run: RunProgress, console: Console | None = None) -> list[str]:
 
 
 def test_the_display_shows_the_run(snapshot: Snapshot) -> None:
-    """A tiny screen shows the most important rows, a usual one the end of the draft too, and ASCII gets ASCII."""
     call = {"role": "optimizer", "purpose": "merge", "call_id": "a", "attempt": 1}
     refused = make("draft_discarded", **call, reason=f"no {EVIL}\nanchor")
     screens = {
@@ -204,16 +163,12 @@ DRAFTS = st.recursive(
 def test_the_display_fits_every_screen(
     happened: list[Event], value: JsonValue, width: int, height: int, encoding: str
 ) -> None:
-    """At any size and in any encoding the display leaves a line free, and no row is too wide or steers."""
     rows = render(follow(*happened, draft(value)), build_console(width, height, encoding))
     assert len(rows) <= max(1, height - 1)
     for row in rows:
         assert cell_len(row) <= width
         assert not any(ord(c) < 32 or ord(c) == 127 for c in row)
         row.encode(encoding)
-
-
-# ------------------------------------------------------------------------------------------ the views
 
 
 class Screen(io.StringIO):
@@ -235,19 +190,16 @@ class Screen(io.StringIO):
 
     @property
     def lines(self) -> list[str]:
-        """All lines, with those that scrolled out at the top."""
         return self.terminal.scrolled + self.terminal.screen
 
 
 def build_view(screen: Screen, *, frames_per_second: float = 1e-6) -> LiveView:
-    """Return a live view. By default, only the test draws."""
     console = Console(file=screen, force_terminal=True, width=80, height=24, _environ={})
     run = RunProgress(name="demo", epochs=1)
     return LiveView(console, run, clock=lambda: 5.0, frames_per_second=frames_per_second)
 
 
 def test_lines_stay_above_the_display() -> None:
-    """After many lines and frames there is one display, below all lines; at the end it is removed."""
     screen = Screen()
     with build_view(screen) as view:
         view.show_event(PLAN)
@@ -265,27 +217,7 @@ def test_lines_stay_above_the_display() -> None:
     assert not any("demo" in line for line in screen.lines)
 
 
-def test_each_frame_is_one_write() -> None:
-    """Lines and display are written together, and an unchanged frame is not written.
-
-    If the process must exit at once, a few sequences remove the display and show the cursor.
-    """
-    screen = Screen()
-    with build_view(screen) as view:
-        view.draw()
-        screen.writes.clear()
-        view.draw()
-        assert screen.writes == []
-        view.show_event(commit_step(1))
-        view.draw()
-        assert len(screen.writes) == 1
-        screen.terminal.write(view.build_cleanup())
-        assert [line.split()[0] for line in screen.lines] == ["step"]
-        assert screen.terminal.cursor_shown
-
-
 def test_a_thread_draws_and_ends_with_the_block() -> None:
-    """Events are drawn without help; after the block the lines stand and the thread is gone."""
     screen = Screen()
     with build_view(screen, frames_per_second=100) as view:
         view.restore((PLAN, commit_step(1), commit_step(2)))
@@ -317,7 +249,6 @@ def test_a_slow_or_lost_terminal_does_not_delay_the_run() -> None:
 
 
 def test_a_file_gets_lines_and_the_progress_after_a_silence() -> None:
-    """Lines are as long as they are, without control sequences; after 30 silent seconds one is on the progress."""
     text = io.StringIO()
     now = 0.0
     view = LineView(Console(file=text, width=30), clock=lambda: now, times=True)
@@ -329,21 +260,3 @@ def test_a_file_gets_lines_and_the_progress_after_a_silence() -> None:
     assert first == f"{PLAN.at.astimezone():%Y-%m-%d %H:%M:%S} {PLAN_LINE}"
     assert silent.endswith("progress  step 5; rollout 1 of 2 (about 26 s left)")
     assert warning.endswith("warning   [b]x[/b]\\x1b[2J")
-
-
-async def test_an_interrupted_program_says_how_to_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Python prints a long traceback after Ctrl-C, so the line before it says that the run can be resumed."""
-
-    async def happen() -> AsyncIterator[Event]:
-        yield PLAN
-        scope.cancel()
-        await anyio.sleep_forever()
-
-    with anyio.CancelScope() as scope:
-        await show_run(happen(), TrainerConfig(out_dir=tmp_path))
-    assert scope.cancelled_caught
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith(PLAN_LINE)
-    assert lines[-1] == "Interrupted. Run the program again to resume the run."

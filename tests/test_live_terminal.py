@@ -29,20 +29,11 @@ def unwatched(process: subprocess.Popen[bytes], terminal: Terminal) -> None:
 
 
 def run_at(
-    terminal: Terminal,
-    *arguments: object,
-    watch: Watch = unwatched,
-    program: str = MAIN,
-    **environment: str,
+    terminal: Terminal, *arguments: object, watch: Watch = unwatched, program: str = MAIN, **environment: str
 ) -> tuple[int, str]:
     """Run a command at a pseudo-terminal; return its exit code and what it wrote.
 
-    Args:
-        terminal: What it is shown at.
-        arguments: The command's.
-        watch: Called after each write with the process and the terminal.
-        program: What takes the arguments.
-        environment: Beside this process's own, without what says how to show things.
+    ``watch`` is called after each write with the process and the terminal.
     """
     import fcntl
     import pty
@@ -75,7 +66,6 @@ def run_at(
 
 
 def find_display(terminal: Terminal) -> list[str]:
-    """Return rows of the display on the screen, or scrolled out at its top."""
     labels = ("run         ", "val         ", "spend ", "stages ")
     return [line for line in terminal.scrolled + terminal.screen if line.startswith(labels)]
 
@@ -140,19 +130,3 @@ def test_two_interrupts_end_a_run_that_hangs(tmp_path: Path) -> None:
     assert find_display(terminal) == []
     assert terminal.cursor_shown
     assert not any("Traceback" in line for line in terminal.screen)
-
-
-def test_a_simple_terminal_gets_lines_and_a_quiet_run_its_summary(tmp_path: Path) -> None:
-    """A terminal that cannot move its cursor gets no control sequence; a quiet run shows only its end."""
-    terminal, quiet = Terminal(80, 50), Terminal(80, 50)
-    with world(tmp_path, Endpoint()) as path:
-        code, written = run_at(terminal, "train", path, "--times", TERM="dumb")
-        assert code == 0
-        code, _ = run_at(quiet, "train", path, "--show", "quiet")
-        assert code == 0
-    assert "\x1b" not in written
-    assert any(" step 1 " in line and line.startswith("20") for line in terminal.screen)
-    assert any(line.startswith("completed: ") for line in terminal.screen)
-    assert "validation items solved instead of" in quiet.screen[0]
-    assert any(line.startswith("completed: ") for line in quiet.screen)
-    assert quiet.cursor_shown

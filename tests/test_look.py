@@ -10,13 +10,10 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from pure_world import PureNetwork, write_world
-from pure_world import settings as pure_settings
-from reflact import Trainer, compare_runs, read_run
+from reflact import compare_runs, read_run
 from reflact.events import StepCommitted
-from reflact.records import Usage, sum_step_costs
-from reflact.reporting.facts import build_compared_row, list_gain_lines
-from reflact.reporting.history import RunListing, SettingDifference, StepDetails
+from reflact.reporting.facts import build_compared_row
+from reflact.reporting.history import StepDetails
 from reflact.reporting.html.run import read_report, render_run_page
 from reflact.types import Split
 from served import assert_refused, reflact
@@ -35,7 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_step_of_a_run_is_shown(folder: Path) -> None:
-    """`show STEP` prints pool and edits of a real step; with `--json` one line has the record and the diff."""
     shown = reflact("show", folder, 2).stdout
     assert "edit 1 applied: append " in shown
     assert re.search(r"^step size: 1 of \d+ edits?; the schedule allows 1$", shown, re.MULTILINE)
@@ -48,7 +44,6 @@ def test_a_step_of_a_run_is_shown(folder: Path) -> None:
 
 
 def test_the_difference_of_versions_is_printed(folder: Path) -> None:
-    """`diff` goes from the initial to the best document, or between two versions that are named."""
     shown = reflact("diff", folder).stdout.splitlines()
     assert shown[0] == "--- v0 (initial)"
     assert re.fullmatch(r"\+\+\+ v\d \(step \d\)", shown[1])
@@ -63,7 +58,6 @@ def test_the_difference_of_versions_is_printed(folder: Path) -> None:
 
 
 def test_versions_are_printed_exactly_and_runs_as_json(folder: Path) -> None:
-    """`show --skill` prints exactly the bytes of a version; `show --json` is one object with all records."""
     assert reflact("show", folder, "--skill", "best").stdout_bytes == (folder / "best_skill.md").read_bytes()
     first = reflact("show", folder, "--skill", "baseline")
     assert (first.stdout_bytes, first.stderr) == (b"", "note: v0 is an empty document\n")
@@ -78,32 +72,7 @@ def test_versions_are_printed_exactly_and_runs_as_json(folder: Path) -> None:
     assert [json.loads(line)["step"] for line in lines] == [0, *(record.step for record in history.steps)]
 
 
-def test_runs_have_scores_cost_and_date(folder: Path) -> None:
-    """The list has validation, baseline, test, cost and date of each run, as a table in 80 columns and as JSON."""
-    history = anyio.run(read_run, folder)
-    assert history.summary is not None
-    listing = RunListing.model_validate_json(reflact("runs", folder, "--json").stdout)
-    for name, split, shown in (
-        ("best", Split.val, listing.val),
-        ("best", Split.test, listing.test),
-        ("baseline", Split.test, listing.baseline),
-    ):
-        score = history.summary.score(name, split)
-        assert score is not None
-        assert score.hard == shown
-    lines = reflact("runs", folder).stdout.splitlines()
-    cells = dict(zip(lines[0].split(), lines[2].split(), strict=True))
-    assert (cells["run"], cells["status"], cells["test"]) == (
-        history.run_id,
-        "completed",
-        f"{listing.test:.3f}",
-    )
-    assert {"val", "baseline", "cost"} <= cells.keys()
-    assert max(map(len, lines)) <= 80
-
-
 def test_runs_of_a_shared_store_are_found(tmp_path: Path) -> None:
-    """Runs that share a store are listed with their folders, and each folder leads to its own run."""
     store = tmp_path / "all.db"
     trainers = [
         build_learning_trainer(tmp_path / name, seed=seed, store=store) for seed, name in enumerate("ab")
@@ -121,7 +90,6 @@ def test_runs_of_a_shared_store_are_found(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_several_runs_says_which_one_is_taken(tmp_path: Path) -> None:
-    """Commands on one run tell which of several they took, unless a prefix of its id names one."""
     out = tmp_path / "run"
     plain = {**build_settings(out), "fork": True}
     first, second = (build_trainer({**plain, "seed": seed}) for seed in range(2))
@@ -154,7 +122,6 @@ def test_commands_print_nothing_that_steers(tmp_path: Path) -> None:
 
 
 def test_runs_are_compared_on_common_items(folder: Path, tmp_path: Path) -> None:
-    """A comparison has the settings that differ, paired gains on common items, and the diff of the best skills."""
     short = tmp_path / "short"
     anyio.run(build_learning_trainer(short, train=SHORT).train)
     found = anyio.run(compare_runs, [folder, short])
@@ -170,20 +137,6 @@ def test_runs_are_compared_on_common_items(folder: Path, tmp_path: Path) -> None
     texts = [(path / "best_skill.md").read_text(encoding="utf-8") for path in (folder, short)]
     removed = {line[1:] for line in found.diffs[0].splitlines() if line.startswith("-- ")}
     assert removed == {line for line in texts[0].splitlines() if line and line not in texts[1]}
-
-
-def test_settings_without_an_effect_are_no_difference(tmp_path: Path) -> None:
-    """What an unused critic, or a section that is switched off in both runs, is set to is not listed."""
-    for name, n in (("a", 1), ("b", 2)):
-        models = {"critic": {"model": name}, "optimizer": {"extra_body": {"top_k": n}}}
-        idle = {"critic": {"n_samples": n}, "slow_update": {"enabled": False, "samples": n}}
-        config = build_settings(tmp_path / name, train={"num_epochs": n}, models=models, **idle)
-        anyio.run(build_trainer(config).train)
-    found = anyio.run(compare_runs, [tmp_path / "a", tmp_path / "b"])
-    assert [each.key for each in found.settings] == ["models.optimizer.extra_body.top_k", "train.num_epochs"]
-    other = SettingDifference(key="environment", values=("one", "two"))
-    lines = list(list_gain_lines(found.model_copy(update={"settings": (other,)})))
-    assert lines[-1] == "the environments or graders differ, so a difference may come from them"
 
 
 async def test_an_open_run_is_shown_and_compared_by_what_it_has_measured(
@@ -216,50 +169,7 @@ async def test_an_open_run_is_shown_and_compared_by_what_it_has_measured(
     assert [build_compared_row(run)["val"][-1:] for run in (ended, partial)] == ["0", "*"]
 
 
-async def test_a_run_is_read_back_as_it_was_told(tmp_path: Path) -> None:
-    """Summary, steps, versions and events are those of the run, from its folder and from its file."""
-    run = build_learning_trainer(tmp_path)
-    told = [event async for event in run.stream()]
-    found = await read_run(tmp_path)
-    assert found == await read_run(str(tmp_path / "run.db"), run.run_id)
-    assert (found.run_id, found.status, found.summary.steps) == (run.run_id, "completed", len(found.steps))
-    assert found.summary.best in found.versions
-    assert [event for event in told if event.durable and event.kind != "run_finished"] == [
-        event for event in found.events if event.kind != "run_finished"
-    ]
-
-
-@pytest.mark.slow
-async def test_tokens_calls_and_time_are_known_by_step_and_stage(tmp_path: Path) -> None:
-    """A run under way has them so far; at the end the steps' sums are the run's spend, in the summary as well."""
-    config = pure_settings(write_world(tmp_path / "world"), tmp_path / "run")
-    async with Trainer(config, transport=PureNetwork()).stream() as happenings:
-        async for event in happenings:
-            if isinstance(event, StepCommitted):
-                break
-    under_way = (await read_run(tmp_path / "run")).costs
-    assert {cost.step for cost in under_way} == {0, 1}
-    summary = await Trainer(config, transport=PureNetwork()).train()
-    found = await read_run(tmp_path / "run")
-    steps = sum_step_costs(found.costs)
-    assert [cost.step for cost in steps] == list(range(1 + summary.steps))
-    names = [cost.stage for cost in found.costs if cost.step == 2]
-    assert names[:6] == ["rollout and reflect", "aggregate", "select", "update", "evaluate", "appendix"]
-    stages = {(cost.step, cost.stage): cost for cost in found.costs}
-    assert set(stages) >= {(0, "baseline"), (2, "epoch end"), (summary.steps, "final test")}
-    purposes = {entry.purpose for entry in stages[1, "rollout and reflect"].spend}
-    assert purposes >= {"rollout", "analyst_failure"}
-    spent = sum((entry.usage for entry in summary.spend), Usage())
-    assert sum((cost.usage for cost in steps), Usage()) == spent
-    assert spent.input_tokens > 0
-    assert 0 < sum(cost.seconds for cost in steps) <= summary.seconds
-    kept = {(cost.step, cost.stage): cost for cost in under_way}
-    assert all(stages[key].seconds >= cost.seconds for key, cost in kept.items())
-    assert stages[0, "baseline"].spend == kept[0, "baseline"].spend
-
-
 async def test_a_summary_is_short_in_print(tmp_path: Path) -> None:
-    """What `print` shows of a summary leaves its configuration out; the value has it."""
     summary = await build_learning_trainer(tmp_path).train()
     assert "config" not in repr(summary)
     assert summary.config is not None

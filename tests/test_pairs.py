@@ -6,13 +6,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from pydantic import JsonValue
 
 from critic_world import PURPOSE, event
 from memory_pairs import make_pair
-from reflact.calibration.guards import QuotableTexts
 from reflact.calibration.pairs import (
     HIDDEN_TEXT,
     DistanceBand,
@@ -22,52 +18,15 @@ from reflact.calibration.pairs import (
     pairs_of,
     select_events,
 )
-from reflact.calibration.transition_view import TransitionView
-from reflact.memory.models import (
-    Action,
-    ContrastPair,
-    Evaluation,
-    Label,
-    ScoreEvent,
-    Transition,
-)
+from reflact.memory.models import ContrastPair, Evaluation, Label, ScoreEvent
 
 BAND = DistanceBand(1, 10)
-PHI = st.floats(0, 10)
-LEAF = st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=8)
-STATES = st.recursive(
-    LEAF, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
-)
 
 
-def ways(one: ScoreEvent, band: DistanceBand = BAND) -> dict[str, ContrastPair]:
-    """Return what is built of a step with gold, by construction."""
+def ways(one: ScoreEvent) -> dict[str, ContrastPair]:
     right = find_reference(one)
     assert right is not None
-    return {pair.construction: pair for pair in pairs_of(StepToContrast(one, right, PURPOSE, "t", band))}
-
-
-def scored(before: JsonValue, after: JsonValue, low: float, high: float) -> ScoreEvent:
-    """Return a step between two states whose scores are right."""
-    said = Evaluation(progress_before=low, progress_after=high, reasoning="It was scored.")
-    gold = Label(progress_before=low, progress_after=high, source="program")
-    transition = Transition(before=before, action=Action(name="act"), after=after)
-    return ScoreEvent(step=0, transition=transition, evaluation=said, label=gold)
-
-
-@given(before=STATES, after=STATES, low=PHI, high=PHI, nearest=st.floats(0.1, 5))
-def test_the_unperturbed_evaluation_is_wrong_for_every_perturbed_input(
-    before: JsonValue, after: JsonValue, low: float, high: float, nearest: float
-) -> None:
-    """Distances keep to the band, no input equals the true one, and phi follows the states."""
-    one = scored(before, after, low, high)
-    for made in ways(one, DistanceBand(nearest, 10)).values():
-        assert abs(made.right.progress_after - made.wrong.progress_after) >= nearest - 1e-6
-        assert made.transition != one.transition
-        assert made.wrong == one.evaluation
-        assert made.right.progress_before in {low, high}
-        assert made.right.reasoning.strip()
-        assert not QuotableTexts(TransitionView(made.transition)).find_invented(made.right.evidence)
+    return {pair.construction: pair for pair in pairs_of(StepToContrast(one, right, PURPOSE, "t", BAND))}
 
 
 def test_each_perturbation_says_what_is_right() -> None:
@@ -90,15 +49,7 @@ def test_each_perturbation_says_what_is_right() -> None:
     assert made["evidence_withdrawn"].transition.after == {"chapters": HIDDEN_TEXT, "title": "Report"}
 
 
-def test_what_does_not_apply_is_left_out() -> None:
-    """No evaluation credits a claim if the step went backwards; later rounds want small differences."""
-    assert set(ways(event(before=6, after=2))) == {"no_effect", "progress_reversed", "evidence_withdrawn"}
-    assert ways(event(), DistanceBand(1, 2)) == {}
-    assert set(ways(event(after=3.5), DistanceBand(1, 2))) == set(ways(event()))
-
-
 def unscored(**fields: Any) -> ScoreEvent:
-    """Return a step that no critic saw."""
     return event(**fields).model_copy(update={"evaluation": None})
 
 
@@ -107,25 +58,20 @@ def unscored(**fields: Any) -> ScoreEvent:
     [
         (event(after=2.5), True),
         (event(after=2.4), False),
-        (event(after=1), True),
         (event(after=2), True),
         (event(after=2.3, changed=False), True),
         (event(said=(2, 2.3)), True),
         (unscored(after=2.5), True),
-        (unscored(after=2.4), False),
-        (unscored(after=2), True),
         (event(gold=False), False),
     ],
 )
 def test_labelled_steps_that_moved_or_stood_still_are_selected(one: ScoreEvent, is_selected: bool) -> None:
-    """Critic or label say if a step moved by 0.5 or stood still; equal steps count once."""
     assert bool(select_events([one], min_delta=0.5)) is is_selected
     twin = one.model_copy(update={"step": 7})
     assert len(select_events([one, twin], min_delta=0.5)) == is_selected
 
 
 def test_a_step_without_a_label_has_the_critics_own_evaluation_as_its_right_side() -> None:
-    """As in the paper; a label without the state before is half of what is right, and gives nothing."""
     made = ways(event(gold=False))
     assert set(made) == {"no_effect", "claim_for_effect", "progress_reversed", "evidence_withdrawn"}
     assert {pair.label_source for pair in made.values()} == {"agreement"}
@@ -134,13 +80,11 @@ def test_a_step_without_a_label_has_the_critics_own_evaluation_as_its_right_side
 
 
 def moved(number: int, delta: float) -> ContrastPair:
-    """Return a pair whose right side moves by so much."""
     right = Evaluation(progress_before=5, progress_after=5 + delta, reasoning=f"right {number}")
     return make_pair().model_copy(update={"right": right})
 
 
 def test_a_batch_has_room_for_a_third_of_each_direction() -> None:
-    """Whatever the order of pairs; what is taken already takes room; without a limit all are in."""
     pairs = [moved(n, delta) for n, delta in enumerate([0] * 20 + [-2] * 9 + [3] * 2)]
     batch = choose_batch(pairs, max_pairs=12)
     assert Counter(pair.right.direction for pair in batch) == {"stays": 4, "falls": 4, "rises": 2}

@@ -22,12 +22,9 @@ from memory_pairs import HELD_OUT, evidence_for, make_pair
 from pure_world import differences, left_by, rows, settings, write_world
 from reflact import MemoryStore
 from reflact.records import RunSummary
-from served import HANGS, asked_of, assert_refused, reflact, reflact_process, send, serving
+from served import HANGS, asked_of, reflact, reflact_process, send, serving
 
 AFTER = re.compile(r"<after>\n(.*?)\n</after>", re.DOTALL)
-URL = "http://127.0.0.1:9"
-NOTES = {"grader": "exact"}, {"annotate": True}
-"""Graded by a program; failure analysts are shown what a critic makes of it."""
 
 
 class Model:
@@ -48,11 +45,9 @@ class Model:
 
     @property
     def scored(self) -> list[str]:
-        """What the critic was asked."""
         return [text for call_id, text in self.asked if call_id.startswith("critic/")]
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        """Answer a request."""
         body, call_id = asked_of(handler), handler.headers["x-sample"]
         text = "\n".join(m["content"] for m in body["messages"])
         self.asked.append((call_id, text))
@@ -68,7 +63,6 @@ class Model:
 
 
 def criticised(text: str) -> str:
-    """Return what the critic says."""
     after = AFTER.findall(text)[-1]
     strict = text.count("<example") / 10
     return json.dumps(
@@ -84,7 +78,6 @@ def criticised(text: str) -> str:
 
 @contextmanager
 def playing() -> Iterator[tuple[Model, str]]:
-    """Serve the model, and give it with its address."""
     model = Model()
     with serving(model.answer) as url:
         try:
@@ -95,14 +88,11 @@ def playing() -> Iterator[tuple[Model, str]]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Path:
-    """Items, a memory with a promoted pair and two anchors."""
     remember(tmp_path / "memory.db", 1, anchors=2)
     return write_world(tmp_path / "world", train=3, val=3, test=2)
 
 
 def remember(path: Path, number: int, *, anchors: int = 0) -> None:
-    """Promote a pair, as another process may at any time, and keep anchors."""
-
     async def promoted() -> None:
         async with MemoryStore(path) as memory:
             pair = make_pair(number, trace=f"t{number}")
@@ -123,7 +113,6 @@ def configured(
     critic: dict[str, Any] | None = None,
     **sections: Any,
 ) -> Path:
-    """Write the configuration of a short run in order, one call after the other, and return its path."""
     folder = world.parent
     plain = settings(
         world,
@@ -145,7 +134,6 @@ def configured(
 
 
 def summary_of(folder: Path) -> RunSummary:
-    """Read a run's summary."""
     return RunSummary.model_validate_json((folder / "summary.json").read_text("utf-8"))
 
 
@@ -172,9 +160,9 @@ def test_a_critic_grades_and_the_summary_says_what_that_is_worth(world: Path) ->
 
 def test_failure_analysts_are_shown_what_it_makes_of_each_reply(world: Path) -> None:
     """With notes on, only they see it: no score changes, and the summary names who advised them."""
-    environment, critic = NOTES
     with playing() as (model, url):
-        result = reflact("train", configured(world, url, environment=environment, critic=critic))
+        path = configured(world, url, environment={"grader": "exact"}, critic={"annotate": True})
+        result = reflact("train", path)
     assert result.exit_code == 0, result.output
     summary = summary_of(world.parent / "run")
     assert summary.critic is None
@@ -186,14 +174,11 @@ def test_failure_analysts_are_shown_what_it_makes_of_each_reply(world: Path) -> 
 
 
 def test_a_recorded_run_is_replayed_with_its_critic(world: Path) -> None:
-    """A recording holds the critic's replies, and a replay asks no endpoint."""
     cassette = world.parent / "cassette.jsonl"
     options = ("--set", f"replay.cassette={cassette}", "--set")
     with playing() as (model, url):
-        assert (
-            reflact("train", configured(world, url, name="live"), *options, "replay.mode=record").exit_code
-            == 0
-        )
+        live = configured(world, url, name="live")
+        assert reflact("train", live, *options, "replay.mode=record").exit_code == 0
         asked = len(model.asked)
         result = reflact("train", configured(world, url, name="again"), *options, "replay.mode=replay")
         assert result.exit_code == 0, result.output
@@ -204,7 +189,6 @@ def test_a_recorded_run_is_replayed_with_its_critic(world: Path) -> None:
 
 @pytest.mark.slow
 def test_a_budget_that_is_reached_while_grading_ends_the_run_and_more_goes_on(world: Path) -> None:
-    """The critic's call that does not fit is not sent; with more the run ends as one never stopped."""
     with playing() as (model, url):
         whole = configured(world, url, name="whole", critic={"max_anchors": 0})
         assert reflact("train", whole).exit_code == 0
@@ -226,7 +210,6 @@ def test_a_budget_that_is_reached_while_grading_ends_the_run_and_more_goes_on(wo
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 @pytest.mark.parametrize("call", [1, 4, 6])
 def test_a_killed_run_repeats_no_call_of_its_critic(world: Path, call: int) -> None:
-    """Killed while the critic thinks, the run repeats that one call; anchors and answers are paid once."""
     with playing() as (model, url):
         assert reflact("train", configured(world, url, name="whole")).exit_code == 0
         every, unbroken = Counter(model.asked), left_by(world.parent / "whole")
@@ -264,22 +247,3 @@ def test_what_is_promoted_after_the_start_does_not_change_the_run(world: Path) -
     assert before.snapshot != after.snapshot
     keys = [set(rows(world.parent / name, "SELECT key FROM rollouts")) for name in ("run", "new")]
     assert not keys[0] & keys[1]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["models.critic.model=''"], "models.critic.model is required for environment.grader: critic"),
-        (["critic.memory=nowhere.db"], "critic.memory: there is no file"),
-        (
-            ["budget.max_tokens=100", "models.target.max_tokens=9", "models.optimizer.max_tokens=9"],
-            "budget.max_tokens needs models.critic.max_tokens",
-        ),
-    ],
-    ids=["no model to grade", "no memory", "no cap"],
-)
-def test_what_is_wrong_is_one_sentence(world: Path, overrides: list[str], words: str) -> None:
-    """A missing role, memory or cap ends with code 2 and names the key."""
-    options = [part for one in overrides for part in ("--set", one)]
-    result = reflact("train", configured(world, URL), *options)
-    assert_refused(result, words)

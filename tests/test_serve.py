@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections.abc import AsyncIterator
@@ -21,7 +20,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 from chromium import asked, needs_chromium, opened, resize, unreached, violations
 from html_page import read, tables
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.reporting.html.serve import RunPages, create_run_pages
+from reflact.reporting.html.serve import create_run_pages
 from reflact.testing import toy_optimizer
 from served import reflact_process
 from toy_runs import build_learning_trainer
@@ -33,7 +32,6 @@ ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two runs of equal settings, one in a folder with markup in its name."""
     folder = tmp_path_factory.mktemp("serve") / "runs"
     anyio.run(build_learning_trainer(folder / "first", train={"num_epochs": 1, "batch_size": 4}).train)
     copytree(folder / "first", folder / HOSTILE)
@@ -50,7 +48,6 @@ async def client(
 
 
 async def test_runs_are_listed_and_shown(runs: Path) -> None:
-    """Runs in any folder have a row and a page with the report; names stay text."""
     async with client(runs) as asking:
         listing = read((await asking.get("/")).text)
         rows = tables(listing)["Runs, the newest first"][1:]
@@ -79,17 +76,6 @@ async def test_strangers_are_refused(runs: Path) -> None:
         assert answer.headers["content-security-policy"] == "frame-ancestors 'none'"
         assert answer.headers["cross-origin-resource-policy"] == "same-origin"
         assert (await asking.post("/")).status_code == 405
-
-
-async def test_events_follow_the_store(runs: Path) -> None:
-    """A stream of events begins with the present state, and says when there is something new."""
-    folder, ends = runs / "first", iter([False, True])
-    pages = RunPages(folder, is_closing=lambda: next(ends))
-    (line,) = [line async for line in pages._follow(None)]
-    progress = json.loads(line.split("data: ")[1])
-    assert progress["text"] == "1 run."
-    async with client(folder) as asking:
-        assert progress["version"] in (await asking.get("/")).text
 
 
 async def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -34,25 +34,22 @@ from reflact.testing.llm import ScriptedAnswer
 TRACES = 24
 
 
-def step(trace: int, number: int, gold: float, said: float, *, before: float = 0) -> ScoredStep:
-    """Return a step that was scored with ``said`` and came to ``gold``."""
+def step(trace: int, number: int, gold: float, said: float) -> ScoredStep:
     return ScoredStep(
         trace_id=f"t{trace:03}",
         step=number,
         label=Label(progress_before=0, progress_after=gold, source="program"),
-        evaluation=Evaluation(progress_before=before, progress_after=said, reasoning="r"),
+        evaluation=Evaluation(progress_before=0, progress_after=said, reasoning="r"),
     )
 
 
 def side(*said: float, traces: int = TRACES) -> list[ScoredStep]:
-    """Return steps of traces, all of which came to 4, scored alike in each trace."""
     return [step(trace, n, 4, phi) for trace in range(traces) for n, phi in enumerate(said)]
 
 
 def paired(
     without: Sequence[ScoredStep], with_: Sequence[ScoredStep], silent: Sequence[str] = ()
 ) -> list[StepScores]:
-    """Return scores of the same steps on both sides, and steps that have none on either."""
     scores = [StepScores(old.trace_id, old.label, old, new) for old, new in zip(without, with_, strict=True)]
     return scores + [StepScores(name, without[0].label, None, None) for name in silent]
 
@@ -60,14 +57,12 @@ def paired(
 def decided(
     without: Sequence[ScoredStep], with_: Sequence[ScoredStep], silent: Sequence[str] = (), **options: Any
 ) -> ReplayTestResult:
-    """Return the outcome of a test that has enough traces."""
     found = decide_replay_test(paired(without, with_, silent), **{"n_earlier_tests": 0, **options})
     assert isinstance(found, ReplayTestResult)
     return found
 
 
 def test_a_batch_that_takes_errors_away_passes() -> None:
-    """The effect is the error that is gone, and the evidence says on what it rests."""
     found = decided(side(7, 4), side(4, 4))
     assert (found.outcome, found.has_passed) == ("better", True)
     assert (found.n_traces, found.n_transitions) == (TRACES, 2 * TRACES)
@@ -77,12 +72,10 @@ def test_a_batch_that_takes_errors_away_passes() -> None:
 
 @pytest.mark.parametrize("changed", [(7.0, 4.0), (9.0, 4.0)], ids=["placebo", "harmful"])
 def test_a_batch_that_changes_nothing_or_harms_does_not_pass(changed: tuple[float, float]) -> None:
-    """Nothing gained is nothing shown."""
     assert decided(side(7, 4), side(*changed)).outcome == "not_shown"
 
 
 def test_too_few_traces_decide_nothing() -> None:
-    """Nineteen traces are not enough, however many steps they have and however large the effect."""
     scores = paired(side(*[9.0] * 50, traces=19), side(*[4.0] * 50, traces=19))
     found = decide_replay_test(scores, n_earlier_tests=0)
     assert found == NotTested(reason="too_few_traces", n_traces=19)
@@ -90,14 +83,12 @@ def test_too_few_traces_decide_nothing() -> None:
 
 
 def test_steps_of_a_trace_are_one_witness() -> None:
-    """A gain in one long trace is no evidence, since the test flips traces and not steps."""
     without = [*side(4), *(step(0, n, 4, 9) for n in range(1, 100))]
     with_ = [*side(4), *(step(0, n, 4, 4) for n in range(1, 100))]
     assert decided(without, with_).outcome == "not_shown"
 
 
 def test_accuracy_that_falls_blocks_a_smaller_error() -> None:
-    """A critic that says the same of everything may err less and is still no critic."""
     without = [
         step(trace, n, gold, said)
         for trace in range(TRACES)
@@ -111,21 +102,18 @@ def test_accuracy_that_falls_blocks_a_smaller_error() -> None:
 
 
 def test_what_was_promoted_and_harms_goes() -> None:
-    """A later measurement looks the other way: only harm that is shown demotes."""
     assert decided(side(4, 4), side(6, 4), use="demote").outcome == "worse"
     assert decided(side(4, 4), side(4, 4), use="demote").outcome == "no_harm_shown"
     assert decided(side(6, 4), side(4, 4), use="demote").outcome == "no_harm_shown"
 
 
 def test_levels_of_all_batches_sum_to_the_level() -> None:
-    """However many batches are tested on the same traces, their levels add up to at most 2.5%."""
     levels = [compute_alpha(before) for before in range(10_000)]
     assert levels == sorted(levels, reverse=True)
     assert TOTAL_ALPHA - 1e-5 < sum(levels) <= TOTAL_ALPHA
 
 
 def test_a_step_without_a_score_stays_in_the_test() -> None:
-    """Twenty traces of one step each, one without a score: a batch that helps the others passes."""
     found = decided(side(7, traces=19), side(4, traces=19), silent=["t019"])
     assert (found.outcome, found.n_traces, found.n_transitions, found.n_unscored) == ("better", 20, 20, 1)
 
@@ -173,15 +161,13 @@ PURPOSE = "Fill the shelf."
 
 
 def move(before: str, after: str) -> Transition:
-    """Return a step from one state to another."""
     return Transition(before=before, action=Action(name="put"), after=after)
 
 
-def example(before: str, after: str, *, purpose: str = PURPOSE) -> ContrastPair:
-    """Return a pair that says of the state after that it is worth 4."""
+def example(before: str, after: str) -> ContrastPair:
     return make_pair().model_copy(
         update={
-            "purpose": purpose,
+            "purpose": PURPOSE,
             "transition": move(before, after),
             "right": Evaluation(progress_before=1, progress_after=4, reasoning="Four books."),
         }
@@ -189,7 +175,6 @@ def example(before: str, after: str, *, purpose: str = PURPOSE) -> ContrastPair:
 
 
 def trace(number: int) -> Trace:
-    """Return a run from nothing to a state of its own."""
     made = Trace(PURPOSE, id=f"run {number}")
     made.record(
         move("empty", f"shelf {number}"), label=Label(progress_before=0, progress_after=4, source="program")
@@ -197,17 +182,7 @@ def trace(number: int) -> Trace:
     return made
 
 
-async def test_pairs_that_show_the_state_after_a_step_tell_its_score() -> None:
-    """On either side of a pair, under the same purpose; a state before that many runs share tells nothing."""
-    (scored,) = list_labeled_steps([trace(1)])
-    telling = [example("a", "shelf 1"), example("shelf 1", "b")]
-    silent = [example("empty", "c"), example("d", "shelf 2"), example("e", "shelf 1", purpose="Clear it.")]
-    assert [pair for pair in [*silent, *telling] if not scored.is_revealed_by(pair)] == silent
-
-
 async def test_a_critic_that_remembers_states_gains_nothing() -> None:
-    """What copies the score of a state that it has seen is right where states come again, and is not let."""
-
     def parrot(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         assert issubclass(reply_type, CriticReply)
         content = prompt.messages[-1].content
@@ -241,7 +216,6 @@ async def test_a_critic_that_remembers_states_gains_nothing() -> None:
 def test_nothing_is_to_learn_if_even_the_best_batch_would_fail(
     errors: list[float], n_unscored: int, n_tests: int, ends: bool
 ) -> None:
-    """It ends exactly if a batch that removed all error would gain too little or fail its test, and costs no power."""
     scored = [step(trace, 0, 5, 5 + error) for trace, error in enumerate(errors)]
     by_trace = [(one.trace_id, abs(one.error)) for one in scored]
     by_trace += [(f"mute {n}", 5.0) for n in range(n_unscored)]

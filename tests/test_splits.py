@@ -30,7 +30,6 @@ SLICES = 4
 
 
 def trace(name: str, *sources: LabelSource | None, purpose: str = "Wait.") -> Trace:
-    """Return a trace with a step for each source of gold, or for none."""
     made = Trace(purpose, id=name)
     for source in sources or ("program",):
         gold = None if source is None else Label(progress_before=0, progress_after=1, source=source)
@@ -44,7 +43,6 @@ BY_TRACE = HoldoutRule(SLICES, "trace")
 
 
 def copy_of(recording: Trace, name: str) -> Trace:
-    """Return a trace under another name; only of its first step it is known what is right."""
     made = Trace(recording.purpose, id=name)
     for event in recording.events:
         made.record(event.transition, label=event.label if event.step == 0 else None)
@@ -64,19 +62,16 @@ def test_copies_of_a_recording_are_one_trace() -> None:
 def dealt(
     traces: Sequence[Trace], taught: Iterable[str] = (), *, rule: HoldoutRule = BY_TRACE, **more: Any
 ) -> HoldoutSplit:
-    """Return the parts of traces, of which some were learned from."""
     options = {"training": TrainingHistory(frozenset(taught)), "limit": 100} | more
     return split_by_rule(traces, rule=rule, **options)
 
 
 def ids(traces: Iterable[Trace]) -> set[str]:
-    """Return the ids of traces."""
     return {trace.id for trace in traces}
 
 
 @given(st.sets(st.sampled_from(NAMES), max_size=60))
 def test_parts_do_not_meet_and_do_not_depend_on_order(learned: set[str]) -> None:
-    """No trace is in both parts, none that was learned from is held out, and order changes nothing."""
     traces = [trace(name) for name in NAMES[:120]]
     parts = dealt(traces, learned, limit=50)
     assert not ids(parts.held_out) & ids(parts.training)
@@ -87,7 +82,6 @@ def test_parts_do_not_meet_and_do_not_depend_on_order(learned: set[str]) -> None
 
 
 def test_copies_of_a_recording_are_on_one_side() -> None:
-    """Whatever they are called: none of what tests is learned from, in this call or an earlier one."""
     originals = [trace(name) for name in NAMES[:100]]
     copies = [copy_of(one, f"copy of {one.id}") for one in originals]
     parts = dealt([*copies, *originals])
@@ -99,7 +93,6 @@ def test_copies_of_a_recording_are_on_one_side() -> None:
 
 
 def test_what_a_caller_holds_out_is_not_learned_from_as_a_copy() -> None:
-    """A copy of a given held-out trace teaches nothing, and one of what taught tests nothing."""
     held, taught, other = trace("held"), trace("taught"), trace("other")
     copies = [copy_of(one, f"copy of {one.id}") for one in (held, taught)]
     parts = split_by_caller(
@@ -110,12 +103,10 @@ def test_what_a_caller_holds_out_is_not_learned_from_as_a_copy() -> None:
 
 
 def of_purpose(purpose: int, run: int) -> Trace:
-    """Return a run of a task."""
     return trace(f"run {run} of {purpose}", purpose=f"Purpose {purpose}.")
 
 
 def test_a_purpose_is_on_one_side() -> None:
-    """By purpose, no purpose that is learned from is tested on, now or after an earlier round."""
     traces = [of_purpose(n % 24, n) for n in range(240)]
     slices = HoldoutRule.choose(24, n_folds=SLICES, holdout_by=None)
     parts = dealt(traces, rule=slices)
@@ -148,7 +139,6 @@ TWO = flattered_traces("learn", 2)
 async def test_what_is_missing_is_said_and_nothing_is_asked(
     learn: list[Trace], held_out: list[Trace] | None, words: str
 ) -> None:
-    """The error names the count that is missing and what to do; no call is made and no event is told."""
     llm, told = flattered(), list[object]()
     calibrator = Calibrator(llm, ListMemory(), settings=SETTINGS, on_event=told.append)
     with pytest.raises(DataError, match=words):
@@ -159,7 +149,6 @@ async def test_what_is_missing_is_said_and_nothing_is_asked(
 
 
 async def test_fresh_traces_are_asked_for_when_the_error_probability_is_used_up() -> None:
-    """If 20 traces cannot reach the level of the next test, nothing is asked; fresh ones can."""
     memory, held_out = ListMemory(), flattered_traces("h", 20)
     for _ in range(126):
         await memory.open_test([], holdout_id="caller", traces=[one.recording for one in held_out])

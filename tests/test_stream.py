@@ -14,7 +14,7 @@ from anyio import TaskHandle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflact.concurrency import Stream, Subscription, open_outbox
+from reflact.concurrency import Stream, Subscription
 
 Hand = Callable[[int], Awaitable[None]]
 
@@ -27,8 +27,6 @@ class Said(NamedTuple):
 
 
 def counted(size: int, made: list[int] | None = None) -> Callable[[Hand], Awaitable[None]]:
-    """Return a producer of so many numbers, which notes what it has handed over."""
-
     async def produce(hand: Hand) -> None:
         for number in range(size):
             await hand(number)
@@ -40,22 +38,6 @@ def counted(size: int, made: list[int] | None = None) -> Callable[[Hand], Awaita
 
 async def read(view: Subscription[int], into: list[int]) -> None:
     into.extend([number async for number in view])
-
-
-async def test_the_stream_waits_for_the_slowest() -> None:
-    made: list[int] = []
-    stream, seen = Stream(counted(20, made), buffer=3), list[int]()
-    async with anyio.create_task_group() as tasks, stream:
-        slow, fast = stream.subscribe(), list[int]()
-
-        async def own() -> None:
-            fast.extend([number async for number in stream])
-
-        tasks.start_soon(own)
-        await anyio.wait_all_tasks_blocked()
-        assert made == [0, 1, 2]
-        await read(slow, seen)
-    assert seen == fast == list(range(20))
 
 
 @pytest.mark.parametrize("breaks", [True, False])
@@ -103,19 +85,6 @@ async def test_an_error_is_raised_to_the_owner_alone() -> None:
     assert [number async for number in view] == [1]
 
 
-async def test_a_view_made_on_the_way_sees_what_comes_after() -> None:
-    stream, late = Stream(counted(10), buffer=1), list[Subscription[int]]()
-    seen: list[int] = []
-    async with anyio.create_task_group() as tasks, stream:
-        async for number in stream:
-            if number == 4 and not late:
-                late.append(stream.subscribe())
-                tasks.start_soon(read, late[0], seen)
-    assert seen[-1] == 9
-    assert seen == list(range(seen[0], 10))
-    assert seen[0] > 4
-
-
 async def test_a_dropped_iteration_detaches() -> None:
     stream = Stream(counted(20), buffer=2)
 
@@ -135,7 +104,6 @@ async def test_a_dropped_iteration_detaches() -> None:
 
 @asynccontextmanager
 async def emitting(buffer: int) -> AsyncIterator[tuple[Stream[Said], Callable[[Said], Awaitable[None]]]]:
-    """Yield a stream that is read, and the function that emits its elements."""
     emits, begun = [], anyio.Event()
 
     async def produce(emit: Callable[[Said], Awaitable[None]]) -> None:
@@ -191,17 +159,3 @@ async def test_what_gets_old_never_holds_the_stream() -> None:
             assert waiting.status is TaskHandle.Status.PENDING, "what is never dropped still waits for room"
             reader = aiter(view)
             assert [(await anext(reader)).number for _ in range(4)] == [998, 999, 1000, 1001]
-
-
-async def test_an_outbox_delivers_in_order_and_to_the_end() -> None:
-    delivered: list[int] = []
-
-    async def deliver(number: int) -> None:
-        await anyio.lowlevel.checkpoint()
-        delivered.append(number)
-
-    async with open_outbox(deliver) as post:
-        for number in range(1000):
-            post(number)
-        assert delivered == []
-    assert delivered == list(range(1000))

@@ -18,9 +18,7 @@ from pure_world import Ended, PureNetwork, differences, left_by, settings, write
 from reflact import Trainer, events, read_run
 from reflact.concurrency import Stream
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="open files are counted in /proc"),
-]
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="open files are counted in /proc")]
 
 BUFFER = 256
 IN_FLIGHT = 16
@@ -35,7 +33,6 @@ class Open(NamedTuple):
 
 
 def opened() -> Open:
-    """Return what this process has open now, without the threads of the event loop's own pools."""
     pools = ("asyncio_", "AnyIO worker thread")
     threads = (thread for thread in threading.enumerate() if not thread.name.startswith(pools))
     files = len(list(Path("/proc/self/fd").iterdir()))
@@ -52,7 +49,6 @@ class Whole(NamedTuple):
         return Trainer(settings(self.world, folder, **SHORT), transport=network or PureNetwork())
 
     async def goes_on(self, folder: Path) -> None:
-        """Start a run again, and check that it ends as the unbroken one."""
         told = [event async for event in self.trainer(folder).stream()]
         assert isinstance(told[-1], events.RunFinished)
         assert told[-1].summary.status == "completed"
@@ -61,7 +57,6 @@ class Whole(NamedTuple):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """An unbroken run, whose stream was read to its end."""
     folder = tmp_path_factory.mktemp("whole")
     world = write_world(folder / "world")
 
@@ -80,7 +75,6 @@ class Left(Exception):
 
 
 async def leave(how: str, kind: str, happenings: Stream[events.Event]) -> None:
-    """Read up to an event of a kind, and leave: by a break or an error, with or without ``async with``."""
     if how == "beside an unread view":
         happenings.subscribe()
     async with AsyncExitStack() as stack:
@@ -103,7 +97,6 @@ async def leave(how: str, kind: str, happenings: Stream[events.Event]) -> None:
     ],
 )
 async def test_a_consumer_that_leaves_ends_the_run(how: str, kind: str, tmp_path: Path, whole: Whole) -> None:
-    """Nothing of the run stays open; the next start ends as an unbroken run, and as cleanly."""
     before = opened()
     network = PureNetwork()
     await leave(how, kind, whole.trainer(tmp_path, network).stream())
@@ -119,7 +112,6 @@ async def held(happenings: Stream[events.Event]) -> None:
 
 
 async def test_a_consumer_that_stops_reading_holds_the_run(tmp_path: Path, whole: Whole) -> None:
-    """The run waits with a bounded number of events, and goes on to the same end when it is read again."""
     before = opened()
     network = PureNetwork()
     async with whole.trainer(tmp_path, network).stream() as happenings:
@@ -143,7 +135,6 @@ async def test_a_consumer_that_stops_reading_holds_the_run(tmp_path: Path, whole
 
 
 async def test_a_run_that_nobody_reads_can_be_cancelled(tmp_path: Path, whole: Whole) -> None:
-    """Cancelling the reader of a waiting run ends the run at once, and it can be resumed."""
     before = opened()
     happenings = whole.trainer(tmp_path, PureNetwork()).stream()
 
@@ -163,7 +154,6 @@ async def test_a_run_that_nobody_reads_can_be_cancelled(tmp_path: Path, whole: W
 
 
 async def test_all_consumers_of_a_run_hear_the_same(tmp_path: Path, whole: Whole) -> None:
-    """An ordinary view hears every event in one order; a late one of the latest all that is durable."""
     heard: list[events.Event] = []
     latest: list[events.Event] = []
     many_heard = anyio.Event()

@@ -17,13 +17,7 @@ from pydantic import JsonValue
 
 from reflact import Trace
 from reflact.errors import DataError, StoreError
-from reflact.memory.models import (
-    Action,
-    Evaluation,
-    Label,
-    LabelSource,
-    Transition,
-)
+from reflact.memory.models import Action, Evaluation, Label, Transition
 from reflact.memory.store import MemoryStore
 from reflact.types import canonical_json
 
@@ -41,17 +35,14 @@ VALUES: st.SearchStrategy[JsonValue] = st.recursive(
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The path of a trace that is not there yet."""
     return tmp_path / "t.jsonl"
 
 
 def step(before: JsonValue = "open", after: JsonValue = "paid") -> Transition:
-    """Return a transition between two states."""
     return Transition(before=before, action=Action(name="pay", arguments={"amount": 3}), after=after)
 
 
 def recorded(path: Path, events: int = 3) -> Trace:
-    """Return a trace in a file, not finished."""
     trace = Trace(PURPOSE, id="t", path=path)
     for n in range(events):
         trace.record(
@@ -61,7 +52,6 @@ def recorded(path: Path, events: int = 3) -> Trace:
 
 
 def test_a_finished_trace_takes_nothing_more(path: Path) -> None:
-    """Recording after the end, or into what was only read, is refused and changes neither trace nor file."""
     trace = recorded(path)
     with pytest.raises(DataError, match="trace t is finished"):
         Trace.load(path).record(step(), LOW)
@@ -86,7 +76,6 @@ def test_states_come_back_as_they_were(
 
 @pytest.mark.slow
 def test_an_event_is_in_the_file_as_soon_as_it_is_recorded(path: Path) -> None:
-    """A process that dies right after recording loses nothing that it had recorded."""
     program = (
         "import os, sys; from pathlib import Path; from reflact import Trace\n"
         "from reflact.memory.models import Action, Evaluation, Transition\n"
@@ -102,7 +91,6 @@ def test_an_event_is_in_the_file_as_soon_as_it_is_recorded(path: Path) -> None:
 
 
 def test_a_file_torn_anywhere_gives_its_whole_part_and_goes_on(path: Path) -> None:
-    """Whatever byte a file ends at, exactly the whole events come back, and a resumed trace takes the next one."""
     torn = path.with_name("torn.jsonl")
     trace = recorded(path, events=2)
     content = path.read_bytes()
@@ -123,7 +111,6 @@ def test_a_file_torn_anywhere_gives_its_whole_part_and_goes_on(path: Path) -> No
 
 
 def test_nothing_is_read_beyond_a_damaged_line(path: Path) -> None:
-    """A line that is no JSON ends what is read, though whole lines follow."""
     trace = recorded(path)
     lines = path.read_bytes().splitlines()
     for damage in (b"\x00" * 40, b"\xff\xfe", b'{"step": 1', b"{'step': 1}", b""):
@@ -134,20 +121,14 @@ def test_nothing_is_read_beyond_a_damaged_line(path: Path) -> None:
 WRONG_EVENTS: list[tuple[dict[str, JsonValue], str]] = [
     ({"transition": {"before": 1, "action": {}, "after": 2}}, "`transition.action.name`: is missing"),
     ({"transition": "paid"}, '`transition`: expected a JSON object, got "paid"'),
-    ({"step": "one"}, "`step`: input should be a valid integer"),
     ({"step": 7}, "`step`: it is 7, and the next step is 1"),
     (
         {"label": {"progress_before": 0, "progress_after": 12, "source": "human"}},
         "less than or equal to 10, got 12",
     ),
-    (
-        {"label": {"progress_before": 0, "progress_after": 1, "source": "me"}},
-        "`label.source`: input should be 'program'",
-    ),
     ({"evaluation": {"progress_before": "x" * 99}}, "unable to parse string as a number; correct that line"),
     ({"note": 1}, "`note`: is not a known field"),
     ({"purpose": "Ship."}, "begins another trace"),
-    ({"events": 3}, "is not a known field"),
 ]
 """Fields that make the second event of a file wrong, and the reason in the message."""
 
@@ -157,7 +138,6 @@ WRONG_EVENTS: list[tuple[dict[str, JsonValue], str]] = [
 def test_a_whole_line_that_says_something_wrong_is_named(
     tmp_path: Path, read: Callable[[Path], Trace], last: bool
 ) -> None:
-    """What is no event is not taken for a torn end: file, line, field are told, the file stays as it is."""
     path = tmp_path / "t.jsonl"
     recorded(path)
     whole = path.read_text(encoding="ascii").splitlines()
@@ -196,7 +176,6 @@ def test_threads_that_share_a_trace_lose_nothing(path: Path) -> None:
 
 
 def test_two_traces_of_one_file_do_not_erase_each_other(path: Path) -> None:
-    """What somebody else recorded into the file meanwhile stays, and the step is refused."""
     mine = recorded(path)
     theirs = Trace.resume(path)
     theirs.record(step("paid", "shipped"))
@@ -206,13 +185,11 @@ def test_two_traces_of_one_file_do_not_erase_each_other(path: Path) -> None:
     assert len(mine.events) == 3
 
 
-def reached(phi: float, source: LabelSource = "program") -> Label:
-    """Return what a check of the state after found."""
-    return Label(progress_after=phi, source=source)
+def reached(phi: float) -> Label:
+    return Label(progress_after=phi, source="program")
 
 
 def phis(trace: Trace) -> list[float | None]:
-    """Return what is known of the states before."""
     return [None if event.label is None else event.label.progress_before for event in trace.events]
 
 
@@ -231,7 +208,6 @@ CHAIN: tuple[tuple[JsonValue, JsonValue, Label | None, float | None], ...] = (
 
 
 async def test_the_state_before_is_worth_what_the_same_state_was_worth(path: Path) -> None:
-    """Equal states have one phi: that of the step before, or of a step without a change; or unknown."""
     trace = Trace(PURPOSE, id="t", path=path)
     for before, after, label, _ in CHAIN:
         trace.record(step(before, after), label=label)
@@ -243,21 +219,6 @@ async def test_the_state_before_is_worth_what_the_same_state_was_worth(path: Pat
         stored = await memory.trace("t")
     assert stored is not None
     assert phis(Trace.from_stored(stored)) == known
-
-
-@pytest.mark.parametrize("name", [" ", "a\nb", "\ud800"])
-def test_an_id_is_one_line_of_text(name: str) -> None:
-    """Ids stand in lists and messages."""
-    with pytest.raises(DataError, match="on one line"):
-        Trace(PURPOSE, id=name)
-
-
-def test_a_state_that_no_file_can_hold_is_not_recorded() -> None:
-    """A number that no JSON text can hold is refused with the step."""
-    trace = Trace(PURPOSE, id="t")
-    with pytest.raises(DataError, match="step 0 of trace t cannot be written"):
-        trace.record(step(after={"n": 1}).model_copy(update={"after": {"n": 10**5000}}))
-    assert trace.events == ()
 
 
 SPAN = {"name": "tool", "context": {"trace_id": "0x1", "span_id": "0x2"}}
@@ -284,7 +245,6 @@ LOGS = {
 
 @pytest.mark.parametrize(("name", "entry"), LOGS.values(), ids=LOGS)
 def test_logs_of_other_tools_are_named(tmp_path: Path, name: str, entry: dict[str, JsonValue]) -> None:
-    """A line, a list or an indented file: the error names the format and the page that converts it."""
     recorded(tmp_path / "sound.jsonl")
     contents = {
         "lines.jsonl": f"{json.dumps(entry)}\n{json.dumps(entry)}\n",

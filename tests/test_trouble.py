@@ -30,21 +30,18 @@ KEY = "sk-1234567890abcdefgh"
 
 
 def solve(item: Item, answer: str) -> bool:
-    """Grade an answer, and fail on some items with a message that holds a key."""
     if str(item.input) in {"v3", "v7"}:
         raise KeyError(f"no column of {KEY}\x1b[2J")
     return answer == item.reference
 
 
 def build_list_trainer(folder: Path, **options: Any) -> Trainer:
-    """Return a short run on lists of items, whose grader fails on two validation items."""
     lists = {name: [(f"{name[0]}{n}", "x") for n in range(20)] for name in ("train", "val")}
     plain: dict[str, Any] = {"grade": solve, "target": ToyTarget(), "optimizer": ScriptedLLM(LEARNING)}
     return Trainer.from_items(**{**lists, **plain, "out_dir": folder, "train__num_epochs": 1, **options})
 
 
 def build_model_trainer(folder: Path, finish_reason: str = "stop", **options: Any) -> Trainer:
-    """Return such a run with models at an endpoint that answers everything with 4."""
     (choice,) = completion("4")["choices"]
     body = completion("4") | {"choices": [{**choice, "finish_reason": finish_reason}]}
     models = {"target": "small", "optimizer": "large", "grade": lambda item, answer: False}
@@ -90,7 +87,6 @@ def test_an_exception_of_a_grader_keeps_its_traceback(
 
 
 def test_an_exception_is_raised_on_request(tmp_path: Path) -> None:
-    """`raise_on_exception` raises the exception itself, ends the run as failed, and does not change its id."""
     trainer = build_list_trainer(tmp_path, train__raise_on_exception=True)
     with pytest.raises(KeyError, match="no column") as caught:
         anyio.run(trainer.train)
@@ -143,7 +139,6 @@ class Exiting:
 def test_an_exit_in_a_rollout_leaves_its_item_unmeasured(
     tmp_path: Path, where: str, error: BaseException
 ) -> None:
-    """If code calls ``sys.exit()``, its item is unmeasured, the traceback is kept, and the run goes on."""
     exiting = Exiting(error, where)
     trainer = build_list_trainer(tmp_path, grade=exiting.grade, target=exiting)
     heard = anyio.run(list_events, trainer)
@@ -175,7 +170,6 @@ def test_a_real_interrupt_passes() -> None:
 def test_trouble_of_calls_is_told_once_while_it_happens(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An optimizer without a valid reply is a warning in the stream and the log, once, with what to do."""
     trainer = build_model_trainer(tmp_path, train__batch_size=5)
     with caplog.at_level(logging.WARNING, "reflact"):
         heard = anyio.run(list_events, trainer)
@@ -219,7 +213,6 @@ class FailingProposer:
 def test_an_exception_of_a_proposer_ends_the_run_with_its_traceback(
     tmp_path: Path, error: BaseException
 ) -> None:
-    """The run fails with a reason that names the step and the exception, and keeps the traceback."""
     summary = anyio.run(build_trainer(settings(tmp_path), proposer=FailingProposer(error)).train)
     assert summary.status == "failed"
     (failure,) = anyio.run(read_run, tmp_path).failures
@@ -246,7 +239,6 @@ def test_an_exception_of_a_proposer_ends_the_run_with_its_traceback(
 def test_answers_that_are_cut_are_told_once(
     role: str, faults: Sequence[FaultKind | None], parts: Sequence[str]
 ) -> None:
-    """A cut prompt is told at once, a tenth of cut answers after twenty; each kind once, with the key to change."""
     told: list[Event] = []
     watch = RunWatch("r", told.append, load_config({"models": {"target": {"max_tokens": 300}}}))
     names = ("key", "run_id", "call_id", "purpose", "model")
@@ -276,7 +268,6 @@ def test_answers_that_are_cut_are_told_once(
 def test_a_role_without_valid_replies_has_one_advice(
     optimizer: Any, purpose: str, answered: int, reason: str, advice: str | None
 ) -> None:
-    """Only answers make a role mute, the plain test of an endpoint does not, and the advice names no set key."""
     told: list[Event] = []
     models = {"target": {"model": "tiny", "api_key_env": None}, "optimizer": optimizer}
     watch = RunWatch("r", told.append, load_config({"models": models}))

@@ -10,14 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from calibration_memory import ListMemory
-from flattered_world import (
-    PURPOSE,
-    answer,
-    flattered_traces,
-    name_traces,
-    record_flattered,
-    unscored,
-)
+from flattered_world import PURPOSE, answer, flattered_traces, name_traces, record_flattered, unscored
 from reflact import Calibrator, Critic
 from reflact.calibration.config import CalibratorSettings
 from reflact.calibration.critic import CriticReply
@@ -65,8 +58,6 @@ async def test_the_calls_of_a_critic_that_is_passed_in_count_and_wait_for_a_slot
 
 
 def muted(mute: Callable[[CallId], bool]) -> ScriptedLLM:
-    """Return the flattered model, which gives no valid reply to some questions."""
-
     def script(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
         return ReplyError("better: [b]neither[/b]") if mute(call_id) else answer(prompt, reply_type)
 
@@ -74,13 +65,11 @@ def muted(mute: Callable[[CallId], bool]) -> ScriptedLLM:
 
 
 async def calibrate(llm: ScriptedLLM) -> CalibrationReport:
-    """Return the report of a calibration."""
     calibrator = Calibrator(llm, ListMemory(), settings=SETTINGS)
     return await calibrator.calibrate(flattered_traces("learn", 4), heldout=flattered_traces("held out", 20))
 
 
 async def test_without_a_valid_score_it_ends_with_the_last_reason() -> None:
-    """Ten questions without one are enough, in a calibration and beside an agent."""
     words = r"any of the first 10 questions.*neither.*models\.critic"
     llm = muted(lambda call_id: call_id.role == "critic")
     with pytest.raises(RunFailed, match=words):
@@ -97,7 +86,6 @@ async def test_without_a_valid_score_it_ends_with_the_last_reason() -> None:
 
 @pytest.mark.parametrize(("role", "reason"), [("contrast", "bad_reply"), ("judge", "judged_wrong")])
 async def test_a_mute_writer_or_judge_costs_candidates_and_ends_nothing(role: str, reason: str) -> None:
-    """What needs no model is made and tested."""
     report = await calibrate(muted(lambda call_id: call_id.role == role))
     assert {drop.reason for drop in report.dropped} == {reason}
     assert report.n_promoted > 0
