@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import pytest
 from anyio import run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,24 +64,6 @@ def test_a_merge_does_not_depend_on_the_order_of_reports(
     shuffled = data.draw(st.permutations(reports))
     expected = run(merged, reports, ScriptedLLM(merge), size)
     assert run(merged, shuffled, ScriptedLLM(merge), size) == expected
-
-
-@pytest.mark.parametrize("patches", [1, 2, 3, 8, 9, 30])
-async def test_a_tree_of_merges_ends(patches: int) -> None:
-    llm = ScriptedLLM(merge)
-    pool = await merged([report("failure", n, f"- f{n}") for n in range(patches)], llm)
-    assert len(llm.calls) == patches - 1
-    (edit,) = pool.patch.edits
-    assert sorted(edit.content.split(" / ")) == sorted(f"- f{n}" for n in range(patches))
-    assert edit.support_count == patches
-
-
-async def test_one_patch_passes_unmerged() -> None:
-    llm = ScriptedLLM(useless)
-    alone = report("success", 1, "- a", "- b")
-    pool = await merged([report("failure", 0), report("success", 0), alone], llm)
-    assert (pool.patch, pool.fallbacks, llm.calls) == (alone.patch, (), [])
-    assert await merged([], llm) == AggregateResult()
 
 
 async def test_a_merge_that_cannot_be_had_joins_the_proposals() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
-from rich.console import Console
 
 from doubles import open_context
 from reflact.reporting.facts import list_step_details
-from reflact.reporting.terminal import print_summary
-from reflact.skills.document import find_regions, read_notes, replace_notes
+from reflact.skills.document import find_regions, read_notes
 from reflact.stages.execution_notes import (
     CompactReply,
     LapseReply,
     ReminderReply,
-    carry_notes,
     update_appendix,
 )
 from reflact.stages.reply_models import AnalystReply
@@ -96,28 +92,6 @@ async def test_a_rejected_step_keeps_its_reminders(tmp_path: Path, mode: str) ->
     assert done.best == THREE
 
 
-async def test_an_inherited_score_is_shown_as_inherited_and_decides_nothing(tmp_path: Path) -> None:
-    def harmed(skill: Skill, message: str, times: int) -> str | None:
-        return "unknown" if "Mind" in skill.text else deaf(skill, message, times)
-
-    done = await run(tmp_path, initial=THREE, actor=Actor(harmed), script=playing(IDLE), **ON)
-    first, second = done.records
-    assert (first.current.inherited, first.current.score) == (True, 0.5)
-    assert second.skill_before == first.current.skill_hash
-    assert second.verdict.current_score == 0.0
-    assert done.best == THREE
-    (promotion,) = done.promotions
-    assert (promotion.current.inherited, promotion.current.score) == (False, 0.0)
-    assert promotion.best.number == 0
-    console = Console(file=StringIO(), width=200)
-    print_summary(console, done.summary.model_copy(update={"final": first.current, "scores": ()}), tmp_path)
-    assert isinstance(console.file, StringIO)
-    assert (
-        "(validation 0.500) (inherited from an earlier version; this text was not measured)"
-        in console.file.getvalue()
-    )
-
-
 async def test_reminders_may_come_from_successes_too(tmp_path: Path) -> None:
     script = playing((ReminderReply, {"reminders": ["Keep to the numbers."]}))
     both = await run(tmp_path / "a", initial=ALL, actor=Actor(deaf), script=script, **ON)
@@ -189,15 +163,3 @@ def without_appendix(text: str) -> str:
         if region.name == "appendix":
             return text[: region.start] + text[region.end :]
     return text
-
-
-async def test_notes_are_carried_into_the_document_that_becomes_current_again() -> None:
-    older = replace_notes(Skill(text="Old.\n"), ["One."])
-    before = replace_notes(Skill(text="New.\n"), ["one.", "Two."])
-    carried = carry_notes(older, before)
-    assert read_notes(carried.text) == ("One.", "Two.")
-    assert carried.text.startswith("Old.")
-    context = await open_context(ScriptedLLM(lambda *_: "never asked"))
-    noted = await update_appendix(older, [], context=context, threshold=None, earlier=read_notes(before.text))
-    assert noted.skill == carried
-    assert noted.notes == ("One.", "Two.")

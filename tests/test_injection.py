@@ -316,13 +316,6 @@ def test_a_fence_is_not_closed_by_what_looks_like_its_end(lookalike: Callable[[s
     assert re.match(rf"<{tag}__+>\n", fence(tag, f"{lookalike(tag)} {lookalike(tag + '_')}"))
 
 
-def test_ordinary_text_leaves_the_tag_alone() -> None:
-    text = (
-        "the document <documents> <p>document</p> a < documentary 1<2 <\u6587\u6587\u6587\u6587> <doc ument>"
-    )
-    assert fence("document", text) == f"<document>\n{text}\n</document>"
-
-
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
 async def test_an_item_is_one_message_to_the_target(hostile: str) -> None:
     item = Item(id="i", input=f"{{input}} {hostile}", reference="x")

@@ -94,11 +94,6 @@ def test_a_document_for_an_agent_is_compared_with_others(folder: Path) -> None:
     assert len(sys.modules["my_support"].agent.model.function.instructions) == 2 * 4
 
 
-def test_commands_find_modules_beside_the_file(folder: Path) -> None:
-    shown = CliRunner().invoke(app, ["train", str(folder / "run.yaml"), "--dry-run"])
-    assert (shown.exit_code, "steps to take" in shown.output) == (0, True)
-
-
 def test_objects_classes_and_functions_are_taken(folder: Path) -> None:
     sys.path.append(str(folder))
     assert isinstance(load_named_environment(name("environment.name", "my_support:world")), ToyEnvironment)

@@ -41,12 +41,3 @@ async def test_guidance_is_forced_into_the_current_skill(tmp_path: Path) -> None
     assert done.epochs[-1].best.number == 0
     assert done.promotions[0].verdict.ranked is None
     assert read_guidance(done.best) != ""
-
-
-async def test_there_are_no_cards_and_no_appendix(tmp_path: Path) -> None:
-    done = await run(tmp_path, script=playing(IDLE), **OLDER)
-    prompts = ["\n".join(m.content for m in call.prompt.messages) for call in done.calls]
-    assert any("Earlier attempts in this round" in prompt for prompt in prompts)
-    assert not any("Edits tried before that did not help" in prompt for prompt in prompts)
-    assert not any(call.call_id.purpose.startswith("lapse") for call in done.calls)
-    assert done.state.meta_skill != ""

@@ -84,22 +84,6 @@ def test_what_is_put_in_is_not_read_again(value: str) -> None:
     assert filled(prompt, marked).count(marked) >= len(prompt.header.variables)
 
 
-@pytest.mark.parametrize("name", sorted(set(PROMPT_NAMES) - {"consolidate"}))
-def test_notes_that_are_empty_leave_no_gap(name: str) -> None:
-    prompt = load_prompts().prompts[name]
-    values = {
-        hole: "" if hole in {"attempts", "notes", "memory", "task", "figures"} else "VALUE"
-        for hole in prompt.header.variables
-    }
-    assert all("\n\n\n" not in message.content for message in prompt.render(values).messages)
-
-
-@pytest.mark.parametrize(("values", "named"), [({}, "document"), ({"document": "d", "extra": "e"}, "extra")])
-def test_holes_and_values_must_match(tmp_path: Path, values: dict[str, str], named: str) -> None:
-    with pytest.raises(PromptError, match=f"ranking v7.*{named}"):
-        read_prompt(written(tmp_path)).render(values)
-
-
 def test_an_own_folder_comes_first(tmp_path: Path) -> None:
     written(tmp_path)
     book = load_prompts(PromptsConfig(folder=tmp_path))

@@ -51,19 +51,6 @@ def test_blocks_of_code_belong_to_the_document(opening: str, closing: str, code:
     assert read_document(f"Sure:\n{opening}\n{text}\n{closing}\nDone.") == text
 
 
-@pytest.mark.parametrize(
-    ("reply", "document"),
-    [
-        ("```markdown\n# Rules\n- a rule", "# Rules\n- a rule"),
-        ("Sure:\n```\n# Rules\n- a rule", "# Rules\n- a rule"),
-        ("````markdown\n# Rules\n```\nSELECT 1\n```\n- a rule", "# Rules\n```\nSELECT 1\n```\n- a rule"),
-        ("```markdown\n# Rules\n```sql\nSELECT 1", "# Rules\n```sql\nSELECT 1"),
-    ],
-)
-def test_a_document_without_a_closing_fence_ends_with_the_reply(reply: str, document: str) -> None:
-    assert read_document(reply) == document
-
-
 @pytest.mark.parametrize("reply", ["", " \n", "```markdown\n```", "```\n\n```", f"```\n{GUARD}\n```"])
 def test_an_empty_document_is_refused(reply: str) -> None:
     with pytest.raises(ValueError, match="the document is empty; write it between two fences"):
@@ -152,24 +139,3 @@ async def test_a_reply_that_repeats_the_document_is_not_measured(tmp_path: Path,
     assert (record.verdict.action, record.verdict.repeats) == ("no_change", "v0")
     assert record.race == ()
     assert {skill for skill, _ in done.actor.asked} == {document("double", "square")}
-
-
-async def test_documents_that_say_the_same_race_once(tmp_path: Path) -> None:
-    done = await rewrite(
-        tmp_path,
-        writing(fenced("double"), fenced("square"), f"```\n* {LINES['double'][2:]}\n```", fenced("square")),
-        train={"batch_size": 8, "num_epochs": 2},
-        gate={"policy": "strict"},
-    )
-    first, second = done.records
-    assert [entry.label for entry in first.race] == ["rewrite 1", "rewrite 2"]
-    assert (second.verdict.action, second.verdict.repeats) == ("no_change", "in step 1")
-    assert second.race == ()
-
-
-async def test_a_rewrite_keeps_protected_regions(tmp_path: Path) -> None:
-    changed = f"```markdown\n{document(*list(LINES)[:4])}\n{GUARD.replace('Take', 'Waste')}\n```"
-    done = await rewrite(tmp_path, writing(changed), initial=f"{document('double')}\n{GUARD}\n")
-    assert done.actions == ["accept_new_best"]
-    assert done.best.count(GUARD) == done.best.count("SLOW_UPDATE_START") == 1
-    assert "Waste" not in done.best

@@ -145,19 +145,6 @@ def test_keys_and_seeds_are_pinned() -> None:
     assert derive_rollout_seed(Item(id="i1", input="q"), 0) == 883645264
 
 
-async def test_seeds_are_shared_by_all_skills() -> None:
-    environment, store, batch = Scripted(right), await opened(), items(3)
-    for trial in range(2):
-        for skill in (NEW, OLD):
-            await passed(environment, batch, store=store, skill=skill, trial=trial)
-    for item in batch:
-        assert environment.seeds[item.id, "new"] == [
-            derive_rollout_seed(item, 0),
-            derive_rollout_seed(item, 1),
-        ]
-        assert environment.seeds[item.id, "old"] == environment.seeds[item.id, "new"]
-
-
 @pytest.mark.parametrize("limit", [1, 4])
 async def test_equal_rollouts_run_once(limit: int) -> None:
     environment, store, (a, b) = Scripted(right, waits=2), await opened(), items(2)
@@ -190,17 +177,6 @@ async def test_below_the_coverage_nothing_is_used(lost: list[str], coverage: flo
 def shown(rollouts: Sequence[Rollout]) -> list[tuple[str, float | None]]:
     """Return item and score of rollouts."""
     return [(r.item_id, None if r.score is None else r.score.hard) for r in rollouts]
-
-
-async def test_a_rollout_that_was_found_in_the_store_is_reported_as_such() -> None:
-    store, told = await opened(), list[tuple[str, bool]]()
-
-    async def report(done: Rollout, from_store: bool) -> None:
-        told.append((done.item_id, from_store))
-
-    for batch in (items(1), items(2)):
-        await rolled(Scripted(right), batch, store=store, limit=1, on_rollout=report)
-    assert told == [("i0", False), ("i0", True), ("i1", False)]
 
 
 OUTCOME = st.tuples(st.sampled_from([0.0, 0.0, 1.0]), st.sampled_from([0, 0, 0, 0, 1, 2]))
@@ -275,14 +251,3 @@ async def test_code_that_changes_an_item_changes_no_other_rollout() -> None:
         assert rollout.score is not None
     assert seen == [("b", ("question", "q"), "x")] * 2
     assert item.model_copy().fingerprint == before
-
-
-async def test_a_cancelled_rollout_is_cancelled() -> None:
-    class Slow(Scripted):
-        async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-            await anyio.sleep_forever()
-            raise AssertionError
-
-    with anyio.move_on_after(0.01) as scope:
-        await rolled(Slow(right), items(1), store=await opened())
-    assert scope.cancelled_caught

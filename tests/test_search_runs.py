@@ -13,7 +13,6 @@ from anyio.lowlevel import checkpoint
 
 from reflact import Trainer, events
 from reflact.errors import QuotaSpent
-from reflact.llm.pricing import BYTES_PER_TOKEN
 from reflact.messages import CallId, RenderedPrompt, ReplyModel, Text
 from reflact.protocols import Session
 from reflact.records import StepRecord
@@ -125,24 +124,6 @@ async def test_without_right_answers_examples_are_rollouts_that_were_graded_righ
     assert done.summary.best.score == 1
     shown = {(example.task, example.answer) for example in done.summary.best.examples}
     assert shown == {(message, right(message)) for message in lucky}
-
-
-async def test_without_right_answers_and_right_rollouts_edits_and_rewrites_find_the_document(
-    tmp_path: Path,
-) -> None:
-    world = QuietEnvironment(train=12, val=8, test=4)
-    done = await run(
-        tmp_path,
-        environment=world,
-        search=ALL,
-        train={"batch_size": 6, "num_epochs": 4},
-        select={"max_edits": 4},
-    )
-    first = done.records[0]
-    assert (first.source, first.verdict.action, first.race) == ("examples", "no_patches", ())
-    assert "no rollout was graded right" in first.verdict.reason
-    assert (done.summary.best.score, done.summary.best.examples) == (1, ())
-    assert {record.source for record in done.records if record.verdict.accepted} <= {"rewrite", "edits"}
 
 
 TALK = (
@@ -380,26 +361,6 @@ async def test_a_run_that_is_cut_off_anywhere_has_the_same_history(
     assert starts > 3
     assert summary.status == "completed"
     assert await read_history(folder, trainer.run_id) == whole
-
-
-async def test_the_summary_says_what_the_document_adds_and_whose_text_it_holds(tmp_path: Path) -> None:
-    world = ToyEnvironment(train=12, val=8, test=6)
-    initial = "Answer every task.\n"
-    done = await run(
-        tmp_path,
-        environment=world,
-        initial=initial,
-        search=ALL,
-        train={"batch_size": 6},
-        test={"enabled": True},
-    )
-    best = done.summary.best
-    assert done.summary.added_tokens == round((len(done.best.encode()) - len(initial)) / BYTES_PER_TOKEN) > 0
-    section = read_examples(done.best)
-    assert best.examples
-    assert section.count("Task: ") == len(best.examples)
-    for example in best.examples:
-        assert f"Task: {example.task}\nAnswer: {example.answer}" in section
 
 
 async def test_validation_and_test_items_are_in_no_document(tmp_path: Path) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 import toy_runs
-from reflact import Item, Trainer, __version__, events, read_run
+from reflact import Item, Trainer, events, read_run
 from reflact.config.training import TrainerConfig
 from reflact.data import plan_epoch
 from reflact.environments import Grader
 from reflact.errors import (
-    DataError,
     ProviderDown,
     RunConflict,
 )
@@ -23,7 +22,7 @@ from reflact.proposers import Rewrite, StepBudget, StepEvidence
 from reflact.records import RunSummary
 from reflact.stages.reply_models import AnalystReply
 from reflact.store.runs import open_store
-from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
+from reflact.testing import TOY_RULES, ScriptedLLM, ToyTarget, append_reply, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Skill, Split
 from toy_runs import LINES, WORLD, Actor, build_trainer, playing, run
@@ -163,18 +162,6 @@ async def test_the_test_split_is_sealed(tmp_path: Path) -> None:
     assert len(opened_at) == 1
 
 
-async def test_a_run_needs_no_test_split(tmp_path: Path) -> None:
-    environment = ToyEnvironment(train=8, val=4, test=0)
-    models: dict[str, Any] = {"target": ToyTarget(), "optimizer": ScriptedLLM(toy_optimizer())}
-    trainer = Trainer(settings(tmp_path), environment=environment, **models)
-    summary = await trainer.train()
-    assert summary.status == "completed"
-    assert summary.test_openings == 0
-    assert {s.split for s in summary.scores} == {Split.val}
-    with pytest.raises(DataError, match="no test split"):
-        await trainer.evaluate(Skill(text=""), Split.test)
-
-
 async def test_measuring_a_document_leaves_the_run_as_it_ended(tmp_path: Path) -> None:
     config = settings(tmp_path)
     await build_trainer(config).train()
@@ -210,12 +197,6 @@ def train_on_items(
     )
 
 
-async def test_lists_and_a_function_are_enough(tmp_path: Path) -> None:
-    summary = await train_on_items(tmp_path, train__num_epochs=2, train__batch_size=4).train()
-    assert (summary.status, summary.version) == ("completed", __version__)
-    assert (summary.steps, summary.reason) == (1, "the document solves all 4 validation items")
-
-
 def give_points(points: float) -> Grader:
     def grade(item: Item, answer: str) -> float:
         return points
@@ -229,13 +210,6 @@ async def test_a_corrected_function_does_not_find_the_scores_of_the_one_before(t
     assert (first.status, again.run_id) == ("completed", first.run_id)
     with pytest.raises(RunConflict, match=r"grader\.grader.*choose another out_dir"):
         await train_on_items(tmp_path, grade=give_points(0), train__num_epochs=1).train()
-
-
-async def test_what_is_no_item_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match="an item is an Item or a pair of an input and its right answer, not "
-    ):
-        await train_on_items(tmp_path, [{"input": "double 10", "reference": "20"}]).train()
 
 
 SAMENESS = playing((AnalystReply, lambda kind, _: append_reply(kind, "Answer.")))
