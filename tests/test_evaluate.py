@@ -267,27 +267,6 @@ async def test_a_better_version_that_loses_items_is_vetoed(allowed: int | None, 
     assert sorted(repeats) == ([] if allowed is None else expected)
 
 
-@pytest.mark.parametrize(
-    ("policy", "declared", "baselines", "noisy"),
-    [
-        ("ranked", None, 1, False),
-        ("ranked", True, 1, False),
-        ("ranked", False, 2, True),
-        ("strict", False, 1, False),
-    ],
-)
-async def test_the_baseline_is_measured_twice_only_if_beliefs_begin_at_once(
-    tmp_path: Path, policy: str, declared: bool | None, baselines: int, noisy: bool
-) -> None:
-    done = await run(tmp_path, target={"deterministic": declared}, gate={"policy": policy})
-    assert (done.records[0].verdict.ranked is not None) == noisy
-    assert done.state.deterministic == (declared is not False)
-    train = {str(item.input) for item in WORLD.items(Split.train)}
-    before = [message for _, message in done.actor.asked]
-    before = before[: next(n for n, message in enumerate(before) if message in train)]
-    assert len(before) == 4 * baselines
-
-
 async def test_rollouts_are_reused_across_phases(tmp_path: Path) -> None:
     idle = playing((AnalystReply, lambda wanted, shown: append_reply(wanted, f"- nonsense {len(shown)}")))
     done = await run(tmp_path, script=idle, test={"enabled": True})

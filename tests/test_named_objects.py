@@ -121,21 +121,11 @@ def test_entry_points_are_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     ("path", "options", "words"),
     [
         ("missing_module:agent", {}, "target.kind: missing_module:agent cannot be imported: ModuleNotFound"),
-        ("my_support:agend", {}, "target.kind: my_support:agend cannot be imported: AttributeError"),
         ("my_support:number", {}, "my_support:number cannot be used: `identity` of the target, of type int"),
         ("my_support:number", {"a": 1}, "target.options has no effect: my_support:number is an object"),
         ("my_support:make_target", {"b": 2}, "my_support:make_target failed with them: TypeError"),
-        (
-            "my_support:agent",
-            {"deps": "my_support:none"},
-            "target.options.deps: my_support:none cannot be im",
-        ),
         ("my_broken:agent", {}, "my_broken:agent cannot be imported: ValueError: no shop"),
-        (
-            "my_script:agent",
-            {},
-            "my_script:agent cannot be imported: ExitRaised: the code raised SystemExit('usage",
-        ),
+        ("my_script:agent", {}, "my_script:agent cannot be imported: ExitRaised: the code raised SystemExit"),
         (
             "my_support:leave",
             {},

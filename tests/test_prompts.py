@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prompt_examples import CASSETTE, examples, outcome
 from reflact.config.training import PromptsConfig
@@ -75,13 +73,6 @@ def test_released_versions_never_change() -> None:
     Written by ``cd prompts && LC_ALL=C sha256sum */v*.md > CHECKSUMS`` when versions are released.
     """
     assert CHECKSUMS.read_text(encoding="utf-8") == checksums()
-
-
-@given(st.text(alphabet=st.sampled_from("{}$document budget_\\1"), max_size=60))
-def test_what_is_put_in_is_not_read_again(value: str) -> None:
-    prompt = load_prompts().prompts["ranking"]
-    marked = f"<<{value}{{{{document}}}}>>"
-    assert filled(prompt, marked).count(marked) >= len(prompt.header.variables)
 
 
 def test_an_own_folder_comes_first(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from reflact.testing import ToyEnvironment, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
 from toy_runs import LINES, Ran, document, run
 
-GUARD = "<!-- SLOW_UPDATE_START -->\nTake your time.\n<!-- SLOW_UPDATE_END -->"
 NO_DOCUMENT = "the document is empty; write it between two fences"
 
 
@@ -23,38 +22,18 @@ NO_DOCUMENT = "the document is empty; write it between two fences"
     [
         ("```markdown\n# Rules\n- a rule\n```", "# Rules\n- a rule"),
         ("Here it is:\n\n```\n# Rules\n- a rule\n```\nIt says all.", "# Rules\n- a rule"),
-        ("~~~md\n# Rules\n- a rule\n~~~\n", "# Rules\n- a rule"),
-        ("````markdown\n# Rules\n- a rule\n````", "# Rules\n- a rule"),
-        ("  ```text\n# Rules\n- a rule\n  ```  ", "# Rules\n- a rule"),
+        ("~~~md\n# Rules\n\n```\nSELECT 1\n```\n~~~\n", "# Rules\n\n```\nSELECT 1\n```"),
         ("```Markdown\r\n# Rules\r\n- a rule\r\n```\r\n", "# Rules\r\n- a rule"),
         ("# Rules\n- a rule\n", "# Rules\n- a rule"),
-        ("```markdown\n# Rules\n- a rule\n````", "# Rules\n- a rule"),
+        ("Sure:\n```markdown\n# Rules\n- a rule", "# Rules\n- a rule"),
+        (
+            "```markdown\n# Rules\n```sql\nSELECT 1\n```\n- a\n```\nDone.",
+            "# Rules\n```sql\nSELECT 1\n```\n- a",
+        ),
     ],
 )
 def test_the_document_stands_between_fences(reply: str, text: str) -> None:
     assert read_document(reply) == text
-
-
-@pytest.mark.parametrize(
-    ("opening", "closing", "code"),
-    [
-        ("````markdown", "````", "```\nSELECT 1\n```"),
-        ("````markdown", "````", "```sql\nSELECT 1\n```"),
-        ("~~~", "~~~", "```\nSELECT 1\n```"),
-        ("```markdown", "```", "~~~\nSELECT 1\n~~~"),
-        ("```markdown", "```", "```sql\nSELECT 1\n```"),
-        ("```markdown", "```", "```sql\nSELECT 1\n```\n\nor\n\n```python\nquery(1)\n```"),
-    ],
-)
-def test_blocks_of_code_belong_to_the_document(opening: str, closing: str, code: str) -> None:
-    text = f"# Rules\n\n{code}\n\n- a rule after the code"
-    assert read_document(f"Sure:\n{opening}\n{text}\n{closing}\nDone.") == text
-
-
-@pytest.mark.parametrize("reply", ["", " \n", "```markdown\n```", "```\n\n```", f"```\n{GUARD}\n```"])
-def test_an_empty_document_is_refused(reply: str) -> None:
-    with pytest.raises(ValueError, match="the document is empty; write it between two fences"):
-        read_document(reply)
 
 
 lines = st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=8)

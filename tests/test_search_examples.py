@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +12,6 @@ from hypothesis import strategies as st
 from profiles import cases
 from reflact.search.examples import (
     apply_examples,
-    draw_first_sets,
-    draw_variants,
-    render_examples,
     shuffle_answers,
 )
 from reflact.skills.document import (
@@ -26,21 +22,6 @@ from reflact.skills.document import (
 from reflact.types import Edit, Skill, WorkedExample
 from skill_documents import documents
 
-AMPLE = 10**6
-
-
-def make_pool(size: int, answer: str | None = None) -> tuple[WorkedExample, ...]:
-    """Return so many examples, each with its own task, and with its own answer unless one is named."""
-    return tuple(
-        WorkedExample(item_id=f"train-{n}", task=f"double {n}", answer=answer or str(2 * n))
-        for n in range(size)
-    )
-
-
-def list_ids(examples: Sequence[WorkedExample]) -> list[str]:
-    return [example.item_id for example in examples]
-
-
 texts = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1, max_size=12)
 pools = st.lists(st.tuples(texts, texts), max_size=12).map(
     lambda pairs: tuple(
@@ -48,34 +29,6 @@ pools = st.lists(st.tuples(texts, texts), max_size=12).map(
         for n, (task, answer) in enumerate(pairs)
     )
 )
-
-
-def draw_first(pool: Sequence[WorkedExample], **changed: Any) -> tuple[tuple[WorkedExample, ...], ...]:
-    options: dict[str, Any] = {"seed": 7, "label": "examples/1", "most": 6, "max_bytes": AMPLE}
-    return draw_first_sets(pool, [""] * len(pool), **options | changed)
-
-
-def draw_next(
-    current: Sequence[WorkedExample], pool: Sequence[WorkedExample], failed: set[str], **changed: Any
-) -> tuple[tuple[WorkedExample, ...], ...]:
-    options: dict[str, Any] = {"seed": 7, "label": "examples/2", "most": 6, "max_bytes": AMPLE}
-    return draw_variants(current, pool, [""] * len(pool), failed, **options | changed)
-
-
-@cases(200)
-@given(st.integers(0, 20), st.integers(0, 9), st.integers(1, 12), st.integers(20, 400))
-def test_sets_are_distinct_fit_and_come_from_the_pool(size: int, seed: int, most: int, room: int) -> None:
-    pool = make_pool(size)
-    first = draw_first(pool, seed=seed, most=most, max_bytes=room)
-    current = first[0] if first else ()
-    for sets in (first, draw_next(current, pool, {"train-1"}, seed=seed, most=most, max_bytes=room)):
-        assert len(sets) <= most
-        assert len({frozenset(list_ids(drawn)) for drawn in sets}) == len(sets)
-        for drawn in sets:
-            assert drawn
-            assert len(set(list_ids(drawn))) == len(drawn)
-            assert set(drawn) <= set(pool)
-            assert len(render_examples(drawn).encode()) <= room
 
 
 @cases(200)

@@ -60,6 +60,16 @@ async def test_an_unmeasured_top_up_is_no_end_of_the_run(tmp_path: Path) -> None
     assert done.epochs[-1].comparisons == ()
 
 
+@pytest.mark.parametrize("policy", ["unchanged", "mixed"])
+async def test_a_policy_keeps_pairs_of_its_kind(tmp_path: Path, policy: str) -> None:
+    """All items fail under both skills: pairs that did not change, ``samples`` at most."""
+    slow = {"enabled": True, "pair_policy": policy, "samples": 4}
+    done = await run(
+        tmp_path, script=playing(IDLE), train={"num_epochs": 2, "batch_size": 8}, slow_update=slow
+    )
+    assert [pair.category for pair in done.epochs[-1].comparisons] == ["persistent_failure"] * 4
+
+
 async def test_nothing_to_compare_asks_nothing(tmp_path: Path) -> None:
     steps: dict[str, Any] = {"train": {"num_epochs": 2, "batch_size": 8}}
     policy = {"enabled": True, "pair_policy": "changed"}

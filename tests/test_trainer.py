@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from reflact.errors import (
     RunConflict,
 )
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.proposers import Rewrite, StepBudget, StepEvidence
 from reflact.records import RunSummary
 from reflact.stages.reply_models import AnalystReply
 from reflact.store.runs import open_store
@@ -61,29 +60,16 @@ def turning(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallI
     return reply
 
 
-class Turning:
-    """Proposes one of two documents after the other."""
-
-    identity = "turning/1"
-
-    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
-        line = LINES["double"]
-        return [Rewrite(document=f"- A line.\n\n{'' if line in skill.text else line}\n")]
-
-
-@pytest.mark.parametrize("proposer", [None, Turning()], ids=["edits", "documents"])
 @pytest.mark.parametrize("is_gated", [True, False], ids=["gate", "no gate"])
-async def test_a_document_that_comes_back(tmp_path: Path, is_gated: bool, proposer: Turning | None) -> None:
-    config = settings(
+async def test_a_document_that_comes_back(tmp_path: Path, is_gated: bool) -> None:
+    config = toy_runs.settings(
         tmp_path,
         gate={"enabled": is_gated, "policy": "strict"},
         train={"num_epochs": 4, "batch_size": 8},
-        slow_update={"enabled": False},
-        meta_skill={"enabled": False},
-        test={"enabled": False},
+        reflect={"minibatch_size": 2},
     )
     actor = Actor()
-    await build_trainer(config, target=actor, script=turning, proposer=proposer).train()
+    await build_trainer(config, target=actor, script=turning).train()
     records = (await read_run(tmp_path)).steps
     actions = [record.verdict.action for record in records]
     assert len(set(actor.asked)) == len(actor.asked), "no rollout is made twice"
@@ -182,50 +168,45 @@ def is_equal(item: Item, answer: str) -> bool:
     return answer == item.reference
 
 
-def train_on_items(
-    out: Path, train: list[Any] | None = None, grade: Grader = is_equal, **config: object
-) -> Trainer:
-    return Trainer.from_items(
-        train=train or pairs(10, 4),
-        val=pairs(20, 4),
-        test=[Item(id="t", input="double 40", reference="80")],
-        grade=grade,
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(playing((AnalystReply, lambda kind, _: append_reply(kind, "Answer.")))),
-        out_dir=out,
-        **config,
-    )
-
-
-def give_points(points: float) -> Grader:
-    def grade(item: Item, answer: str) -> float:
-        return points
-
-    return grade
-
-
-async def test_a_corrected_function_does_not_find_the_scores_of_the_one_before(tmp_path: Path) -> None:
-    first = await train_on_items(tmp_path, grade=give_points(1), train__num_epochs=1).train()
-    again = await train_on_items(tmp_path, grade=give_points(1), train__num_epochs=1).train()
-    assert (first.status, again.run_id) == ("completed", first.run_id)
-    with pytest.raises(RunConflict, match=r"grader\.grader.*choose another out_dir"):
-        await train_on_items(tmp_path, grade=give_points(0), train__num_epochs=1).train()
-
-
 SAMENESS = playing((AnalystReply, lambda kind, _: append_reply(kind, "Answer.")))
 """An optimizer whose edits help nobody."""
 
 
+def train_on_items(out: Path, grade: Grader) -> Trainer:
+    return Trainer.from_items(
+        train=pairs(10, 4),
+        val=pairs(20, 4),
+        test=[Item(id="t", input="double 40", reference="80")],
+        grade=grade,
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(SAMENESS),
+        out_dir=out,
+        train__num_epochs=1,
+    )
+
+
+def give_points(points: float) -> Grader:
+    return lambda item, answer: points
+
+
+async def test_a_corrected_function_does_not_find_the_scores_of_the_one_before(tmp_path: Path) -> None:
+    first = await train_on_items(tmp_path, give_points(1)).train()
+    again = await train_on_items(tmp_path, give_points(1)).train()
+    assert (first.status, again.run_id) == ("completed", first.run_id)
+    with pytest.raises(RunConflict, match=r"grader\.grader.*choose another out_dir"):
+        await train_on_items(tmp_path, give_points(0)).train()
+
+
 async def test_patience_ends_a_run_that_no_edit_helps(tmp_path: Path) -> None:
-    done = await toy_runs.run(tmp_path, script=SAMENESS, train={"num_epochs": 3, "patience": 2})
+    done = await run(tmp_path, script=SAMENESS, train={"num_epochs": 3, "patience": 2})
     reason = "train.patience is 2, and the last 2 steps accepted no edit"
     assert (done.summary.status, done.summary.reason, done.summary.steps) == ("completed", reason, 2)
     assert [e.reason for e in done.events if isinstance(e, events.TrainingStopped)] == [reason]
-    again = await toy_runs.run(tmp_path, script=SAMENESS, train={"num_epochs": 3, "patience": 2})
+    again = await run(tmp_path, script=SAMENESS, train={"num_epochs": 3, "patience": 2})
     assert (again.events, again.summary.reason, again.calls) == (done.events, reason, [])
-    more = await toy_runs.run(tmp_path, script=SAMENESS, train={"num_epochs": 3, "patience": 4})
+    more = await run(tmp_path, script=SAMENESS, train={"num_epochs": 3, "patience": 4})
     assert (more.summary.run_id, more.summary.steps) == (done.summary.run_id, 4)
-    none = await toy_runs.run(tmp_path, script=SAMENESS, train={"num_epochs": 3})
+    none = await run(tmp_path, script=SAMENESS, train={"num_epochs": 3})
     assert (none.summary.run_id, none.summary.steps, none.summary.reason) == (done.summary.run_id, 6, None)
 
 

@@ -193,17 +193,8 @@ async def run(
 ) -> Ran:
     """Train in the toy world and return what became of it.
 
-    Args:
-        folder: Where the run is kept.
-        initial: The initial document; None: an empty one.
-        environment: Eight train, four validation and four test items of four rules, unless given.
-        actor: The target.
-        script: Plays the optimizer.
-        approve: Asked about candidates.
-        store: A database to be shared with other runs.
-        seed: Another seed than the usual one.
-        preset: Defaults to start from.
-        sections: Parts of the configuration that differ from ``settings``.
+    The initial document is empty, unless given. A ``store`` is shared with other runs. Sections are what differs from
+    ``settings``.
     """
     config = {**settings(folder, **sections), "preset": preset}
     if initial is not None:
@@ -214,11 +205,7 @@ async def run(
         config["seed"] = seed
     optimizer, actor = ScriptedLLM(script or toy_optimizer()), actor or Actor()
     trainer = Trainer(
-        config,
-        environment=environment or WORLD,
-        target=actor,
-        optimizer=optimizer,
-        approve=approve,
+        config, environment=environment or WORLD, target=actor, optimizer=optimizer, approve=approve
     )
     summary = await trainer.train()
     async with open_store(store or folder / "run.db") as opened:
