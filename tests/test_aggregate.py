@@ -23,7 +23,6 @@ PROPOSAL = re.compile(r"<(proposal_(\d+)_*)>\n(.*?)\n</\1>", re.DOTALL)
 
 
 def merge(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-    """Merge by joining all proposals into one."""
     shown = "\n".join(m.content for m in prompt.messages if m.role == "user")
     proposals = PROPOSAL.findall(shown)
     content = " / ".join(text.rpartition("content: ")[2] for _, _, text in proposals)
@@ -32,19 +31,16 @@ def merge(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId)
 
 
 def useless(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
-    """Give no valid reply."""
     return "I would rather not."
 
 
 def report(source: RolloutSource, index: int, *contents: str) -> AnalystReport:
-    """Return an analyst's report that proposes to append these lines."""
     edits = tuple(Edit(op="append", content=c, source_type=source) for c in contents)
     patch = Patch(reasoning=f"{source} {index}", edits=edits)
     return AnalystReport(source_type=source, index=index, item_ids=("a",), patch=patch)
 
 
 async def merged(reports: Sequence[AnalystReport], llm: ScriptedLLM, size: int = 2) -> AggregateResult:
-    """Aggregate with the packaged prompts."""
     return await aggregate(
         reports,
         SKILL,

@@ -40,7 +40,6 @@ Marks = Callable[[str, str, int], "float | Score | None"]
 
 
 def rolled(marks: Marks, skill: Skill, item_id: str, trial: int) -> Rollout:
-    """Return what a document gets on an item."""
     mark = marks(skill.text, item_id, trial)
     blank = Rollout(
         key=f"{skill.text}/{item_id}/{trial}", item_id=item_id, skill_hash=skill.hash, trial=trial
@@ -51,8 +50,6 @@ def rolled(marks: Marks, skill: Skill, item_id: str, trial: int) -> Rollout:
 
 
 class Field:
-    """Runs passes for the gate, and notes which."""
-
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
         self.asked: list[tuple[str, int, tuple[str, ...]]] = []
@@ -79,14 +76,12 @@ async def tried(
 
 
 async def judged(marks: Marks, **changes: Any) -> tuple[EvaluationResult, Field]:
-    """Return the verdict that there must be, and what it took."""
     evaluated, field = await tried(marks, **changes)
     assert evaluated is not None
     return evaluated, field
 
 
 def wins(*items: str, over: float = 0.0) -> Marks:
-    """Let the candidate solve some items that the others do not, whatever the trial."""
     return lambda text, item_id, trial: 1.0 if text == "candidate" and item_id in items else over
 
 
@@ -148,7 +143,6 @@ async def test_a_new_best_must_win_against_the_best(of_best: int | None, action:
 
 
 async def unguarded(marks: Marks) -> EvaluationResult:
-    """Return the verdict of a gate that is off."""
     field = Field(marks)
     return await force_accept(CANDIDATE, CURRENT, settings=setting(), metric=HARD, run_pass=field.run)
 
@@ -157,7 +151,6 @@ MANY = tuple(f"v{n}" for n in range(20))
 
 
 def share(**solved: int) -> Marks:
-    """Let each document solve that many of the first items, whatever the trial."""
     return lambda text, item_id, trial: float(MANY.index(item_id) < solved[text])
 
 

@@ -19,13 +19,12 @@ from reflact.stages.execution_notes import (
     ReminderReply,
     update_appendix,
 )
-from reflact.stages.reply_models import AnalystReply
 from reflact.stages.update import RewriteReply
-from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply
+from reflact.testing import ScriptedLLM, ToyEnvironment
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import AnalystReport, Skill
 from skill_documents import documents
-from toy_runs import LINES, Actor, Part, document, playing, run
+from toy_runs import IDLE, LINES, Actor, Part, document, playing, run
 
 ON: dict[str, Any] = {"appendix": {"enabled": True}}
 ALL = document("double", "square", "negate", "parity")
@@ -33,11 +32,9 @@ DEAF = "Mind the rule double."
 """The reminder of the toy optimizer for a rule that stands in the document and is not followed."""
 
 MODES = pytest.mark.parametrize("mode", ["patch", "rewrite"])
-IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense"))
 
 
 def deaf(skill: Skill, message: str, times: int) -> str | None:
-    """Never follow the rule ``double``, whatever the document says."""
     return "unknown" if message.startswith("double") else None
 
 
@@ -46,7 +43,6 @@ SMALL: dict[str, Any] = {"environment": ToyEnvironment(train=4, val=4, test=4), 
 
 
 def body_of(text: str) -> str:
-    """Return what stands before the appendix."""
     return text.partition("<!-- APPENDIX_START -->")[0].rstrip("\n")
 
 
@@ -158,7 +154,6 @@ async def test_reminding_changes_the_appendix_alone(text: str, reminders: list[s
 
 
 def without_appendix(text: str) -> str:
-    """Return the document without its appendix."""
     for region in find_regions(text):
         if region.name == "appendix":
             return text[: region.start] + text[region.end :]

@@ -9,18 +9,16 @@ import pytest
 
 from reflact.errors import ProviderDown
 from reflact.protocols import Session
-from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.store.runs import open_store
-from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optimizer
+from reflact.testing import ScriptedLLM, ToyEnvironment, toy_optimizer
 from reflact.trainer import Trainer
 from reflact.training.final_test import REPORT_TRIALS
 from reflact.training.rollouts import FIRST_REPORT_TRIAL
 from reflact.types import Grade, Item, Rollout, Score, Skill, Split
-from toy_runs import LINES, WORLD, Actor, Part, playing, right, run, settings
+from toy_runs import IDLE, LINES, WORLD, Actor, Part, list_messages, playing, right, run, settings
 
 TEST: dict[str, Any] = {"test": {"enabled": True}}
-IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense"))
 HARM: Part = (GuidanceReply, {"reasoning": "r", "helped": "unclear", "guidance": "HARM"})
 HELP: Part = (GuidanceReply, {"reasoning": "r", "helped": "none", "guidance": LINES["double"]})
 DIVIDED: dict[str, Any] = {
@@ -31,10 +29,6 @@ DIVIDED: dict[str, Any] = {
     **TEST,
 }
 """A run whose last skill is not its best one, where the guidance does harm."""
-
-
-def inputs(split: Split, world: ToyEnvironment = WORLD) -> set[str]:
-    return {str(item.input) for item in world.items(split)}
 
 
 def harmed(skill: Skill, message: str, times: int) -> str | None:
@@ -124,7 +118,7 @@ async def test_the_claim_is_in_the_metric_of_the_gate(
 
 
 async def test_a_failure_at_the_end_leaves_out_what_it_hits_alone(tmp_path: Path) -> None:
-    test = inputs(Split.test, DIVIDED["environment"])
+    test = list_messages(Split.test, DIVIDED["environment"])
 
     def down(skill: Skill, message: str, times: int) -> str | None:
         if message in test and skill.text and "HARM" not in skill.text:
@@ -175,7 +169,7 @@ async def test_a_measurement_by_hand_is_an_opening_too(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_fails_leaves_the_split_sealed(tmp_path: Path) -> None:
-    train = inputs(Split.train)
+    train = list_messages(Split.train)
 
     def down(skill: Skill, message: str, times: int) -> None:
         if message in train and skill.text:
@@ -184,4 +178,4 @@ async def test_a_run_that_fails_leaves_the_split_sealed(tmp_path: Path) -> None:
     done = await run(tmp_path, actor=Actor(down), **TEST)
     assert (done.summary.status, done.summary.steps) == ("failed", 1)
     assert done.summary.test_openings == 0
-    assert not inputs(Split.test) & {message for _, message in done.actor.asked}
+    assert not list_messages(Split.test) & {message for _, message in done.actor.asked}

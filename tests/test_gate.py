@@ -44,7 +44,6 @@ def trial(sides: Iterable[Sides | None]) -> list[ScorePair]:
 
 
 def ruled(sides: Iterable[Sides], **changes: Any) -> Ruling:
-    """Return the decision on one pass."""
     pairs = trial(sides)
     item_ids = tuple(each.item_id for each in pairs)
     return decide(GateSettings.model_validate({"item_ids": item_ids, **changes}), pairs)

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from reflact.skills.document import read_guidance
-from reflact.stages.reply_models import AnalystReply
-from reflact.testing import append_reply
 from reflact.types import Skill, Split
-from toy_runs import WORLD, Actor, Part, playing, right, run
+from toy_runs import IDLE, Actor, list_messages, playing, right, run
 
 OLDER: dict[str, Any] = {
     "preset": "skillopt",
@@ -18,8 +16,7 @@ OLDER: dict[str, Any] = {
     "search": {"sources": ["edits"]},
     "train": {"batch_size": 4, "num_epochs": 2},
 }
-IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense about the missing rule"))
-VAL = {str(item.input) for item in WORLD.items(Split.val)}
+VAL = list_messages(Split.val)
 
 
 async def test_one_pass_decides(tmp_path: Path) -> None:

@@ -30,12 +30,10 @@ talks = st.lists(st.builds(Turn, role=roles, content=texts), max_size=14)
 
 
 def turn(role: Role, content: str) -> Turn:
-    """Return a turn."""
     return Turn(role=role, content=content)
 
 
 def rollout(turns: Sequence[Turn], *, answer: str = "", feedback: str | None = None) -> Rollout:
-    """Return a failed rollout."""
     return Rollout(
         key="k",
         item_id="i",
@@ -48,7 +46,6 @@ def rollout(turns: Sequence[Turn], *, answer: str = "", feedback: str | None = N
 
 
 def shown(rollouts: Sequence[Rollout], *, tokens: int, failed: bool = True, reference: str = "right") -> str:
-    """Show rollouts of items that have a reference."""
     items = [Item(id=f"i{n}", input="q", reference=reference) for n in range(len(rollouts))]
     return show_cases(rollouts, items, failed=failed, tokens=tokens)
 

@@ -32,7 +32,6 @@ Rank.
 
 
 def written(folder: Path, text: str = PLAIN, place: str = "ranking/v7.md") -> Path:
-    """Write a prompt file into a folder."""
     path = folder / place
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -40,7 +39,6 @@ def written(folder: Path, text: str = PLAIN, place: str = "ranking/v7.md") -> Pa
 
 
 def filled(prompt: Prompt, value: str) -> str:
-    """Render a prompt with one value in all holes, and return all of its text."""
     rendered = prompt.render(dict.fromkeys(prompt.header.variables, value))
     return "\n".join(message.content for message in rendered.messages)
 

@@ -47,7 +47,6 @@ ITEMS = tuple(f"v{n}" for n in range(20))
 
 
 def observe(skill: str, trial: int, mean: float, *, n: int = 20, variance: float = 0.14) -> PassResult:
-    """Return a pass with a mean."""
     return PassResult(skill_hash=skill, trial=trial, mean=mean, n=n, variance=variance)
 
 

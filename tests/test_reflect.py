@@ -46,7 +46,6 @@ def rollout(item: Item, hard: float | None = 0, *, answer: str = "0", feedback: 
 
 
 async def analyse(llm: ScriptedLLM, *items: Item, tokens: int = 1000, answer: str = "0") -> AnalystReport:
-    """Return the report on failures with the packaged prompts."""
     analyst = Analyst(
         context=await open_context(llm),
         skill=Skill(text=""),
@@ -115,7 +114,6 @@ async def test_training_uses_feedback_and_hides_other_items(tmp_path: Path) -> N
 
 
 def kept_back(world: ToyEnvironment) -> Iterator[str]:
-    """Yield what would give validation or test items away."""
     for split in (Split.val, Split.test):
         for item in world.items(split):
             yield f"{item.input}\n"

@@ -28,13 +28,11 @@ def trying(*lines: str) -> Part:
 
 
 def analysed(done: Ran, step: int) -> str:
-    """Return what the failure analyst of a step was shown."""
     (call,) = [call for call in done.asked("analyst_failure") if call.call_id.step == step]
     return shown_to(call)
 
 
 def shown_edits(shown: str) -> str:
-    """Return the rejected edits that a prompt shows."""
     _, _, after = shown.partition(f"{CARDS}\n<rejected>\n")
     return after.partition("\n</rejected>")[0]
 
@@ -75,15 +73,12 @@ async def test_a_vetoed_edit_is_a_card(tmp_path: Path) -> None:
 
 
 class Elsewhere(ToyEnvironment):
-    """The toy world under another name."""
-
     @property
     def identity(self) -> str:
         return "elsewhere"
 
 
 def first_step(done: Ran) -> str:
-    """Return the rejected edits that the first analyst was shown."""
     return shown_edits(shown_to(done.asked("analyst_failure")[0]))
 
 

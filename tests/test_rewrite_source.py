@@ -54,7 +54,6 @@ def writing(*replies: str | Exception, later: str | None = None) -> Script:
 
 
 async def rewrite(folder: Path, script: Script | None = None, **options: Any) -> Ran:
-    """Train with the source alone for one step, unless the options say otherwise."""
     sections: dict[str, Any] = {
         "environment": ToyEnvironment(train=8, val=8, test=4),
         "train": {"batch_size": 8},
@@ -64,7 +63,6 @@ async def rewrite(folder: Path, script: Script | None = None, **options: Any) ->
 
 
 def fenced(*names: str) -> str:
-    """Return a reply with the document that holds the lines of some rules."""
     return f"```markdown\n{document(*names)}```"
 
 

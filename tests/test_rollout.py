@@ -78,12 +78,10 @@ class Scripted:
 
 
 def items(size: int) -> tuple[Item, ...]:
-    """Return items that differ."""
     return tuple(Item(id=f"i{n}", input=f"q{n}") for n in range(size))
 
 
 def right(item: str, skill: str, attempt: int) -> float:
-    """Solve everything."""
     return 1.0
 
 
@@ -99,7 +97,6 @@ def losing(*lost: str, times: int = 99) -> Outcome:
 
 
 def make_runner(environment: Scripted, store: InMemoryRunStore, **settings: Any) -> RolloutRunner:
-    """Return a runner for a step of the run."""
     collaborators = {"target": SkillTarget(), "environment": environment, "store": store}
     defaults = {"decision_log": store.decision_log(RUN), "step": 1, "feedback": False, "limit": 4}
     return RolloutRunner(**collaborators, **{**defaults, **settings})
@@ -114,7 +111,6 @@ async def rolled(
     trial: int = 0,
     **settings: Any,
 ) -> tuple[Rollout, ...]:
-    """Roll items out under one skill, and log what stays unmeasured if the coverage is enough."""
     runner = make_runner(environment, store, **settings)
     (rollouts,) = await runner.roll_out_trials(batch, NEW, (trial,))
     require_coverage(rollouts, coverage)
@@ -130,7 +126,6 @@ async def passed(
     skill: Skill = NEW,
     trial: int = 0,
 ) -> tuple[Rollout, ...]:
-    """Roll items out in one pass of the gate."""
     return await make_runner(environment, store).roll_out_pass(batch, skill, trial=trial)
 
 
@@ -175,7 +170,6 @@ async def test_below_the_coverage_nothing_is_used(lost: list[str], coverage: flo
 
 
 def shown(rollouts: Sequence[Rollout]) -> list[tuple[str, float | None]]:
-    """Return item and score of rollouts."""
     return [(r.item_id, None if r.score is None else r.score.hard) for r in rollouts]
 
 

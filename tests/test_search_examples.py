@@ -63,7 +63,6 @@ def test_examples_change_nothing_else_in_a_document(text: str, pool: tuple[Worke
 
 
 def list_regions(text: str, *, but: str) -> list[str]:
-    """Return the protected regions of a document, without one of them."""
     return [text[region.start : region.end] for region in find_regions(text) if region.name != but]
 
 

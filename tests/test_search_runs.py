@@ -24,7 +24,7 @@ from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optim
 from reflact.testing.llm import ScriptedAnswer
 from reflact.testing.toy import grade_toy
 from reflact.types import Grade, Item, Skill, Split, digest_json
-from toy_runs import Actor, document, right, run, settings
+from toy_runs import Actor, document, list_messages, right, run, settings
 
 ALL: dict[str, Any] = {"sources": ["examples", "rewrite", "edits"]}
 DETERMINISTIC: dict[str, Any] = {"deterministic": True}
@@ -78,12 +78,7 @@ def count_candidates(records: Sequence[StepRecord]) -> int:
     return sum(len(some | other) for some, other in zip(raced, judged, strict=True))
 
 
-def list_messages(environment: Any, split: Split) -> set[str]:
-    return {str(item.input) for item in environment.items(split)}
-
-
 def read_examples(text: str) -> str:
-    """Return the section of worked examples of a document; empty if there is none."""
     return "".join(text[r.start : r.end] for r in find_regions(text) if r.name == "examples")
 
 
@@ -200,7 +195,6 @@ LONGEST_WAIT = 20
 
 
 def make_search_settings(folder: Path, noise: float | None, *, concurrency: int = 8) -> dict[str, Any]:
-    """Return the configuration of a run with all sources and a budget."""
     return settings(
         folder,
         search=ALL,
@@ -366,8 +360,8 @@ async def test_validation_and_test_items_are_in_no_document(tmp_path: Path) -> N
         test={"enabled": True},
     )
     tasks = {line.removeprefix("Task: ") for text in done.texts.values() for line in text.splitlines()}
-    assert tasks & list_messages(world, Split.train)
-    assert not tasks & (list_messages(world, Split.val) | list_messages(world, Split.test))
+    assert tasks & list_messages(Split.train, world)
+    assert not tasks & (list_messages(Split.val, world) | list_messages(Split.test, world))
     ids = {example.item_id for record in done.records for example in record.current.examples}
     assert ids <= {item.id for item in world.items(Split.train)}
 

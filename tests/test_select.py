@@ -16,7 +16,7 @@ from reflact.stages.select import ReasonedStepSizeReply, SchedulerName, edit_bud
 from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import AggregateResult, Edit, Patch, Skill
-from toy_runs import Part, Ran, playing, run
+from toy_runs import Part, Ran, in_turn, playing, run
 
 schedulers: st.SearchStrategy[SchedulerName] = st.sampled_from(("constant", "linear", "cosine"))
 bounds = st.integers(0, 50).flatmap(lambda top: st.tuples(st.just(top), st.integers(0, top)))
@@ -51,18 +51,11 @@ def numbered() -> Part:
 
 
 def sized(*counts: int) -> Part:
-    """Play decisions on the step size, one after the other, and the last one from then on."""
-    left = list(counts)
-
-    def give(*_: object) -> ScriptedAnswer:
-        count = left.pop(0) if len(left) > 1 else left[0]
-        return {"reasoning": "Few are sound.", "count": count, "confidence": 0.5, "risks": "Some."}
-
-    return ReasonedStepSizeReply, give
+    decision = {"reasoning": "Few are sound.", "confidence": 0.5, "risks": "Some."}
+    return in_turn(ReasonedStepSizeReply, *({**decision, "count": count} for count in counts))
 
 
 def taken(done: Ran) -> list[tuple[int, int]]:
-    """Return how many edits each step had in its pool, and how many it took."""
     return [(r.chosen.pool_size, len(r.chosen.patch.edits)) for r in done.records]
 
 

@@ -18,24 +18,16 @@ from reflact.stages.slow_update import GuidanceReply, MemoryReply
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Skill, Split
-from toy_runs import LINES, Actor, Part, Ran, playing, run
+from toy_runs import IDLE, LINES, Actor, Part, Ran, in_turn, playing, run
 
 SLOW: dict[str, Any] = {"slow_update": {"enabled": True}}
 UNGATED: dict[str, Any] = {"slow_update": {"enabled": True, "gated": False}}
 EPOCHS: dict[str, Any] = {"train": {"num_epochs": 2}}
-IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense"))
-"""An analyst whose proposals never help."""
 
 
 def guided(*texts: str) -> Part:
-    """Play a writer of guidance that gives these texts one after the other, and the last one from then on."""
-    left = list(texts)
-
-    def give(*_: object) -> ScriptedAnswer:
-        text = left.pop(0) if len(left) > 1 else left[0]
-        return {"reasoning": "r", "helped": "unclear", "guidance": text}
-
-    return GuidanceReply, give
+    replies = ({"reasoning": "r", "helped": "unclear", "guidance": text} for text in texts)
+    return in_turn(GuidanceReply, *replies)
 
 
 async def test_an_unmeasured_top_up_is_no_end_of_the_run(tmp_path: Path) -> None:
@@ -112,7 +104,6 @@ async def test_rejected_or_missing_guidance_leaves_the_old_one_and_is_tried_agai
 
 
 def harmed(skill: Skill, message: str, times: int) -> str | None:
-    """Answer wrongly wherever the guidance is harmful."""
     return "unknown" if "HARM" in skill.text else None
 
 
@@ -146,13 +137,7 @@ META: Mapping[str, Any] = {"enabled": True}
 
 
 def remembering(*memories: str) -> Part:
-    """Play a keeper of memory that writes these one after the other, and the last one from then on."""
-    left = list(memories)
-
-    def give(*_: object) -> ScriptedAnswer:
-        return {"reasoning": "r", "memory": left.pop(0) if len(left) > 1 else left[0]}
-
-    return MemoryReply, give
+    return in_turn(MemoryReply, *({"reasoning": "r", "memory": memory} for memory in memories))
 
 
 def told(done: Ran, purpose: str) -> dict[int, set[str]]:

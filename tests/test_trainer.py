@@ -13,10 +13,7 @@ from reflact import Item, Trainer, events, read_run
 from reflact.config.training import TrainerConfig
 from reflact.data import plan_epoch
 from reflact.environments import Grader
-from reflact.errors import (
-    ProviderDown,
-    RunConflict,
-)
+from reflact.errors import ProviderDown, RunConflict
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.records import RunSummary
 from reflact.stages.reply_models import AnalystReply
@@ -24,7 +21,7 @@ from reflact.store.runs import open_store
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyTarget, append_reply, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Skill, Split
-from toy_runs import LINES, WORLD, Actor, build_trainer, playing, run
+from toy_runs import LINES, WORLD, Actor, build_trainer, list_messages, playing, run
 
 
 def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,7 +129,7 @@ async def test_exports_match_the_database(tmp_path: Path) -> None:
 
 async def test_the_test_split_is_sealed(tmp_path: Path) -> None:
     config = settings(tmp_path)
-    test = {str(i.input) for i in WORLD.items(Split.test)}
+    test = list_messages(Split.test)
     target = Actor()
     summary = await build_trainer(config, target=target).train()
     opened = [message in test for _, message in target.asked]

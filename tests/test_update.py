@@ -27,7 +27,6 @@ GUARDED = (
 
 
 def asked_for(done: Ran) -> set[str]:
-    """Return the purposes of all calls to the optimizer."""
     return {call.call_id.purpose for call in done.calls}
 
 

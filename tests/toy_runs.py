@@ -19,7 +19,7 @@ from reflact.stages.reply_models import AnalystReply
 from reflact.store.runs import open_store, read_state
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer, ScriptedCall
-from reflact.types import Skill, Turn
+from reflact.types import Skill, Split, Turn
 
 Plays = Callable[[type[ReplyModel], str], ScriptedAnswer]
 """Answers one kind of question, from the reply type and from what is shown."""
@@ -246,20 +246,30 @@ def playing(*parts: Part, edits: int = 1) -> Script:
 
 
 def shown_to(call: ScriptedCall) -> str:
-    """Return what a call's prompt shows, without the system message."""
     return "\n".join(m.content for m in call.prompt.messages if m.role == "user")
 
 
+def in_turn(kind: type[ReplyModel], *answers: ScriptedAnswer) -> Part:
+    """Play these replies one after the other, and the last one from then on."""
+    left = list(answers)
+    return kind, lambda *_: left.pop(0) if len(left) > 1 else left[0]
+
+
+def list_messages(split: Split, world: ToyEnvironment = WORLD) -> set[str]:
+    return {str(item.input) for item in world.items(split)}
+
+
 def right(message: str) -> str:
-    """Return the right answer to a message of the toy world."""
     name, _, number = message.partition(" ")
     return TOY_RULES[name].answer(int(number))
 
 
 def document(*names: str) -> str:
-    """Return a document that holds the lines of some rules."""
     return "".join(f"{LINES[name]}\n" for name in names)
 
+
+IDLE: Part = (AnalystReply, lambda kind, _: append_reply(kind, "- nonsense about the missing rule"))
+"""An analyst whose proposals never help."""
 
 LEARNING = playing((AnalystReply, lambda kind, _: append_reply(kind, LINES["double"])))
 """An optimizer that adds one rule, whatever the feedback."""
