@@ -73,17 +73,6 @@ def test_released_versions_never_change() -> None:
     assert CHECKSUMS.read_text(encoding="utf-8") == checksums()
 
 
-def test_an_own_folder_comes_first(tmp_path: Path) -> None:
-    written(tmp_path)
-    book = load_prompts(PromptsConfig(folder=tmp_path))
-    assert book.prompts["ranking"].header.version == 7
-    assert book.prompts["merge"] == load_prompts().prompts["merge"]
-    assert (
-        load_prompts(PromptsConfig(versions={"ranking": 3}, folder=tmp_path)).prompts["ranking"]
-        == load_prompts(PromptsConfig(versions={"ranking": 3})).prompts["ranking"]
-    )
-
-
 @pytest.mark.parametrize(
     ("versions", "folder", "words"),
     [
