@@ -146,19 +146,6 @@ async def test_stopping_before_the_start_begins_nothing(tmp_path: Path) -> None:
     assert (await early.train()).status == "completed"
 
 
-async def test_a_stream_that_is_stopped_ends_with_its_summary(tmp_path: Path) -> None:
-    stopped = trainer(settings(tmp_path))
-    happened = []
-    async with stopped.stream() as stream:
-        async for event in stream:
-            happened.append(event)
-            if event.kind == "step_started":
-                stopped.stop("seen enough")
-    last = happened[-1]
-    assert last.kind == "run_finished"
-    assert (last.summary.status, last.summary.reason) == ("cancelled", "seen enough")
-
-
 async def test_cancelling_stays_cancelling_where_nothing_can_be_stored(tmp_path: Path) -> None:
     def begun(number: int) -> None:
         if number == 3:

@@ -85,8 +85,6 @@ class Provider:
 
 
 class End(NamedTuple):
-    """How a start of a run ended."""
-
     status: str
     words: str
 

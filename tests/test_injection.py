@@ -125,7 +125,6 @@ async def asked(says: Says) -> list[RenderedPrompt]:
 
 
 def material_of(says: Says) -> Material:
-    """Return material with the texts."""
     task = show_task(says("description"), says("tools"))
     skill, later = Skill(text=f"{says('document')}\n"), Skill(text=f"{says('later document')}\n")
     failures, successes = _rollouts(says, skill, 0, "failure"), _rollouts(says, skill, 1, "success")
@@ -204,7 +203,6 @@ def _evaluation(says: Says, progress: int) -> Evaluation:
 
 
 def _transitions(says: Says) -> tuple[Transition, Transition]:
-    """Return a transition of text states and one of JSON states."""
     action = Action(name=says("tool"), arguments={"argument": says("argument")})
     texts = Transition(before=says("before"), action=action, after=says("after"))
     old, new = {"field": says("old"), "gone": 1}, {"field": says("new"), "there": [2]}
@@ -231,7 +229,6 @@ def _items(says: Says) -> list[Item]:
 
 
 def _rollouts(says: Says, skill: Skill, hard: float, name: str) -> tuple[Rollout, ...]:
-    """Return a rollout of one turn and one of several."""
     turns: list[tuple[Turn, ...]] = [
         (_turn(says, "user", name), _turn(says, "assistant", name)),
         tuple(_turn(says, role, name) for role in ("user", "assistant", "tool", "assistant")),
@@ -316,13 +313,6 @@ def test_a_fence_is_not_closed_by_what_looks_like_its_end(lookalike: Callable[[s
     assert re.match(rf"<{tag}__+>\n", fence(tag, f"{lookalike(tag)} {lookalike(tag + '_')}"))
 
 
-def test_ordinary_text_leaves_the_tag_alone() -> None:
-    text = (
-        "the document <documents> <p>document</p> a < documentary 1<2 <\u6587\u6587\u6587\u6587> <doc ument>"
-    )
-    assert fence("document", text) == f"<document>\n{text}\n</document>"
-
-
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
 async def test_an_item_is_one_message_to_the_target(hostile: str) -> None:
     item = Item(id="i", input=f"{{input}} {hostile}", reference="x")
@@ -339,8 +329,6 @@ async def test_an_item_is_one_message_to_the_target(hostile: str) -> None:
 
 
 class Pick(ReplyModel):
-    """A choice."""
-
     name: str
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -13,15 +12,13 @@ import pytest
 
 from reflact import Trainer, read_run
 from reflact.errors import StoreError
-from reflact.protocols import Environment, Session
+from reflact.protocols import Environment
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget
-from reflact.types import Grade, Item, Score, Split
-from served import assert_refused, configured, reflact, say_four_and_append, serving
-from toy_runs import LEARNING, build_trainer
+from reflact.types import Item, Split
+from served import assert_refused, reflact
+from toy_runs import LEARNING
 
 STEERING = "\x1b[2J\x1b]0;title\x07\r\u202e\u200b"
-MARKUP = "[/b]<b>"
-"""Markup of terminals and pages as a metric's name."""
 
 
 WORLD = ToyEnvironment(train=8, val=4, test=4, rules=4)
@@ -83,27 +80,6 @@ def test_items_from_python_are_found_again(tmp_path: Path, split: Split) -> None
         anyio.run(lambda: read_run(run, items=True, split=split))
 
 
-def test_each_run_of_a_store_has_its_own_answers(tmp_path: Path) -> None:
-    store = tmp_path / "all.db"
-    data = {"path": write_items(tmp_path / "data")}
-    for name, noise in (("right", 0.0), ("noisy", 1.0)):
-        trainer = build_trainer(
-            {
-                "out_dir": tmp_path / name,
-                "store": store,
-                "search": {"sources": ["edits"]},
-                "train": {"num_epochs": 1},
-                "data": data,
-            },
-            target=ToyTarget(noise=noise),
-            script=LEARNING,
-            environment=None,
-        )
-        anyio.run(trainer.train)
-        history = anyio.run(lambda run_id: read_run(store, run_id, items=True), trainer.run_id)
-        assert {item.baseline.hard for item in history.items} == {noise}
-
-
 def test_the_command_lists_items_in_80_columns(folder: Path) -> None:
     shown = reflact("show", folder, "--items")
     assert shown.exit_code == 0, shown.output
@@ -130,44 +106,6 @@ def test_the_command_shows_one_item_in_full(folder: Path) -> None:
     assert_refused(refused, "has an id that begins with nobody; --items lists the ids")
     several = reflact("show", folder, "--item", "val-")
     assert "no item is val-, and the ids of 4 begin with it: " in several.stderr
-
-
-def test_items_show_what_they_took(tmp_path: Path) -> None:
-    with serving(say_four_and_append) as url:
-        path = configured(tmp_path, url)
-        reflact("train", path, "--set", "train.num_epochs=1", "--show", "quiet")
-    history = anyio.run(lambda: read_run(tmp_path / "run", items=True))
-    usages = [result.usage for item in history.items for result in (item.baseline, item.best)]
-    assert [usage is not None and usage.input_tokens for usage in usages] == [5] * len(usages)
-    assert " tokens" in reflact("show", tmp_path / "run", "--items").stdout
-
-
-def test_further_numbers_are_stored_and_shown(tmp_path: Path) -> None:
-    class Measured(ToyEnvironment):
-        async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-            graded = await super().run(item, session, seed=seed)
-            metrics = {"letters": 7.0, STEERING: 0.5, MARKUP: 2.0}
-            return graded.model_copy(update={"score": Score.of(graded.score.hard, metrics)})
-
-    run = train(tmp_path, environment=Measured(train=8, val=4, test=4, rules=4))
-    history = anyio.run(lambda: read_run(run, items=True))
-    results = [result for item in history.items for result in (item.baseline, item.best)]
-    assert {result.rollouts[0].score.metrics["letters"] for result in results} == {7.0}
-    assert history.summary.score("best", Split.test).metrics["letters"] == 7.0
-    commands = {
-        (): "mean letters",
-        ("--items",): "letters 7 -> ",
-        ("--item", history.items[0].item_id): "letters 7",
-    }
-    for words, letters in commands.items():
-        shown = reflact("show", run, *words).stdout
-        assert letters in shown
-        assert "\x1b" not in shown
-        assert not words or MARKUP in shown
-    page = (run / "report.html").read_text(encoding="utf-8")
-    assert "mean letters" in page
-    assert "<b>" not in page
-    assert f"mean {html.escape(MARKUP)}" in page
 
 
 def test_items_steer_no_terminal(tmp_path: Path) -> None:

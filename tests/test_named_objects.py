@@ -94,11 +94,6 @@ def test_a_document_for_an_agent_is_compared_with_others(folder: Path) -> None:
     assert len(sys.modules["my_support"].agent.model.function.instructions) == 2 * 4
 
 
-def test_commands_find_modules_beside_the_file(folder: Path) -> None:
-    shown = CliRunner().invoke(app, ["train", str(folder / "run.yaml"), "--dry-run"])
-    assert (shown.exit_code, "steps to take" in shown.output) == (0, True)
-
-
 def test_objects_classes_and_functions_are_taken(folder: Path) -> None:
     sys.path.append(str(folder))
     assert isinstance(load_named_environment(name("environment.name", "my_support:world")), ToyEnvironment)
@@ -126,21 +121,11 @@ def test_entry_points_are_taken(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     ("path", "options", "words"),
     [
         ("missing_module:agent", {}, "target.kind: missing_module:agent cannot be imported: ModuleNotFound"),
-        ("my_support:agend", {}, "target.kind: my_support:agend cannot be imported: AttributeError"),
         ("my_support:number", {}, "my_support:number cannot be used: `identity` of the target, of type int"),
         ("my_support:number", {"a": 1}, "target.options has no effect: my_support:number is an object"),
         ("my_support:make_target", {"b": 2}, "my_support:make_target failed with them: TypeError"),
-        (
-            "my_support:agent",
-            {"deps": "my_support:none"},
-            "target.options.deps: my_support:none cannot be im",
-        ),
         ("my_broken:agent", {}, "my_broken:agent cannot be imported: ValueError: no shop"),
-        (
-            "my_script:agent",
-            {},
-            "my_script:agent cannot be imported: ExitRaised: the code raised SystemExit('usage",
-        ),
+        ("my_script:agent", {}, "my_script:agent cannot be imported: ExitRaised: the code raised SystemExit"),
         (
             "my_support:leave",
             {},

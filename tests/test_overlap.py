@@ -112,38 +112,6 @@ async def test_analysts_work_while_rollouts_run() -> None:
     assert len(reports) == 3
 
 
-@pytest.mark.parametrize("size", range(8, 20))
-async def test_an_absence_is_noted_with_the_first_report_that_relies_on_it(size: int) -> None:
-    batch = items(*(["0", "0", "lost", "0", "lost"] * 4)[:size])
-    order = in_order(batch)
-    lost = set(list_lost(batch))
-    store = await opened()
-    relied = [0]
-
-    async def analyse(part: Minibatch) -> AnalystReport:
-        found = {value.split()[0].strip('"') for value in await notes_of(store)}
-        assert found == lost & set(order[: max(relied)])
-        relied.append(order.index(part.items[-1].id) if len(part.items) == 2 else size)
-        return part.empty_report
-
-    await gathered([batch], environment=World(), store=store, limit=1, analyse=analyse)
-    assert len(relied) == 1 + (size - len(lost) + 1) // 2
-    assert len(await notes_of(store)) == len(lost)
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-async def test_an_outage_freezes_nothing(overlap: bool) -> None:
-    batch = items("0", "0", "lost", "0", "lost")
-    store = await opened()
-
-    async def unreachable(part: Minibatch) -> AnalystReport:
-        raise ProviderDown("gone")
-
-    with pytest.raises(ProviderDown, match="gone"):
-        await gathered([batch], environment=World(), store=store, overlap=overlap, analyse=unreachable)
-    assert not await notes_of(store)
-
-
 async def test_a_restart_keeps_what_was_relied_on_and_tries_the_rest_again() -> None:
     batch = items(*["0", "lost", "0", "lost", "0", "0", "0", "lost"])
     order = in_order(batch)

@@ -32,20 +32,8 @@ from training_process import REFUSED, STOPPED, train
 FOLDERS, TOGETHER, IN_FLIGHT, LIMIT = 3, 2, 16, 120
 HANGS = 120
 
-Change = Callable[[Path, Path], Path | None]
-"""Takes something away from a run's folder and store; returns a path that may exist again afterwards."""
-
-
-def remove_folder(folder: Path, store: Path) -> None:
-    shutil.rmtree(folder)
-
-
-def move_folder(folder: Path, store: Path) -> None:
-    folder.rename(folder.with_name("moved"))
-
-
-def remove_folder_lock(folder: Path, store: Path) -> None:
-    (folder / "run.lock").unlink()
+Change = Callable[[Path, Path], object]
+"""Takes something away from a run's folder and store."""
 
 
 def remove_identity_lock(folder: Path, store: Path) -> None:
@@ -53,22 +41,14 @@ def remove_identity_lock(folder: Path, store: Path) -> None:
         lock.unlink()
 
 
-def remove_database(folder: Path, store: Path) -> None:
-    store.unlink()
-
-
-def move_database(folder: Path, store: Path) -> None:
-    store.rename(store.with_name("elsewhere.db"))
-
-
-CHANGES = (
-    remove_folder,
-    move_folder,
-    remove_folder_lock,
-    remove_identity_lock,
-    remove_database,
-    move_database,
-)
+CHANGES: dict[str, Change] = {
+    "remove folder": lambda folder, store: shutil.rmtree(folder),
+    "move folder": lambda folder, store: folder.rename(folder.with_name("moved")),
+    "remove folder lock": lambda folder, store: (folder / "run.lock").unlink(),
+    "remove identity lock": remove_identity_lock,
+    "remove database": lambda folder, store: store.unlink(),
+    "move database": lambda folder, store: store.rename(store.with_name("elsewhere.db")),
+}
 
 
 def trainer_in(folder: Path, store: Path | None = None, script: Script | None = None) -> Trainer:
@@ -105,7 +85,7 @@ async def train_and_change(change: Change, folder: Path, store: Path) -> str:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own store", "shared store"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 async def test_what_goes_away_during_a_run_ends_it(tmp_path: Path, change: Change, shared: bool) -> None:
     folder = tmp_path / "run"
     store = tmp_path / "runs.db" if shared else folder / "run.db"
@@ -116,10 +96,10 @@ async def test_what_goes_away_during_a_run_ends_it(tmp_path: Path, change: Chang
     assert "completed" not in {summary.status for summary in read_summaries(tmp_path)}
 
 
-@pytest.mark.parametrize("change", [remove_folder_lock, remove_identity_lock, move_folder])
-async def test_a_run_whose_files_are_put_back_resumes(tmp_path: Path, change: Change) -> None:
+@pytest.mark.parametrize("change", ["remove folder lock", "remove identity lock", "move folder"])
+async def test_a_run_whose_files_are_put_back_resumes(tmp_path: Path, change: str) -> None:
     folder = tmp_path / "run"
-    await train_and_change(change, folder, folder / "run.db")
+    await train_and_change(CHANGES[change], folder, folder / "run.db")
     if (tmp_path / "moved").exists():
         (tmp_path / "moved").rename(folder)
     trainer = trainer_in(folder)

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from reflact.skills.document import read_guidance
-from reflact.stages.reply_models import AnalystReply
-from reflact.testing import append_reply
 from reflact.types import Skill, Split
-from toy_runs import WORLD, Actor, Part, playing, right, run
+from toy_runs import IDLE, Actor, list_messages, playing, right, run
 
 OLDER: dict[str, Any] = {
     "preset": "skillopt",
@@ -18,8 +16,7 @@ OLDER: dict[str, Any] = {
     "search": {"sources": ["edits"]},
     "train": {"batch_size": 4, "num_epochs": 2},
 }
-IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense about the missing rule"))
-VAL = {str(item.input) for item in WORLD.items(Split.val)}
+VAL = list_messages(Split.val)
 
 
 async def test_one_pass_decides(tmp_path: Path) -> None:
@@ -41,12 +38,3 @@ async def test_guidance_is_forced_into_the_current_skill(tmp_path: Path) -> None
     assert done.epochs[-1].best.number == 0
     assert done.promotions[0].verdict.ranked is None
     assert read_guidance(done.best) != ""
-
-
-async def test_there_are_no_cards_and_no_appendix(tmp_path: Path) -> None:
-    done = await run(tmp_path, script=playing(IDLE), **OLDER)
-    prompts = ["\n".join(m.content for m in call.prompt.messages) for call in done.calls]
-    assert any("Earlier attempts in this round" in prompt for prompt in prompts)
-    assert not any("Edits tried before that did not help" in prompt for prompt in prompts)
-    assert not any(call.call_id.purpose.startswith("lapse") for call in done.calls)
-    assert done.state.meta_skill != ""

@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 from reflact.prompts import fence
 from reflact.stages.prompt_sections import (
     BYTES_PER_TOKEN,
-    Passage,
     count_bytes,
     fit_conversation,
-    share_bytes,
     show_cases,
-    truncate,
 )
 from reflact.types import Item, Rollout, Score, Turn
 
@@ -33,12 +30,10 @@ talks = st.lists(st.builds(Turn, role=roles, content=texts), max_size=14)
 
 
 def turn(role: Role, content: str) -> Turn:
-    """Return a turn."""
     return Turn(role=role, content=content)
 
 
 def rollout(turns: Sequence[Turn], *, answer: str = "", feedback: str | None = None) -> Rollout:
-    """Return a failed rollout."""
     return Rollout(
         key="k",
         item_id="i",
@@ -51,7 +46,6 @@ def rollout(turns: Sequence[Turn], *, answer: str = "", feedback: str | None = N
 
 
 def shown(rollouts: Sequence[Rollout], *, tokens: int, failed: bool = True, reference: str = "right") -> str:
-    """Show rollouts of items that have a reference."""
     items = [Item(id=f"i{n}", input="q", reference=reference) for n in range(len(rollouts))]
     return show_cases(rollouts, items, failed=failed, tokens=tokens)
 
@@ -59,33 +53,6 @@ def shown(rollouts: Sequence[Rollout], *, tokens: int, failed: bool = True, refe
 def sizes(text: str) -> list[int]:
     """Return the sizes that the marks of a text name."""
     return [int(mark["size"].replace(",", "")) for mark in MARK.finditer(text)]
-
-
-@given(st.lists(st.integers(0, 500), max_size=12), st.integers(-5, 3000))
-def test_room_is_shared_evenly_and_used_up(wanted: list[int], room: int) -> None:
-    granted = share_bytes(wanted, room)
-    assert sum(granted) == min(max(0, room), sum(wanted))
-    assert all(got <= need for got, need in zip(granted, wanted, strict=True))
-    curtailed = [got for got, need in zip(granted, wanted, strict=True) if got < need]
-    assert not curtailed or max(granted) - min(curtailed) <= 1
-
-
-@given(st.text("ab é规👩", max_size=400), st.integers(0, 600))
-def test_a_cut_text_fits_and_says_what_is_missing(text: str, room: int) -> None:
-    after = truncate(text, room)
-    if count_bytes(text) <= room:
-        assert after == text
-        return
-    if count_bytes(after) > room:
-        assert after in {text, f"[... {len(text):,} characters cut ...]"}
-        assert count_bytes(after) <= count_bytes(f"[... {len(text):,} characters cut ...]")
-        return
-    (missing,) = sizes(after)
-    head, _, tail = after.partition(MARK.search(after)[0])  # type: ignore[index]
-    head, tail = head.removesuffix("\n"), tail.removeprefix("\n")
-    assert text.startswith(head)
-    assert text.endswith(tail)
-    assert len(head) + missing + len(tail) == len(text)
 
 
 @given(talks.filter(bool), st.integers(1000, 9000))
@@ -100,19 +67,6 @@ def test_a_conversation_fits_and_accounts_for_every_character(turns: list[Turn],
     left_out = sum(int(m["turns"].replace(",", "")) for m in gaps)
     kept = len(MARK.sub("", after)) - (len(lines) - left_out + len(gaps) - 1) - 2 * len(cuts)
     assert kept + sum(sizes(after)) == sum(map(len, lines))
-
-
-@given(st.lists(st.tuples(talks, texts, texts), min_size=1, max_size=6), st.booleans())
-def test_cases_that_fit_are_shown_whole(cases: list[tuple[list[Turn], str, str]], failed: bool) -> None:
-    rollouts = [rollout(turns, answer=answer, feedback=feedback) for turns, answer, feedback in cases]
-    whole = shown(rollouts, tokens=10**6, failed=failed)
-    assert not MARK.search(whole)
-    needed = sum(
-        count_bytes(text)
-        for text in re.findall(r"(?s)<(case_\d+)>\n(.*?)\n</\1>", whole)
-        for text in text[1:]
-    )
-    assert shown(rollouts, tokens=-(-needed // BYTES_PER_TOKEN), failed=failed) == whole
 
 
 @given(st.lists(st.tuples(talks, texts), min_size=1, max_size=6), st.integers(500, 3000))
@@ -131,13 +85,6 @@ def test_a_question_and_its_answer_are_shown_without_roles() -> None:
         "case_1", "task: 2+2?\nwrong answer: 5\nremark: Too much.\nright answer: right"
     )
     assert shown([one], tokens=500, failed=False) == fence("case_1", "task: 2+2?\nanswer: 5")
-
-
-def test_a_conversation_is_shown_with_roles() -> None:
-    talked = rollout([turn("system", "s"), turn("user", "u"), turn("assistant", "a")], answer="a!")
-    assert shown([talked, talked], tokens=500, failed=False) == "\n\n".join(
-        fence(f"case_{n}", "system: s\nuser: u\nassistant: a\nanswer: a!") for n in (1, 2)
-    )
 
 
 def test_key_turns_stay_and_the_others_are_counted() -> None:
@@ -168,12 +115,4 @@ def test_key_turns_stay_and_the_others_are_counted() -> None:
             "tool: 7 rows",
             "assistant: The sum is 7.",
         ]
-    )
-
-
-def test_however_small_the_room_something_is_said() -> None:
-    assert Passage(label="task: ", text="x" * 100).fit(0) == "task: [... 100 characters cut ...]"
-    assert Passage(label="task: ", text="short").fit(2) == "task: short"
-    assert fit_conversation([turn("user", "x" * 100)] * 3, 0) == (
-        "[... 106 characters cut ...]\n[... 2 turns of 212 characters left out ...]"
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prompt_examples import CASSETTE, examples, outcome
 from reflact.config.training import PromptsConfig
@@ -34,7 +32,6 @@ Rank.
 
 
 def written(folder: Path, text: str = PLAIN, place: str = "ranking/v7.md") -> Path:
-    """Write a prompt file into a folder."""
     path = folder / place
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -42,7 +39,6 @@ def written(folder: Path, text: str = PLAIN, place: str = "ranking/v7.md") -> Pa
 
 
 def filled(prompt: Prompt, value: str) -> str:
-    """Render a prompt with one value in all holes, and return all of its text."""
     rendered = prompt.render(dict.fromkeys(prompt.header.variables, value))
     return "\n".join(message.content for message in rendered.messages)
 
@@ -75,40 +71,6 @@ def test_released_versions_never_change() -> None:
     Written by ``cd prompts && LC_ALL=C sha256sum */v*.md > CHECKSUMS`` when versions are released.
     """
     assert CHECKSUMS.read_text(encoding="utf-8") == checksums()
-
-
-@given(st.text(alphabet=st.sampled_from("{}$document budget_\\1"), max_size=60))
-def test_what_is_put_in_is_not_read_again(value: str) -> None:
-    prompt = load_prompts().prompts["ranking"]
-    marked = f"<<{value}{{{{document}}}}>>"
-    assert filled(prompt, marked).count(marked) >= len(prompt.header.variables)
-
-
-@pytest.mark.parametrize("name", sorted(set(PROMPT_NAMES) - {"consolidate"}))
-def test_notes_that_are_empty_leave_no_gap(name: str) -> None:
-    prompt = load_prompts().prompts[name]
-    values = {
-        hole: "" if hole in {"attempts", "notes", "memory", "task", "figures"} else "VALUE"
-        for hole in prompt.header.variables
-    }
-    assert all("\n\n\n" not in message.content for message in prompt.render(values).messages)
-
-
-@pytest.mark.parametrize(("values", "named"), [({}, "document"), ({"document": "d", "extra": "e"}, "extra")])
-def test_holes_and_values_must_match(tmp_path: Path, values: dict[str, str], named: str) -> None:
-    with pytest.raises(PromptError, match=f"ranking v7.*{named}"):
-        read_prompt(written(tmp_path)).render(values)
-
-
-def test_an_own_folder_comes_first(tmp_path: Path) -> None:
-    written(tmp_path)
-    book = load_prompts(PromptsConfig(folder=tmp_path))
-    assert book.prompts["ranking"].header.version == 7
-    assert book.prompts["merge"] == load_prompts().prompts["merge"]
-    assert (
-        load_prompts(PromptsConfig(versions={"ranking": 3}, folder=tmp_path)).prompts["ranking"]
-        == load_prompts(PromptsConfig(versions={"ranking": 3})).prompts["ranking"]
-    )
 
 
 @pytest.mark.parametrize(

@@ -102,19 +102,6 @@ class FailingProposer:
         return [Rewrite(reason=reason) for reason in self._reasons]
 
 
-async def test_an_own_proposer_joins_sources_that_are_set(tmp_path: Path) -> None:
-    trainer = build_trainer(
-        configure(tmp_path, "rewrite", train={"batch_size": 4}),
-        environment=ToyEnvironment(train=8, val=8, test=4),
-        script=lambda *_: "",
-        proposer=FailingProposer(),
-    )
-    summary = await trainer.train()
-    history = await read_run(tmp_path)
-    assert [step.source for step in history.steps] == ["rewrite", "proposer"]
-    assert {action.action for action in summary.actions} == {"no_rewrite"}
-
-
 async def test_a_configuration_names_an_own_proposer(tmp_path: Path) -> None:
     name = f"{__name__}:LineProposer"
     config = load_config(configure(tmp_path, name))
@@ -152,9 +139,3 @@ async def test_a_proposer_may_propose_nothing(tmp_path: Path, reasons: tuple[str
     step = (await read_run(tmp_path)).steps[0]
     assert all(reason in step.verdict.reason for reason in reasons)
     assert tuple(fallback.reason for fallback in step.merged.fallbacks) == reasons
-
-
-def test_two_proposers_are_refused(tmp_path: Path) -> None:
-    config = configure(tmp_path, "examples", f"{__name__}:LineProposer")
-    with pytest.raises(ConfigError, match="names a proposer, and one is passed in Python"):
-        build_trainer(config, environment=ToyEnvironment(), script=naming, proposer=LineProposer())

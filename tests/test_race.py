@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import pytest
 from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles import cases
 from reflact.search.race import (
-    FEWEST_ITEMS,
-    FIRST_ITEMS,
     Contender,
     RaceResult,
     RaceSettings,
-    choose_survivors,
-    limit_contenders,
-    order_items,
     plan_slices,
     run_race,
 )
@@ -63,66 +57,6 @@ async def race(
         score=lambda rollout: None if rollout.score is None else rollout.score.hard,
     )
     return result, asked
-
-
-@cases(300)
-@given(st.integers(1, 300), st.floats(0, 100))
-def test_slices_grow_to_all_items(n_items: int, passes: float) -> None:
-    """No slice is empty or repeats the one before, the last one is the whole split, and poor runs look at less."""
-    slices = plan_slices(n_items, passes)
-    assert list(slices) == sorted(set(slices))
-    assert slices[-1] == n_items
-    assert slices[0] >= min(n_items, FEWEST_ITEMS)
-    assert plan_slices(n_items, 100.0)[0] >= max(slices[0], min(n_items, FIRST_ITEMS))
-
-
-@cases(300)
-@given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=40))
-def test_each_slice_holds_solved_and_failed_items_in_proportion(scores: list[float]) -> None:
-    """The share of failed items in each beginning is that of all items, up to one item and the first one."""
-    known = {f"val-{n}": score for n, score in enumerate(scores)}
-    order = order_items(list(known), known)
-    assert sorted(order) == sorted(known)
-    n_failed = scores.count(0.0)
-    for size in range(1, len(order) + 1):
-        failed = sum(known[item] == 0 for item in order[:size])
-        assert abs(failed - size * n_failed / len(order)) <= 1.5
-    assert not n_failed or known[order[0]] == 0
-
-
-@pytest.mark.parametrize(
-    ("slices", "rollouts", "count"),
-    [(SLICES, 58, 6), (SLICES, 57, 5), (SLICES, 25, 1), (SLICES, 0, 1), ((3, 4), 19, 6), ((5,), 14, 2)],
-)
-def test_as_many_candidates_race_as_the_budget_pays_for(
-    slices: tuple[int, ...], rollouts: float, count: int
-) -> None:
-    contenders = [make_contender(f"document {n}") for n in range(6)]
-    assert limit_contenders(contenders, slices, rollouts) == contenders[:count]
-
-
-LOST = dict.fromkeys(ITEMS)
-GAPS = {item: None if number < 5 else 1.0 for number, item in enumerate(ITEMS)}
-
-
-@pytest.mark.parametrize(
-    ("contenders", "current", "survivors"),
-    [
-        ({1: solve_first(2), 2: solve_first(12)}, solve_first(8), [2]),
-        ({3: solve_first(11), 2: solve_first(11), 1: solve_first(12)}, solve_first(8), [1, 2, 3]),
-        ({1: GAPS}, solve_first(8), [1]),
-        ({1: {**GAPS, **dict.fromkeys(ITEMS[:5], 0.0)}}, solve_first(18), []),
-        ({1: LOST, 2: solve_first(12)}, solve_first(8), [2]),
-        ({1: solve_first(12)}, LOST, [1]),
-    ],
-    ids=["worse", "equal", "unmeasured items", "zeros", "broken document", "outage"],
-)
-def test_contenders_that_are_probably_worse_are_dropped(
-    contenders: dict[int, dict[str, float | None]], current: dict[str, float | None], survivors: list[int]
-) -> None:
-    """An unmeasured item counts neither for nor against a contender, and an outage speaks against none."""
-    settings = RaceSettings(item_ids=ITEMS, slices=SLICES, variance=0.25 if len(survivors) > 1 else 0.0)
-    assert choose_survivors(contenders, current, settings, most=9) == survivors
 
 
 async def test_losers_cost_a_first_look_and_the_last_slice_is_left_to_the_gate() -> None:

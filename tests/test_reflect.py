@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from pydantic import JsonValue
 
 from doubles import open_context
 from reflact import Trainer
-from reflact.config.training import EnvironmentConfig, UpdateConfig
-from reflact.environments.dataset import GRADERS
+from reflact.config.training import UpdateConfig
 from reflact.errors import ContextOverflow, ReplyError
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.stages.prompt_sections import show_edits, show_figures
-from reflact.stages.reflect import Analyst, Minibatch, group_failures
-from reflact.stages.reply_models import failure_reply_type
+from reflact.stages.prompt_sections import show_edits
+from reflact.stages.reflect import Analyst, Minibatch
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
@@ -49,7 +46,6 @@ def rollout(item: Item, hard: float | None = 0, *, answer: str = "0", feedback: 
 
 
 async def analyse(llm: ScriptedLLM, *items: Item, tokens: int = 1000, answer: str = "0") -> AnalystReport:
-    """Return the report on failures with the packaged prompts."""
     analyst = Analyst(
         context=await open_context(llm),
         skill=Skill(text=""),
@@ -60,14 +56,6 @@ async def analyse(llm: ScriptedLLM, *items: Item, tokens: int = 1000, answer: st
     )
     rollouts = tuple(rollout(item, answer=answer, feedback="The query returned no rows.") for item in items)
     return await analyst.report(Minibatch(source="failure", index=0, items=items, rollouts=rollouts))
-
-
-async def test_analysts_see_tools_and_observations_remarks_and_references() -> None:
-    llm = ScriptedLLM(lambda *_: REPLY)
-    await analyse(llm, OHIO, IOWA)
-    shown = llm.calls[0].prompt.messages[-1].content
-    seen = ("assistant: describe(airports)", "tool: iata, name, city, state", "returned no rows.", QUERY)
-    assert all(words in shown for words in seen)
 
 
 async def test_reasoning_is_kept_and_patterns_are_tied_to_items() -> None:
@@ -82,12 +70,6 @@ async def test_reasoning_is_kept_and_patterns_are_tied_to_items() -> None:
     assert "Cases behind them: proposal 1 from 2 failure cases." in show_edits([plain])
 
 
-def test_the_reasoned_replies_bound_no_length() -> None:
-    kind = failure_reply_type(("append", "replace"), cases=3, most=2, reasoned=True)
-    assert "maxLength" not in str(kind.model_json_schema())
-    assert list(kind.model_fields) == ["reasoning", "patterns", "edits"]
-
-
 @pytest.mark.parametrize("placeholder", ["<task>", "<Right_Answer>", "<case_1>", "</rejected>"])
 async def test_an_edit_with_a_placeholder_of_the_prompt_is_sent_back(placeholder: str) -> None:
     """The name of a part of the prompt stands for nothing in the document, unless a case says it itself."""
@@ -98,12 +80,6 @@ async def test_an_edit_with_a_placeholder_of_the_prompt_is_sent_back(placeholder
     marked = Item(id="marked", input="i", reference=f"Fill {placeholder} in.")
     kept = await analyse(copies, IOWA, marked)
     assert [edit.content for edit in kept.patch.edits] == [copied["content"]]
-
-
-async def test_an_edit_in_the_tags_of_a_document_is_taken_without_them() -> None:
-    wrapped = {**EDIT, "content": f"<document>\n{RULE}\n</document>"}
-    report = await analyse(ScriptedLLM(lambda *_: {**REPLY, "edits": [wrapped]}), IOWA, OHIO)
-    assert [edit.content for edit in report.patch.edits] == [RULE]
 
 
 async def test_an_overflow_leads_to_shorter_trajectories_once() -> None:
@@ -138,7 +114,6 @@ async def test_training_uses_feedback_and_hides_other_items(tmp_path: Path) -> N
 
 
 def kept_back(world: ToyEnvironment) -> Iterator[str]:
-    """Yield what would give validation or test items away."""
     for split in (Split.val, Split.test):
         for item in world.items(split):
             yield f"{item.input}\n"
@@ -165,15 +140,6 @@ async def test_failures_are_grouped_by_feedback_if_no_analyst_names_a_pattern(tm
     assert all(record.fail_reasons == () for record in named.records if record.n_failures)
 
 
-def test_the_most_frequent_feedback_comes_first() -> None:
-    """Rollouts that succeeded, or were graded without a word, give no reason; three reasons are enough."""
-    words = ["slow", "wrong  unit", "wrong unit", None, "late", "odd", "late", "late"]
-    rollouts = [rollout(OHIO, feedback=each) for each in words]
-    rollouts.append(rollout(OHIO, 1.0, feedback="slow"))
-    groups = [(pattern.description, pattern.count) for pattern in group_failures(rollouts, None)]
-    assert groups == [("late", 3), ("wrong unit", 2), ("odd", 1)]
-
-
 async def test_an_environment_brings_its_own_prompts(tmp_path: Path) -> None:
     """Its analysts' prompt is used and identifies the run; ``prompts.folder`` wins over it."""
 
@@ -196,11 +162,6 @@ async def test_an_environment_brings_its_own_prompts(tmp_path: Path) -> None:
     assert len({done.summary.run_id for done in runs}) == 2
 
 
-def test_every_grader_is_described_to_the_optimizer() -> None:
-    named = get_args(EnvironmentConfig.model_fields["grader"].annotation)
-    assert all(GRADERS[name].meaning for name in {*named} - {"critic"})
-
-
 @pytest.mark.parametrize(("description", "n_shown"), [("Rules applied to numbers.", 3), ("", 2)])
 async def test_environments_and_targets_describe_themselves(
     tmp_path: Path, description: str, n_shown: int
@@ -219,34 +180,3 @@ async def test_environments_and_targets_describe_themselves(
     assert backgrounds
     descriptions = ("Rules applied to numbers.", "Even and odd are words.", "The agent has no tools.")
     assert {sum(words in text for words in descriptions) for text in backgrounds} == {n_shown}
-
-
-def test_figures_of_a_step_name_failures_by_kind() -> None:
-    items = [Item(id=str(n), input="i", task_type=kind) for n, kind in enumerate(("join", "join", "count"))]
-    scores = (Score(hard=0, soft=0.5), Score(hard=0, soft=0.5), None)
-    rollouts = [
-        Rollout(key=item.id, item_id=item.id, skill_hash="s", score=score)
-        for item, score in zip(items, scores, strict=True)
-    ]
-    text = show_figures(rollouts, items, ["0", "1"])
-    for words in ("3 tasks", "2 failed", "0.000, with partial credit 0.500", "1 could not be measured"):
-        assert words in text
-    assert "count: 0 of 1 failed\njoin: 2 of 2 failed" in text
-
-
-async def test_what_stages_said_reaches_later_ones_and_the_record(tmp_path: Path) -> None:
-    """The step buffer reaches rewrite and step size; summaries and the memory's reasoning are kept."""
-    done = await run(
-        tmp_path,
-        script=toy_optimizer(edits=2),
-        train={"num_epochs": 2},
-        update={"mode": "rewrite"},
-        select={"lr_control": "autonomous"},
-        meta_skill={"enabled": True},
-    )
-    asked = {(call.prompt.name, call.call_id.step): shown_to(call) for call in done.calls}
-    for name in ("rewrite", "step_size"):
-        assert "step 1: 4 of 4 cases failed" in asked[name, 2], name
-    assert "4 tasks under the document as it is: 4 failed" in asked["step_size", 1]
-    assert {step.rewrite_summary for step in done.records if step.edits} == {"Rules added."}
-    assert done.epochs[-1].meta_skill_reasoning == "Lines helped."

@@ -55,7 +55,6 @@ SEEDS = (7, 4, 5, 6, 8, 9, 11)
 
 
 def crowded(body: dict[str, Any], call_id: str) -> str:
-    """Answer as the pure server does; but the first merges of a step are too long, which no store keeps."""
     if re.match(r"optimizer/merge/step=4/part=\w+%2F\d+%2F0/", call_id):
         raise TooLong
     return pure_server.answer(body, call_id)
@@ -98,8 +97,6 @@ class Watched(SQLiteRunStore):
 
 
 class WatchedDecisionLog(SQLiteDecisionLog):
-    """The decision log of a ``Watched`` store."""
-
     def __init__(self, database: Database, run_id: str, wrote: Wrote) -> None:
         super().__init__(database, run_id)
         self._wrote = wrote
@@ -211,12 +208,10 @@ def settled(folder: Path) -> set[str]:
 
 
 def first(pattern: str) -> Moment:
-    """Return the moment of the first write that begins with a pattern."""
     return lambda writes: next((write for write in writes if re.match(pattern, write)), None)
 
 
 def last(pattern: str) -> Moment:
-    """Return the moment of the last write that begins with a pattern."""
     return lambda writes: first(pattern)(writes[::-1])
 
 

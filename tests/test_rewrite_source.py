@@ -14,7 +14,6 @@ from reflact.testing import ToyEnvironment, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
 from toy_runs import LINES, Ran, document, run
 
-GUARD = "<!-- SLOW_UPDATE_START -->\nTake your time.\n<!-- SLOW_UPDATE_END -->"
 NO_DOCUMENT = "the document is empty; write it between two fences"
 
 
@@ -23,51 +22,18 @@ NO_DOCUMENT = "the document is empty; write it between two fences"
     [
         ("```markdown\n# Rules\n- a rule\n```", "# Rules\n- a rule"),
         ("Here it is:\n\n```\n# Rules\n- a rule\n```\nIt says all.", "# Rules\n- a rule"),
-        ("~~~md\n# Rules\n- a rule\n~~~\n", "# Rules\n- a rule"),
-        ("````markdown\n# Rules\n- a rule\n````", "# Rules\n- a rule"),
-        ("  ```text\n# Rules\n- a rule\n  ```  ", "# Rules\n- a rule"),
+        ("~~~md\n# Rules\n\n```\nSELECT 1\n```\n~~~\n", "# Rules\n\n```\nSELECT 1\n```"),
         ("```Markdown\r\n# Rules\r\n- a rule\r\n```\r\n", "# Rules\r\n- a rule"),
         ("# Rules\n- a rule\n", "# Rules\n- a rule"),
-        ("```markdown\n# Rules\n- a rule\n````", "# Rules\n- a rule"),
+        ("Sure:\n```markdown\n# Rules\n- a rule", "# Rules\n- a rule"),
+        (
+            "```markdown\n# Rules\n```sql\nSELECT 1\n```\n- a\n```\nDone.",
+            "# Rules\n```sql\nSELECT 1\n```\n- a",
+        ),
     ],
 )
 def test_the_document_stands_between_fences(reply: str, text: str) -> None:
     assert read_document(reply) == text
-
-
-@pytest.mark.parametrize(
-    ("opening", "closing", "code"),
-    [
-        ("````markdown", "````", "```\nSELECT 1\n```"),
-        ("````markdown", "````", "```sql\nSELECT 1\n```"),
-        ("~~~", "~~~", "```\nSELECT 1\n```"),
-        ("```markdown", "```", "~~~\nSELECT 1\n~~~"),
-        ("```markdown", "```", "```sql\nSELECT 1\n```"),
-        ("```markdown", "```", "```sql\nSELECT 1\n```\n\nor\n\n```python\nquery(1)\n```"),
-    ],
-)
-def test_blocks_of_code_belong_to_the_document(opening: str, closing: str, code: str) -> None:
-    text = f"# Rules\n\n{code}\n\n- a rule after the code"
-    assert read_document(f"Sure:\n{opening}\n{text}\n{closing}\nDone.") == text
-
-
-@pytest.mark.parametrize(
-    ("reply", "document"),
-    [
-        ("```markdown\n# Rules\n- a rule", "# Rules\n- a rule"),
-        ("Sure:\n```\n# Rules\n- a rule", "# Rules\n- a rule"),
-        ("````markdown\n# Rules\n```\nSELECT 1\n```\n- a rule", "# Rules\n```\nSELECT 1\n```\n- a rule"),
-        ("```markdown\n# Rules\n```sql\nSELECT 1", "# Rules\n```sql\nSELECT 1"),
-    ],
-)
-def test_a_document_without_a_closing_fence_ends_with_the_reply(reply: str, document: str) -> None:
-    assert read_document(reply) == document
-
-
-@pytest.mark.parametrize("reply", ["", " \n", "```markdown\n```", "```\n\n```", f"```\n{GUARD}\n```"])
-def test_an_empty_document_is_refused(reply: str) -> None:
-    with pytest.raises(ValueError, match="the document is empty; write it between two fences"):
-        read_document(reply)
 
 
 lines = st.text(alphabet=st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=8)
@@ -88,7 +54,6 @@ def writing(*replies: str | Exception, later: str | None = None) -> Script:
 
 
 async def rewrite(folder: Path, script: Script | None = None, **options: Any) -> Ran:
-    """Train with the source alone for one step, unless the options say otherwise."""
     sections: dict[str, Any] = {
         "environment": ToyEnvironment(train=8, val=8, test=4),
         "train": {"batch_size": 8},
@@ -98,7 +63,6 @@ async def rewrite(folder: Path, script: Script | None = None, **options: Any) ->
 
 
 def fenced(*names: str) -> str:
-    """Return a reply with the document that holds the lines of some rules."""
     return f"```markdown\n{document(*names)}```"
 
 
@@ -152,24 +116,3 @@ async def test_a_reply_that_repeats_the_document_is_not_measured(tmp_path: Path,
     assert (record.verdict.action, record.verdict.repeats) == ("no_change", "v0")
     assert record.race == ()
     assert {skill for skill, _ in done.actor.asked} == {document("double", "square")}
-
-
-async def test_documents_that_say_the_same_race_once(tmp_path: Path) -> None:
-    done = await rewrite(
-        tmp_path,
-        writing(fenced("double"), fenced("square"), f"```\n* {LINES['double'][2:]}\n```", fenced("square")),
-        train={"batch_size": 8, "num_epochs": 2},
-        gate={"policy": "strict"},
-    )
-    first, second = done.records
-    assert [entry.label for entry in first.race] == ["rewrite 1", "rewrite 2"]
-    assert (second.verdict.action, second.verdict.repeats) == ("no_change", "in step 1")
-    assert second.race == ()
-
-
-async def test_a_rewrite_keeps_protected_regions(tmp_path: Path) -> None:
-    changed = f"```markdown\n{document(*list(LINES)[:4])}\n{GUARD.replace('Take', 'Waste')}\n```"
-    done = await rewrite(tmp_path, writing(changed), initial=f"{document('double')}\n{GUARD}\n")
-    assert done.actions == ["accept_new_best"]
-    assert done.best.count(GUARD) == done.best.count("SLOW_UPDATE_START") == 1
-    assert "Waste" not in done.best

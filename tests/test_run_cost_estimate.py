@@ -45,16 +45,6 @@ async def test_a_run_takes_what_was_foreseen(tmp_path: Path, config: dict[str, A
     assert len(target.asked) + len(optimizer.calls) <= 1.5 * sum(rows.values())
 
 
-PRICES = [f"models.{role}.price={{input: 1.0, output: 2.0}}" for role in ("target", "optimizer")]
-
-
-def test_money_is_tokens_times_prices() -> None:
-    foreseen = estimate_run(prepare_run(load_config(DEMO, overrides=PRICES), Overrides()))
-    given = sum(row.input_tokens for row in foreseen.rows)
-    written = sum(row.output_tokens for row in foreseen.rows)
-    assert foreseen.usd == pytest.approx((given + 2 * written) / 1e6, rel=0.01)
-
-
 def test_a_dry_run_calls_and_writes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "run"
     result = reflact("train", DEMO, "--dry-run", "--set", f"out_dir={out}")

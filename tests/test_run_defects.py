@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,10 @@ import pytest
 
 from doubles import Endpoint, ask, config
 from reflact import Trainer, read_run
-from reflact.errors import DataError, ModelError, RunConflict, RunFailed
+from reflact.errors import ModelError, RunConflict
 from reflact.messages import Text
-from reflact.protocols import Session
-from reflact.records import SkillScore
 from reflact.testing import ToyEnvironment, ToyTarget
 from reflact.testing.llm import Script
-from reflact.types import Grade, Item, Skill
 from served import configured, reflact, say_four, serving
 from toy_runs import build_trainer
 
@@ -68,24 +64,6 @@ def test_a_fork_keeps_the_files_of_the_first_run(tmp_path: Path, shared: bool) -
         assert f"{out / second.run_id / 'best_skill.md'}" in reflact("show", out / second.run_id).stdout
 
 
-def test_a_measured_document_is_listed(tmp_path: Path) -> None:
-    skill = tmp_path / "s.md"
-    skill.write_text("Answer 4.\n", encoding="utf-8")
-    with serving(say_four) as url:
-        path = configured(tmp_path, url)
-        command = ("eval", path, "--skill", skill, "--show", "json")
-        score = SkillScore.model_validate_json(reflact(*command).stdout.splitlines()[-1])
-        assert SkillScore.model_validate_json(reflact(*command).stdout.splitlines()[-1]) == score
-    history = anyio.run(read_run, tmp_path / "run")
-    assert history.evaluations == (score,)
-    listed = reflact("runs", tmp_path / "run").stdout
-    assert re.search(rf"{history.run_id} +measured +0 +{score.hard:.3f} ", listed)
-    assert "open" not in listed
-    shown = reflact("show", tmp_path / "run").stdout
-    assert re.search(rf"skill +val +{score.n} .* {Skill(text=skill.read_text()).hash[:8]}", shown)
-    assert "no training was started" in shown
-
-
 def test_a_document_is_measured_on_items_of_another_file(tmp_path: Path) -> None:
     (tmp_path / "s.md").write_text("Answer 4.\n", encoding="utf-8")
     (tmp_path / "t.md").write_text("Answer 5.\n", encoding="utf-8")
@@ -112,37 +90,6 @@ def test_a_document_is_measured_on_items_of_another_file(tmp_path: Path) -> None
     assert not (tmp_path / "run" / "run.db").exists()
     assert "leave --split out" in reflact(*command, "--split", "val").stderr
     assert "needs one data file" in reflact(*command[:-3], tmp_path).stderr
-
-
-def test_repeated_ids_in_two_files_name_both(tmp_path: Path) -> None:
-    for split in ("train", "val", "test"):
-        (tmp_path / f"{split}.json").write_text(json.dumps([{"id": "q", "input": split}]), encoding="utf-8")
-    trainer = build_trainer({"out_dir": tmp_path / "run", "data": {"path": tmp_path}}, environment=None)
-    words = [rf"{split}\.json row 1" for split in ("train", "val", "test")]
-    with pytest.raises(DataError, match=".*".join(words)):
-        anyio.run(trainer.train)
-
-
-def test_all_of_a_run_is_in_its_database_file_after_each_start(tmp_path: Path) -> None:
-    def list_files() -> set[str]:
-        return {path.name for path in tmp_path.iterdir() if path.name.startswith("run.db")}
-
-    anyio.run(build_short_trainer(tmp_path).train)
-    left = list_files()
-    assert {name.rpartition(".")[2] for name in left} == {"db", "lock"}
-    longer = build_trainer(
-        {
-            "out_dir": tmp_path,
-            "report": False,
-            "search": {"sources": ["edits"]},
-            "train": {"num_epochs": 2, "batch_size": 4},
-        }
-    )
-    anyio.run(longer.train)
-    assert list_files() == left
-    with pytest.raises(RunConflict):
-        anyio.run(build_short_trainer(tmp_path, seed=1).train)
-    assert list_files() == left
 
 
 def test_a_conflict_advises_what_its_cause_needs(tmp_path: Path) -> None:
@@ -191,25 +138,3 @@ async def test_an_address_without_its_version_is_mended_in_the_message(path: str
     endpoint = Endpoint(httpx.Response(404, text="Not Found"))
     with pytest.raises(ModelError, match=re.escape(f"at this address (404); {words}")):
         await ask(Text, endpoint, config(base_url=f"http://127.0.0.1:8080{path}"))
-
-
-def test_examples_show_the_result_of_a_run_that_measured_nothing(tmp_path: Path) -> None:
-    class Broken(ToyEnvironment):
-        async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
-            raise OSError("no server")
-
-    trainer = build_trainer({"out_dir": tmp_path}, environment=Broken())
-    summary = anyio.run(trainer.train)
-    assert (summary.status, summary.best) == ("failed", None)
-    assert "no server" in summary.verdict
-    assert summary.verdict.endswith(
-        "Next: mend the cause, then run the same command or program again to resume, with --fork (in Python: fork=True) "
-        "if keys changed."
-    )
-    with pytest.raises(RunFailed, match=r"^Failed after 0 steps: .*no server.* Next: mend the cause"):
-        anyio.run(partial(trainer.train, raise_on_failure=True))
-    root = Path(__file__).parents[1]
-    pages = [root / "README.md", *(root / "docs").glob("*.md")]
-    assert [
-        page.name for page in pages if re.search(r"print\(.*(summary|\))\.best\.", page.read_text("utf-8"))
-    ] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,14 +11,8 @@ from hypothesis import strategies as st
 
 from profiles import cases
 from reflact.search.examples import (
-    HEADING,
     apply_examples,
-    draw_first_sets,
-    draw_variants,
-    fit_examples,
-    render_examples,
     shuffle_answers,
-    spread,
 )
 from reflact.skills.document import (
     apply_edits,
@@ -27,29 +20,7 @@ from reflact.skills.document import (
     find_regions,
 )
 from reflact.types import Edit, Skill, WorkedExample
-from skill_documents import MARKERS, documents
-
-START, END = "<!-- EXAMPLES_START -->", "<!-- EXAMPLES_END -->"
-AMPLE = 10**6
-
-
-def make_pool(size: int, answer: str | None = None) -> tuple[WorkedExample, ...]:
-    """Return so many examples, each with its own task, and with its own answer unless one is named."""
-    return tuple(
-        WorkedExample(item_id=f"train-{n}", task=f"double {n}", answer=answer or str(2 * n))
-        for n in range(size)
-    )
-
-
-def list_ids(examples: Sequence[WorkedExample]) -> list[str]:
-    return [example.item_id for example in examples]
-
-
-def replace_examples(text: str, content: str) -> tuple[str, str | None]:
-    """Return a document with other examples, and why that was refused."""
-    candidate = apply_edits(Skill(text=text), [Edit(op="examples", content=content)])
-    return candidate.skill.text, candidate.results[0].reason
-
+from skill_documents import documents
 
 texts = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1, max_size=12)
 pools = st.lists(st.tuples(texts, texts), max_size=12).map(
@@ -58,83 +29,6 @@ pools = st.lists(st.tuples(texts, texts), max_size=12).map(
         for n, (task, answer) in enumerate(pairs)
     )
 )
-
-
-@cases(300)
-@given(pools, st.integers(min_value=0, max_value=400))
-def test_the_examples_that_fit_are_rendered_within_the_bytes(
-    pool: tuple[WorkedExample, ...], room: int
-) -> None:
-    fitting = fit_examples(pool, room)
-    assert [example for example in pool if example in fitting] == list(fitting)
-    assert len(render_examples(fitting).encode()) <= room or not fitting
-
-
-@cases(300)
-@given(st.lists(st.sampled_from("abc"), max_size=24), st.integers(0, 5))
-def test_each_beginning_holds_about_as_many_of_each_group(groups: list[str], seed: int) -> None:
-    pool = make_pool(len(groups))
-    group_of = dict(zip(list_ids(pool), groups, strict=True))
-    order = spread(pool, groups, seed, "test")
-    assert sorted(list_ids(order)) == sorted(list_ids(pool))
-    total = Counter(groups)
-    for size in range(len(order) + 1):
-        counts = Counter(group_of[item] for item in list_ids(order[:size]))
-        open_counts = [counts[group] for group in total if counts[group] < total[group]]
-        assert max(counts.values(), default=0) - min(open_counts, default=AMPLE) <= 1
-
-
-def draw_first(pool: Sequence[WorkedExample], **changed: Any) -> tuple[tuple[WorkedExample, ...], ...]:
-    options: dict[str, Any] = {"seed": 7, "label": "examples/1", "most": 6, "max_bytes": AMPLE}
-    return draw_first_sets(pool, [""] * len(pool), **options | changed)
-
-
-def draw_next(
-    current: Sequence[WorkedExample], pool: Sequence[WorkedExample], failed: set[str], **changed: Any
-) -> tuple[tuple[WorkedExample, ...], ...]:
-    options: dict[str, Any] = {"seed": 7, "label": "examples/2", "most": 6, "max_bytes": AMPLE}
-    return draw_variants(current, pool, [""] * len(pool), failed, **options | changed)
-
-
-@pytest.mark.parametrize(
-    ("size", "sizes"),
-    [
-        (0, []),
-        (1, [1]),
-        (4, [4]),
-        (5, [5, 4, 4, 4, 4]),
-        (12, [12, 8, 4, 8, 4, 8]),
-        (40, [40, 32, 16, 8, 4, 32]),
-    ],
-)
-def test_first_sets_have_several_sizes_and_begin_with_the_largest(size: int, sizes: list[int]) -> None:
-    assert [len(drawn) for drawn in draw_first(make_pool(size))] == sizes
-
-
-@cases(200)
-@given(st.integers(0, 20), st.integers(0, 9), st.integers(1, 12), st.integers(20, 400))
-def test_sets_are_distinct_fit_and_come_from_the_pool(size: int, seed: int, most: int, room: int) -> None:
-    pool = make_pool(size)
-    first = draw_first(pool, seed=seed, most=most, max_bytes=room)
-    current = first[0] if first else ()
-    for sets in (first, draw_next(current, pool, {"train-1"}, seed=seed, most=most, max_bytes=room)):
-        assert len(sets) <= most
-        assert len({frozenset(list_ids(drawn)) for drawn in sets}) == len(sets)
-        for drawn in sets:
-            assert drawn
-            assert len(set(list_ids(drawn))) == len(drawn)
-            assert set(drawn) <= set(pool)
-            assert len(render_examples(drawn).encode()) <= room
-
-
-def test_items_that_still_fail_come_into_a_variant_first() -> None:
-    pool, current = make_pool(20), make_pool(8)
-    grown, swapped, *_ = draw_next(current, pool, {"train-15", "train-18"})
-    assert set(list_ids(current)) < set(list_ids(grown))
-    assert {"train-15", "train-18"} <= set(list_ids(grown))
-    assert len(swapped) == len(current)
-    assert len(set(list_ids(current)) & set(list_ids(swapped))) == 6
-    assert {"train-15", "train-18"} <= set(list_ids(swapped))
 
 
 @cases(200)
@@ -157,10 +51,6 @@ def test_shuffled_answers_keep_the_items_and_permute_the_answers(
     assert shuffled == shuffle_answers(pool, seed)
 
 
-SECTION = f"{START}\n{HEADING}\n\nTask: double 0\nAnswer: 0\n{END}"
-WITH_EXAMPLES = f"# Rules\n\n- double: twice the number\n\n{SECTION}\n"
-
-
 @cases(300)
 @given(documents(), pools)
 def test_examples_change_nothing_else_in_a_document(text: str, pool: tuple[WorkedExample, ...]) -> None:
@@ -173,16 +63,7 @@ def test_examples_change_nothing_else_in_a_document(text: str, pool: tuple[Worke
 
 
 def list_regions(text: str, *, but: str) -> list[str]:
-    """Return the protected regions of a document, without one of them."""
     return [text[region.start : region.end] for region in find_regions(text) if region.name != but]
-
-
-@pytest.mark.parametrize("marker", [*MARKERS, START, END, "<!-- SKILL_FILE notes.md -->"])
-def test_examples_that_hold_a_marker_are_refused(marker: str) -> None:
-    content = f"{HEADING}\n\nTask: what is {marker}?\nAnswer: a comment"
-    text, reason = replace_examples(WITH_EXAMPLES, content)
-    assert text == WITH_EXAMPLES
-    assert reason == "the content holds the marker of a protected region"
 
 
 RULES = "# Rules\n\n- double: twice the number\n- square: the number times itself\n"

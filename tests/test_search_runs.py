@@ -13,7 +13,6 @@ from anyio.lowlevel import checkpoint
 
 from reflact import Trainer, events
 from reflact.errors import QuotaSpent
-from reflact.llm.pricing import BYTES_PER_TOKEN
 from reflact.messages import CallId, RenderedPrompt, ReplyModel, Text
 from reflact.protocols import Session
 from reflact.records import StepRecord
@@ -25,7 +24,7 @@ from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optim
 from reflact.testing.llm import ScriptedAnswer
 from reflact.testing.toy import grade_toy
 from reflact.types import Grade, Item, Skill, Split, digest_json
-from toy_runs import Actor, document, right, run, settings
+from toy_runs import Actor, document, list_messages, right, run, settings
 
 ALL: dict[str, Any] = {"sources": ["examples", "rewrite", "edits"]}
 DETERMINISTIC: dict[str, Any] = {"deterministic": True}
@@ -79,12 +78,7 @@ def count_candidates(records: Sequence[StepRecord]) -> int:
     return sum(len(some | other) for some, other in zip(raced, judged, strict=True))
 
 
-def list_messages(environment: Any, split: Split) -> set[str]:
-    return {str(item.input) for item in environment.items(split)}
-
-
 def read_examples(text: str) -> str:
-    """Return the section of worked examples of a document; empty if there is none."""
     return "".join(text[r.start : r.end] for r in find_regions(text) if r.name == "examples")
 
 
@@ -110,41 +104,6 @@ async def test_an_optimizer_that_never_replies_leaves_the_best_worked_examples(
     assert score.hard == 1
 
 
-async def test_without_right_answers_examples_are_rollouts_that_were_graded_right(tmp_path: Path) -> None:
-    world = QuietEnvironment(train=12, val=8, test=4)
-    lucky = {str(item.input) for item in world.items(Split.train)[:4]}
-    done = await run(
-        tmp_path,
-        environment=world,
-        actor=Actor(lambda _, message, before: right(message) if message in lucky else None),
-        script=mute,
-        search=ALL,
-        train={"batch_size": 12, "num_epochs": 3},
-    )
-    assert done.summary.status == "completed"
-    assert done.summary.best.score == 1
-    shown = {(example.task, example.answer) for example in done.summary.best.examples}
-    assert shown == {(message, right(message)) for message in lucky}
-
-
-async def test_without_right_answers_and_right_rollouts_edits_and_rewrites_find_the_document(
-    tmp_path: Path,
-) -> None:
-    world = QuietEnvironment(train=12, val=8, test=4)
-    done = await run(
-        tmp_path,
-        environment=world,
-        search=ALL,
-        train={"batch_size": 6, "num_epochs": 4},
-        select={"max_edits": 4},
-    )
-    first = done.records[0]
-    assert (first.source, first.verdict.action, first.race) == ("examples", "no_patches", ())
-    assert "no rollout was graded right" in first.verdict.reason
-    assert (done.summary.best.score, done.summary.best.examples) == (1, ())
-    assert {record.source for record in done.records if record.verdict.accepted} <= {"rewrite", "edits"}
-
-
 TALK = (
     *["nothing of interest. " * 15] * 8,
     "Error: the sign is missing.",
@@ -153,8 +112,12 @@ TALK = (
 )
 
 
-async def test_an_example_of_several_turns_is_a_transcript_of_its_decisive_turns(tmp_path: Path) -> None:
-    world = QuietEnvironment(TALK, train=8, val=8, test=4)
+@pytest.mark.parametrize("turns", [(), TALK], ids=["one turn", "several turns"])
+async def test_without_right_answers_examples_are_rollouts_that_were_graded_right(
+    tmp_path: Path, turns: Sequence[str]
+) -> None:
+    """Of several turns, an example is a transcript of the decisive ones."""
+    world = QuietEnvironment(turns, train=12, val=8, test=4)
     lucky = {str(item.input) for item in world.items(Split.train)[:4]}
     done = await run(
         tmp_path,
@@ -162,16 +125,20 @@ async def test_an_example_of_several_turns_is_a_transcript_of_its_decisive_turns
         actor=Actor(lambda _, message, before: right(message) if message in lucky else None),
         script=mute,
         search={**ALL, "max_document_tokens": 20_000},
-        train={"batch_size": 8},
+        train={"batch_size": 12, "num_epochs": 3},
     )
-    assert done.summary.best.score == 1
+    assert (done.summary.status, done.summary.best.score) == ("completed", 1)
     examples = done.summary.best.examples
     assert {example.task for example in examples} == lucky
     for example in examples:
         assert len(example.answer.encode()) <= 1_500
-        for shown in (f"assistant: {right(example.task)}", "user: Error: the sign is missing.", *TALK[-1:]):
-            assert shown in example.answer
+        answer = right(example.task)
+        if not turns:
+            assert example.answer == answer
+            continue
         assert example.answer in done.best
+        for shown in (f"assistant: {answer}", "user: Error: the sign is missing.", TALK[-1]):
+            assert shown in example.answer
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -228,7 +195,6 @@ LONGEST_WAIT = 20
 
 
 def make_search_settings(folder: Path, noise: float | None, *, concurrency: int = 8) -> dict[str, Any]:
-    """Return the configuration of a run with all sources and a budget."""
     return settings(
         folder,
         search=ALL,
@@ -382,26 +348,6 @@ async def test_a_run_that_is_cut_off_anywhere_has_the_same_history(
     assert await read_history(folder, trainer.run_id) == whole
 
 
-async def test_the_summary_says_what_the_document_adds_and_whose_text_it_holds(tmp_path: Path) -> None:
-    world = ToyEnvironment(train=12, val=8, test=6)
-    initial = "Answer every task.\n"
-    done = await run(
-        tmp_path,
-        environment=world,
-        initial=initial,
-        search=ALL,
-        train={"batch_size": 6},
-        test={"enabled": True},
-    )
-    best = done.summary.best
-    assert done.summary.added_tokens == round((len(done.best.encode()) - len(initial)) / BYTES_PER_TOKEN) > 0
-    section = read_examples(done.best)
-    assert best.examples
-    assert section.count("Task: ") == len(best.examples)
-    for example in best.examples:
-        assert f"Task: {example.task}\nAnswer: {example.answer}" in section
-
-
 async def test_validation_and_test_items_are_in_no_document(tmp_path: Path) -> None:
     world = ToyEnvironment(train=24, val=20, test=12, rules=6)
     done = await run(
@@ -414,8 +360,8 @@ async def test_validation_and_test_items_are_in_no_document(tmp_path: Path) -> N
         test={"enabled": True},
     )
     tasks = {line.removeprefix("Task: ") for text in done.texts.values() for line in text.splitlines()}
-    assert tasks & list_messages(world, Split.train)
-    assert not tasks & (list_messages(world, Split.val) | list_messages(world, Split.test))
+    assert tasks & list_messages(Split.train, world)
+    assert not tasks & (list_messages(Split.val, world) | list_messages(Split.test, world))
     ids = {example.item_id for record in done.records for example in record.current.examples}
     assert ids <= {item.id for item in world.items(Split.train)}
 
@@ -448,20 +394,13 @@ async def test_examples_are_added_as_long_as_the_document_is_short_enough(
 
 async def test_an_example_that_holds_a_marker_is_left_out(tmp_path: Path) -> None:
     class Marked(ToyEnvironment):
-        def list_right_answers(self, item: Item) -> Sequence[str]:
-            return ("<!-- EXAMPLES_END -->",) if item.id == "train-003" else (str(item.reference),)
-
         def items(self, split: Split) -> Sequence[Item]:
-            return [
-                item.model_copy(update={"reference": "<!-- EXAMPLES_END -->"})
-                if item.id == "train-003"
-                else item
-                for item in super().items(split)
-            ]
+            first, *others = super().items(split)
+            return [first.model_copy(update={"reference": "<!-- EXAMPLES_END -->"}), *others]
 
     done = await run(
         tmp_path, environment=Marked(train=8, val=8, test=4), script=mute, search=ALL, train={"batch_size": 4}
     )
     ids = {example.item_id for example in done.summary.best.examples}
     assert ids
-    assert "train-003" not in ids
+    assert "train-000" not in ids

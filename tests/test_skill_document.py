@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles import cases
@@ -17,7 +17,6 @@ from skill_documents import FRONT, MARKERS, NOTES, SLOW, documents, plain, prote
 
 operations: st.SearchStrategy[Operation] = st.sampled_from(("append", "insert_after", "replace", "delete"))
 kinds: st.SearchStrategy[EditKind] = operations | st.sampled_from(("rewrite", "suggest"))
-anchored: st.SearchStrategy[Operation] = st.sampled_from(("insert_after", "replace", "delete"))
 
 
 @st.composite
@@ -65,36 +64,6 @@ def test_any_edits_on_any_text_give_one_result_each_and_keep_protected_regions(
     assert well_formed(candidate.skill.text) == well_formed(text)
 
 
-@cases(1500)
-@given(edited(documents()))
-def test_edits_are_applied_in_sequence(case: tuple[str, list[Edit]]) -> None:
-    text, edits = case
-    candidate = skills.apply_edits(Skill(text=text), edits)
-    step = Skill(text=text)
-    for edit, result in zip(edits, candidate.results, strict=True):
-        alone = skills.apply_edits(step, [edit])
-        assert alone.results == (result,)
-        step = alone.skill
-    assert step == candidate.skill
-    applied = [result.edit for result in candidate.results if result.status == "applied"]
-    assert skills.apply_edits(Skill(text=text), applied).skill == candidate.skill
-
-
-@cases(1000)
-@given(st.data(), anchored)
-def test_an_applied_anchor_occurred_exactly_once(data: st.DataObject, op: Operation) -> None:
-    text = data.draw(documents().filter(lambda t: "\r" not in t))
-    start = data.draw(st.integers(0, len(text)))
-    target = text[start : start + data.draw(st.integers(1, 6))].replace("\r", "")
-    assume(target)
-    open_text = text
-    for region in protected(text):
-        open_text = open_text.replace(region, "\0", 1)
-    count = len(re.findall(f"(?={re.escape(target)})", open_text))
-    result = _edit(text, op, target, "something new").results[0]
-    assert result.status == "rejected" or count == 1
-
-
 @cases(1000)
 @given(documents(), plain)
 def test_a_rewrite_leaves_the_new_text_and_the_regions(text: str, content: str) -> None:
@@ -123,20 +92,6 @@ def test_a_rewrite_leaves_the_new_text_and_the_regions(text: str, content: str) 
 )
 def test_append_adds_a_paragraph_before_the_tail(text: str, after: str) -> None:
     assert _edited(text, "append", content="\nNew.\n\n") == after
-
-
-@pytest.mark.parametrize(
-    ("text", "target", "after"),
-    [
-        ("- one two\n- three\n", "one", "- one two\n  - new\n- three\n"),
-        ("- one\n- three\n", "one\n- three", "- one\n- three\n  - new\n"),
-        ("- one", "one", "- one\n  - new\n"),
-        ("- one\r\n- two\r\n", "one", "- one\r\n  - new\r\n- two\r\n"),
-        (f"one {SLOW}", "one", f"one \n  - new\n{SLOW}"),
-    ],
-)
-def test_insert_after_adds_lines_after_the_anchors_line(text: str, target: str, after: str) -> None:
-    assert _edited(text, "insert_after", target, "  - new\n") == after
 
 
 def test_replace_and_delete_change_exactly_the_anchor() -> None:
@@ -207,24 +162,6 @@ def test_a_malformed_document_is_refused_and_its_restprotected(text: str, words:
     with pytest.raises(SkillError, match=words):
         skills.check_document(text)
     assert skills.find_regions(text)[-1].end == len(text)
-
-
-def test_regions_and_body_make_up_the_document() -> None:
-    text = f"{FRONT}\n# Rules\n{SLOW}\n\n{NOTES}\n"
-    found = skills.find_regions(text)
-    assert [(region.name, text[region.start : region.end]) for region in found] == [
-        ("front_matter", FRONT),
-        ("slow_update", SLOW),
-        ("appendix", NOTES),
-    ]
-    assert skills.editable_text(text) == "\n# Rules\n\n\n\n"
-
-
-def test_diff_shows_what_changed() -> None:
-    assert skills.diff_texts("a\nb\n", "a\nb\n") == ""
-    assert skills.diff_texts("a\nb\n", "a\nc") == (
-        "--- before\n+++ after\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n\\ No newline at end of file\n"
-    )
 
 
 SPLIT_MARKER = "<!--\nAPPENDIX_END -->"
@@ -298,17 +235,6 @@ def test_writing_keeps_every_byte_outside_its_region(
         assert before[place:].strip("\r\n") == ""
 
 
-@cases(500)
-@given(some_notes, some_notes)
-def test_added_notes_stand_once_and_in_order(old: list[str], new: list[str]) -> None:
-    every = skills.merge_notes(old, new)
-    keys = [note.casefold() for note in every]
-    assert len(set(keys)) == len(keys)
-    assert set(keys) == {_flat(note).casefold() for note in (*old, *new) if note.strip()}
-    assert every[: len(skills.merge_notes(old, []))] == skills.merge_notes(old, [])
-    assert skills.merge_notes(every, new) == every
-
-
 @given(writable, st.tuples(plain, st.sampled_from((*MARKERS, SPLIT_MARKER)), plain).map("".join))
 def test_text_that_holds_a_marker_is_refused(text: str, bearing: str) -> None:
     with pytest.raises(ValueError, match="protected region"):
@@ -317,56 +243,6 @@ def test_text_that_holds_a_marker_is_refused(text: str, bearing: str) -> None:
         skills.replace_guidance(Skill(text=text), bearing)
     with pytest.raises(ValueError, match="protected region"):
         skills.replace_notes(Skill(text=text), ["sound", bearing])
-
-
-@given(st.tuples(documents(), st.sampled_from(MARKERS)).map("".join))
-def test_a_malformed_document_is_refused(text: str) -> None:
-    for write in (
-        lambda s: skills.replace_guidance(s, "x"),
-        lambda s: skills.replace_notes(s, ["x"]),
-    ):
-        with pytest.raises(SkillError, match="malformed"):
-            write(Skill(text=text))
-
-
-GUIDED = "<!-- SLOW_UPDATE_START -->\nCheck signs.\n\nThen units.\n<!-- SLOW_UPDATE_END -->"
-NOTED = "<!-- APPENDIX_START -->\n## Execution Notes Appendix\n\n- a b\n- c\n<!-- APPENDIX_END -->"
-
-
-@pytest.mark.parametrize(
-    ("text", "after"),
-    [
-        ("", f"{GUIDED}\n"),
-        ("Old.", f"Old.\n\n{GUIDED}\n"),
-        (f"Old.\n{NOTES}", f"Old.\n\n{GUIDED}\n\n{NOTES}"),
-        (f"{NOTES}\nOld.\n", f"{NOTES}\nOld.\n\n{GUIDED}\n"),
-        (f"a\n{SLOW}\nb", f"a\n{GUIDED}\nb"),
-        ("\ufeffOld.\r\n", "\ufeffOld.\r\n\r\n" + GUIDED.replace("\n", "\r\n") + "\r\n"),
-    ],
-)
-def test_guidance_stands_in_its_region_or_before_the_appendix(text: str, after: str) -> None:
-    assert skills.replace_guidance(Skill(text=text), "\nCheck signs.\n\nThen units. ").text == after
-
-
-@pytest.mark.parametrize(
-    ("text", "after"),
-    [
-        ("", f"{NOTED}\n"),
-        (f"Old.\n{SLOW}", f"Old.\n{SLOW}\n\n{NOTED}\n"),
-        (f"a\n{NOTES}\n{SLOW}\n", f"a\n{NOTED}\n{SLOW}\n"),
-    ],
-)
-def test_notes_are_bullets_under_a_heading(text: str, after: str) -> None:
-    assert skills.replace_notes(Skill(text=text), ["a\n  b", " ", "c"]).text == after
-
-
-def test_empty_guidance_and_notes_leave_an_empty_region() -> None:
-    assert skills.replace_notes(Skill(text="Old.\n"), []).text == "Old.\n"
-    emptied = skills.replace_notes(Skill(text=f"Old.\n{NOTES}\n"), [])
-    assert emptied.text == "Old.\n<!-- APPENDIX_START -->\n<!-- APPENDIX_END -->\n"
-    empty = "<!-- SLOW_UPDATE_START -->\n<!-- SLOW_UPDATE_END -->"
-    assert skills.replace_guidance(Skill(text="Old.\n"), "").text == f"Old.\n\n{empty}\n"
-    assert skills.replace_guidance(Skill(text=f"Old.\n{SLOW}\n"), "").text == f"Old.\n{empty}\n"
 
 
 @pytest.mark.parametrize(
@@ -380,9 +256,3 @@ def test_empty_guidance_and_notes_leave_an_empty_region() -> None:
 )
 def test_notes_of_other_hands_are_read(inside: str, read: tuple[str, ...]) -> None:
     assert skills.read_notes(f"Old.\n<!--APPENDIX_START-->{inside}<!--APPENDIX_END-->\n") == read
-
-
-def test_what_says_the_same_stays_as_it_is_spelt() -> None:
-    text = "<!--APPENDIX_START-->- a\n- b<!--APPENDIX_END--><!--SLOW_UPDATE_START-->c<!--SLOW_UPDATE_END-->"
-    assert skills.replace_notes(Skill(text=text), ["a", "b"]).text == text
-    assert skills.replace_guidance(Skill(text=text), "c\n").text == text

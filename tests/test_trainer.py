@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import toy_runs
-from reflact import Item, Trainer, __version__, events, read_run
+from reflact import Item, Trainer, events, read_run
 from reflact.config.training import TrainerConfig
 from reflact.data import plan_epoch
 from reflact.environments import Grader
-from reflact.errors import (
-    DataError,
-    ProviderDown,
-    RunConflict,
-)
+from reflact.errors import ProviderDown, RunConflict
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
-from reflact.proposers import Rewrite, StepBudget, StepEvidence
 from reflact.records import RunSummary
 from reflact.stages.reply_models import AnalystReply
 from reflact.store.runs import open_store
-from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
+from reflact.testing import TOY_RULES, ScriptedLLM, ToyTarget, append_reply, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import Skill, Split
-from toy_runs import LINES, WORLD, Actor, build_trainer, playing, run
+from toy_runs import LINES, WORLD, Actor, build_trainer, list_messages, playing, run
 
 
 def settings(folder: Path, **sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,29 +57,16 @@ def turning(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallI
     return reply
 
 
-class Turning:
-    """Proposes one of two documents after the other."""
-
-    identity = "turning/1"
-
-    async def propose(self, skill: Skill, evidence: StepEvidence, budget: StepBudget) -> Sequence[Rewrite]:
-        line = LINES["double"]
-        return [Rewrite(document=f"- A line.\n\n{'' if line in skill.text else line}\n")]
-
-
-@pytest.mark.parametrize("proposer", [None, Turning()], ids=["edits", "documents"])
 @pytest.mark.parametrize("is_gated", [True, False], ids=["gate", "no gate"])
-async def test_a_document_that_comes_back(tmp_path: Path, is_gated: bool, proposer: Turning | None) -> None:
-    config = settings(
+async def test_a_document_that_comes_back(tmp_path: Path, is_gated: bool) -> None:
+    config = toy_runs.settings(
         tmp_path,
         gate={"enabled": is_gated, "policy": "strict"},
         train={"num_epochs": 4, "batch_size": 8},
-        slow_update={"enabled": False},
-        meta_skill={"enabled": False},
-        test={"enabled": False},
+        reflect={"minibatch_size": 2},
     )
     actor = Actor()
-    await build_trainer(config, target=actor, script=turning, proposer=proposer).train()
+    await build_trainer(config, target=actor, script=turning).train()
     records = (await read_run(tmp_path)).steps
     actions = [record.verdict.action for record in records]
     assert len(set(actor.asked)) == len(actor.asked), "no rollout is made twice"
@@ -147,7 +129,7 @@ async def test_exports_match_the_database(tmp_path: Path) -> None:
 
 async def test_the_test_split_is_sealed(tmp_path: Path) -> None:
     config = settings(tmp_path)
-    test = {str(i.input) for i in WORLD.items(Split.test)}
+    test = list_messages(Split.test)
     target = Actor()
     summary = await build_trainer(config, target=target).train()
     opened = [message in test for _, message in target.asked]
@@ -161,18 +143,6 @@ async def test_the_test_split_is_sealed(tmp_path: Path) -> None:
         event for event in (await read_run(tmp_path)).events if isinstance(event, events.TestSplitOpened)
     ]
     assert len(opened_at) == 1
-
-
-async def test_a_run_needs_no_test_split(tmp_path: Path) -> None:
-    environment = ToyEnvironment(train=8, val=4, test=0)
-    models: dict[str, Any] = {"target": ToyTarget(), "optimizer": ScriptedLLM(toy_optimizer())}
-    trainer = Trainer(settings(tmp_path), environment=environment, **models)
-    summary = await trainer.train()
-    assert summary.status == "completed"
-    assert summary.test_openings == 0
-    assert {s.split for s in summary.scores} == {Split.val}
-    with pytest.raises(DataError, match="no test split"):
-        await trainer.evaluate(Skill(text=""), Split.test)
 
 
 async def test_measuring_a_document_leaves_the_run_as_it_ended(tmp_path: Path) -> None:
@@ -195,63 +165,45 @@ def is_equal(item: Item, answer: str) -> bool:
     return answer == item.reference
 
 
-def train_on_items(
-    out: Path, train: list[Any] | None = None, grade: Grader = is_equal, **config: object
-) -> Trainer:
-    return Trainer.from_items(
-        train=train or pairs(10, 4),
-        val=pairs(20, 4),
-        test=[Item(id="t", input="double 40", reference="80")],
-        grade=grade,
-        target=ToyTarget(),
-        optimizer=ScriptedLLM(playing((AnalystReply, lambda kind, _: append_reply(kind, "Answer.")))),
-        out_dir=out,
-        **config,
-    )
-
-
-async def test_lists_and_a_function_are_enough(tmp_path: Path) -> None:
-    summary = await train_on_items(tmp_path, train__num_epochs=2, train__batch_size=4).train()
-    assert (summary.status, summary.version) == ("completed", __version__)
-    assert (summary.steps, summary.reason) == (1, "the document solves all 4 validation items")
-
-
-def give_points(points: float) -> Grader:
-    def grade(item: Item, answer: str) -> float:
-        return points
-
-    return grade
-
-
-async def test_a_corrected_function_does_not_find_the_scores_of_the_one_before(tmp_path: Path) -> None:
-    first = await train_on_items(tmp_path, grade=give_points(1), train__num_epochs=1).train()
-    again = await train_on_items(tmp_path, grade=give_points(1), train__num_epochs=1).train()
-    assert (first.status, again.run_id) == ("completed", first.run_id)
-    with pytest.raises(RunConflict, match=r"grader\.grader.*choose another out_dir"):
-        await train_on_items(tmp_path, grade=give_points(0), train__num_epochs=1).train()
-
-
-async def test_what_is_no_item_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match="an item is an Item or a pair of an input and its right answer, not "
-    ):
-        await train_on_items(tmp_path, [{"input": "double 10", "reference": "20"}]).train()
-
-
 SAMENESS = playing((AnalystReply, lambda kind, _: append_reply(kind, "Answer.")))
 """An optimizer whose edits help nobody."""
 
 
+def train_on_items(out: Path, grade: Grader) -> Trainer:
+    return Trainer.from_items(
+        train=pairs(10, 4),
+        val=pairs(20, 4),
+        test=[Item(id="t", input="double 40", reference="80")],
+        grade=grade,
+        target=ToyTarget(),
+        optimizer=ScriptedLLM(SAMENESS),
+        out_dir=out,
+        train__num_epochs=1,
+    )
+
+
+def give_points(points: float) -> Grader:
+    return lambda item, answer: points
+
+
+async def test_a_corrected_function_does_not_find_the_scores_of_the_one_before(tmp_path: Path) -> None:
+    first = await train_on_items(tmp_path, give_points(1)).train()
+    again = await train_on_items(tmp_path, give_points(1)).train()
+    assert (first.status, again.run_id) == ("completed", first.run_id)
+    with pytest.raises(RunConflict, match=r"grader\.grader.*choose another out_dir"):
+        await train_on_items(tmp_path, give_points(0)).train()
+
+
 async def test_patience_ends_a_run_that_no_edit_helps(tmp_path: Path) -> None:
-    done = await toy_runs.run(tmp_path, script=SAMENESS, train={"num_epochs": 3, "patience": 2})
+    done = await run(tmp_path, script=SAMENESS, train={"num_epochs": 3, "patience": 2})
     reason = "train.patience is 2, and the last 2 steps accepted no edit"
     assert (done.summary.status, done.summary.reason, done.summary.steps) == ("completed", reason, 2)
     assert [e.reason for e in done.events if isinstance(e, events.TrainingStopped)] == [reason]
-    again = await toy_runs.run(tmp_path, script=SAMENESS, train={"num_epochs": 3, "patience": 2})
+    again = await run(tmp_path, script=SAMENESS, train={"num_epochs": 3, "patience": 2})
     assert (again.events, again.summary.reason, again.calls) == (done.events, reason, [])
-    more = await toy_runs.run(tmp_path, script=SAMENESS, train={"num_epochs": 3, "patience": 4})
+    more = await run(tmp_path, script=SAMENESS, train={"num_epochs": 3, "patience": 4})
     assert (more.summary.run_id, more.summary.steps) == (done.summary.run_id, 4)
-    none = await toy_runs.run(tmp_path, script=SAMENESS, train={"num_epochs": 3})
+    none = await run(tmp_path, script=SAMENESS, train={"num_epochs": 3})
     assert (none.summary.run_id, none.summary.steps, none.summary.reason) == (done.summary.run_id, 6, None)
 
 

@@ -48,8 +48,6 @@ class TenantNetwork(PureNetwork):
 
 
 def configuration(folder: Path, name: str) -> dict[str, Any]:
-    """Return a configuration with a model, a key and data of its own."""
-
     async def key() -> str:
         await checkpoint()
         return f"{name}-key"

@@ -236,8 +236,6 @@ class Killed(GeneratorExit):
 
 
 class Left(NamedTuple):
-    """What a run has committed and told."""
-
     records: tuple[str, ...]
     events: tuple[str, ...]
 

@@ -19,7 +19,7 @@ from reflact.stages.reply_models import AnalystReply
 from reflact.store.runs import open_store, read_state
 from reflact.testing import TOY_RULES, ScriptedLLM, ToyEnvironment, ToyTarget, append_reply, toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer, ScriptedCall
-from reflact.types import Skill, Turn
+from reflact.types import Skill, Split, Turn
 
 Plays = Callable[[type[ReplyModel], str], ScriptedAnswer]
 """Answers one kind of question, from the reply type and from what is shown."""
@@ -193,17 +193,8 @@ async def run(
 ) -> Ran:
     """Train in the toy world and return what became of it.
 
-    Args:
-        folder: Where the run is kept.
-        initial: The initial document; None: an empty one.
-        environment: Eight train, four validation and four test items of four rules, unless given.
-        actor: The target.
-        script: Plays the optimizer.
-        approve: Asked about candidates.
-        store: A database to be shared with other runs.
-        seed: Another seed than the usual one.
-        preset: Defaults to start from.
-        sections: Parts of the configuration that differ from ``settings``.
+    The initial document is empty, unless given. A ``store`` is shared with other runs. Sections are what differs from
+    ``settings``.
     """
     config = {**settings(folder, **sections), "preset": preset}
     if initial is not None:
@@ -214,11 +205,7 @@ async def run(
         config["seed"] = seed
     optimizer, actor = ScriptedLLM(script or toy_optimizer()), actor or Actor()
     trainer = Trainer(
-        config,
-        environment=environment or WORLD,
-        target=actor,
-        optimizer=optimizer,
-        approve=approve,
+        config, environment=environment or WORLD, target=actor, optimizer=optimizer, approve=approve
     )
     summary = await trainer.train()
     async with open_store(store or folder / "run.db") as opened:
@@ -259,20 +246,30 @@ def playing(*parts: Part, edits: int = 1) -> Script:
 
 
 def shown_to(call: ScriptedCall) -> str:
-    """Return what a call's prompt shows, without the system message."""
     return "\n".join(m.content for m in call.prompt.messages if m.role == "user")
 
 
+def in_turn(kind: type[ReplyModel], *answers: ScriptedAnswer) -> Part:
+    """Play these replies one after the other, and the last one from then on."""
+    left = list(answers)
+    return kind, lambda *_: left.pop(0) if len(left) > 1 else left[0]
+
+
+def list_messages(split: Split, world: ToyEnvironment = WORLD) -> set[str]:
+    return {str(item.input) for item in world.items(split)}
+
+
 def right(message: str) -> str:
-    """Return the right answer to a message of the toy world."""
     name, _, number = message.partition(" ")
     return TOY_RULES[name].answer(int(number))
 
 
 def document(*names: str) -> str:
-    """Return a document that holds the lines of some rules."""
     return "".join(f"{LINES[name]}\n" for name in names)
 
+
+IDLE: Part = (AnalystReply, lambda kind, _: append_reply(kind, "- nonsense about the missing rule"))
+"""An analyst whose proposals never help."""
 
 LEARNING = playing((AnalystReply, lambda kind, _: append_reply(kind, LINES["double"])))
 """An optimizer that adds one rule, whatever the feedback."""
