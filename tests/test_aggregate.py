@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import pytest
 from anyio import run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ PROPOSAL = re.compile(r"<(proposal_(\d+)_*)>\n(.*?)\n</\1>", re.DOTALL)
 
 
 def merge(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+    """Merge by joining all proposals into one."""
     shown = "\n".join(m.content for m in prompt.messages if m.role == "user")
     proposals = PROPOSAL.findall(shown)
     content = " / ".join(text.rpartition("content: ")[2] for _, _, text in proposals)
@@ -31,16 +33,19 @@ def merge(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId)
 
 
 def useless(prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId) -> ScriptedAnswer:
+    """Give no valid reply."""
     return "I would rather not."
 
 
 def report(source: RolloutSource, index: int, *contents: str) -> AnalystReport:
+    """Return an analyst's report that proposes to append these lines."""
     edits = tuple(Edit(op="append", content=c, source_type=source) for c in contents)
     patch = Patch(reasoning=f"{source} {index}", edits=edits)
     return AnalystReport(source_type=source, index=index, item_ids=("a",), patch=patch)
 
 
 async def merged(reports: Sequence[AnalystReport], llm: ScriptedLLM, size: int = 2) -> AggregateResult:
+    """Aggregate with the packaged prompts."""
     return await aggregate(
         reports,
         SKILL,
@@ -60,6 +65,24 @@ def test_a_merge_does_not_depend_on_the_order_of_reports(
     shuffled = data.draw(st.permutations(reports))
     expected = run(merged, reports, ScriptedLLM(merge), size)
     assert run(merged, shuffled, ScriptedLLM(merge), size) == expected
+
+
+@pytest.mark.parametrize("patches", [1, 2, 3, 8, 9, 30])
+async def test_a_tree_of_merges_ends(patches: int) -> None:
+    llm = ScriptedLLM(merge)
+    pool = await merged([report("failure", n, f"- f{n}") for n in range(patches)], llm)
+    assert len(llm.calls) == patches - 1
+    (edit,) = pool.patch.edits
+    assert sorted(edit.content.split(" / ")) == sorted(f"- f{n}" for n in range(patches))
+    assert edit.support_count == patches
+
+
+async def test_one_patch_passes_unmerged() -> None:
+    llm = ScriptedLLM(useless)
+    alone = report("success", 1, "- a", "- b")
+    pool = await merged([report("failure", 0), report("success", 0), alone], llm)
+    assert (pool.patch, pool.fallbacks, llm.calls) == (alone.patch, (), [])
+    assert await merged([], llm) == AggregateResult()
 
 
 async def test_a_merge_that_cannot_be_had_joins_the_proposals() -> None:

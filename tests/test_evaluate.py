@@ -13,20 +13,30 @@ from reflact.gate.ranked_decision import REJECT_BELOW, build_pass, start_ranking
 from reflact.stages.evaluate import (
     EvaluationResult,
     GateMetric,
+    build_measurement,
+    decide_without_evaluation,
     evaluate,
     force_accept,
 )
 from reflact.stages.ranked_evaluation import RankedEvaluator
 from reflact.stages.reply_models import AnalystReply
+from reflact.stages.update import RewriteReply
 from reflact.testing import append_reply
 from reflact.types import (
+    AggregateResult,
+    Candidate,
+    Edit,
+    Fallback,
+    Patch,
     Ranking,
     Rollout,
     Score,
+    SelectResult,
     Skill,
     Split,
+    StepSize,
 )
-from toy_runs import WORLD, playing, run
+from toy_runs import WORLD, Actor, document, playing, run
 
 CANDIDATE, CURRENT, BEST = Skill(text="candidate"), Skill(text="current"), Skill(text="best")
 ITEMS = tuple(f"v{n}" for n in range(8))
@@ -40,6 +50,7 @@ Marks = Callable[[str, str, int], "float | Score | None"]
 
 
 def rolled(marks: Marks, skill: Skill, item_id: str, trial: int) -> Rollout:
+    """Return what a document gets on an item."""
     mark = marks(skill.text, item_id, trial)
     blank = Rollout(
         key=f"{skill.text}/{item_id}/{trial}", item_id=item_id, skill_hash=skill.hash, trial=trial
@@ -50,6 +61,8 @@ def rolled(marks: Marks, skill: Skill, item_id: str, trial: int) -> Rollout:
 
 
 class Field:
+    """Runs passes for the gate, and notes which."""
+
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
         self.asked: list[tuple[str, int, tuple[str, ...]]] = []
@@ -76,13 +89,52 @@ async def tried(
 
 
 async def judged(marks: Marks, **changes: Any) -> tuple[EvaluationResult, Field]:
+    """Return the verdict that there must be, and what it took."""
     evaluated, field = await tried(marks, **changes)
     assert evaluated is not None
     return evaluated, field
 
 
 def wins(*items: str, over: float = 0.0) -> Marks:
+    """Let the candidate solve some items that the others do not, whatever the trial."""
     return lambda text, item_id, trial: 1.0 if text == "candidate" and item_id in items else over
+
+
+PROPOSED = AggregateResult(patch=Patch(edits=(Edit(op="append", content="x"),)))
+NO_REPLY = (Fallback(label="rewrite", reason="r", replacement="i"),)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "merged", "action", "repeats"),
+    [
+        (Candidate(skill=CURRENT), AggregateResult(), "no_patches", None),
+        (Candidate(skill=CURRENT), PROPOSED, "no_change", None),
+        (Candidate(skill=BEST), PROPOSED, "no_change", "v1"),
+        (Candidate(skill=CURRENT, fallbacks=NO_REPLY), PROPOSED, "no_rewrite", None),
+        (Candidate(skill=CANDIDATE), PROPOSED, None, None),
+    ],
+)
+def test_what_changes_nothing_is_not_evaluated(
+    candidate: Candidate, merged: AggregateResult, action: str | None, repeats: str | None
+) -> None:
+    chosen = SelectResult(patch=merged.patch, pool_size=len(merged.patch.edits))
+    verdict = decide_without_evaluation(
+        candidate, CURRENT, merged=merged, chosen=chosen, known={BEST.hash: "v1", CURRENT.hash: "v2"}
+    )
+    assert (None if verdict is None else verdict.action) == action
+    assert verdict is None or (verdict.candidate, verdict.accepted, verdict.repeats) == (None, False, repeats)
+
+
+@pytest.mark.parametrize("reasoning", ["All are risky.", None])
+def test_a_step_size_of_0_is_the_reason(reasoning: str | None) -> None:
+    decision = reasoning and StepSize(count=0, reasoning=reasoning, confidence=0.5)
+    chosen = SelectResult(pool_size=1, budget=0, decision=decision or None)
+    verdict = decide_without_evaluation(
+        Candidate(skill=CURRENT), CURRENT, merged=PROPOSED, chosen=chosen, known={}
+    )
+    assert verdict is not None
+    assert verdict.action == "no_change"
+    assert (reasoning or "The schedule allows no edit") in verdict.reason
 
 
 @pytest.mark.parametrize(("solved", "repeated"), [(("v1", "v5"), ("v1", "v5")), (ITEMS, ITEMS[:6])])
@@ -112,6 +164,16 @@ async def test_a_repeat_that_disagrees_gives_no_verdict(noisy: str) -> None:
     assert (await tried(marks))[0] is None
 
 
+@pytest.mark.parametrize(("threshold", "action"), [(None, "accept_new_best"), (1.0, "reject")])
+async def test_what_counts_as_solved_is_the_success_threshold(threshold: float | None, action: str) -> None:
+    def marks(text: str, item_id: str, trial: int) -> float:
+        old, new = {"v0": (1.0, 0.5)}.get(item_id, (0.0, 1.0))
+        return new if text == "candidate" else old
+
+    scale = GateMetric(metric="hard", threshold=threshold)
+    assert (await judged(marks, scale=scale, no_regression=0))[0].verdict.action == action
+
+
 @pytest.mark.parametrize("is_enabled", [True, False])
 async def test_below_coverage_nothing_is_decided(is_enabled: bool) -> None:
     def marks(text: str, item_id: str, trial: int) -> float | None:
@@ -123,6 +185,17 @@ async def test_below_coverage_nothing_is_decided(is_enabled: bool) -> None:
     assert evaluated.verdict.candidate.unmeasured == ("v1", "v2")
     lost = {(r.item_id, r.skill_hash) for r in evaluated.unmeasured}
     assert lost == {(i, s.hash) for i in ("v1", "v2") for s in (CANDIDATE, CURRENT)}
+
+
+async def test_a_lost_repeat_is_among_what_was_used() -> None:
+    def marks(text: str, item_id: str, trial: int) -> float | None:
+        if (text, item_id, trial) == ("candidate", "v1", 1):
+            return None
+        return float(text == "candidate" and item_id in {"v1", "v2"})
+
+    evaluated, _ = await judged(marks)
+    assert evaluated.verdict.action == "accept_new_best"
+    assert [(r.item_id, r.trial) for r in evaluated.unmeasured] == [("v1", 1)]
 
 
 @pytest.mark.parametrize(
@@ -142,15 +215,35 @@ async def test_a_new_best_must_win_against_the_best(of_best: int | None, action:
     assert field.asked[-1] == ("best", 0, ITEMS)
 
 
+@pytest.mark.parametrize(
+    ("metric", "action", "score"),
+    [("hard", "reject", 0.0), ("soft", "accept_new_best", 0.5), ("mixed", "accept_new_best", 0.1)],
+)
+async def test_the_metric_says_what_is_compared(metric: Any, action: str, score: float) -> None:
+    def marks(text: str, item_id: str, trial: int) -> Score:
+        return Score(hard=0.0, soft=0.5 if text == "candidate" else 0.25)
+
+    evaluated, _ = await judged(marks, scale=GateMetric(metric=metric, mixed_weight=0.2))
+    assert (evaluated.verdict.action, evaluated.verdict.candidate_score) == (action, score)
+
+
 async def unguarded(marks: Marks) -> EvaluationResult:
+    """Return the verdict of a gate that is off."""
     field = Field(marks)
     return await force_accept(CANDIDATE, CURRENT, settings=setting(), metric=HARD, run_pass=field.run)
+
+
+async def test_a_gate_that_is_off_accepts_what_is_worse_and_records_it() -> None:
+    verdict = (await unguarded(lambda text, item_id, trial: float(text == "current"))).verdict
+    assert verdict.action == "force_accept"
+    assert (verdict.candidate_score, verdict.current_score) == (0.0, 1.0)
 
 
 MANY = tuple(f"v{n}" for n in range(20))
 
 
 def share(**solved: int) -> Marks:
+    """Let each document solve that many of the first items, whatever the trial."""
     return lambda text, item_id, trial: float(MANY.index(item_id) < solved[text])
 
 
@@ -260,6 +353,27 @@ async def test_a_better_version_that_loses_items_is_vetoed(allowed: int | None, 
     assert sorted(repeats) == ([] if allowed is None else expected)
 
 
+@pytest.mark.parametrize(
+    ("policy", "declared", "baselines", "noisy"),
+    [
+        ("ranked", None, 1, False),
+        ("ranked", True, 1, False),
+        ("ranked", False, 2, True),
+        ("strict", False, 1, False),
+    ],
+)
+async def test_the_baseline_is_measured_twice_only_if_beliefs_begin_at_once(
+    tmp_path: Path, policy: str, declared: bool | None, baselines: int, noisy: bool
+) -> None:
+    done = await run(tmp_path, target={"deterministic": declared}, gate={"policy": policy})
+    assert (done.records[0].verdict.ranked is not None) == noisy
+    assert done.state.deterministic == (declared is not False)
+    train = {str(item.input) for item in WORLD.items(Split.train)}
+    before = [message for _, message in done.actor.asked]
+    before = before[: next(n for n, message in enumerate(before) if message in train)]
+    assert len(before) == 4 * baselines
+
+
 async def test_rollouts_are_reused_across_phases(tmp_path: Path) -> None:
     idle = playing((AnalystReply, lambda wanted, shown: append_reply(wanted, f"- nonsense {len(shown)}")))
     done = await run(tmp_path, script=idle, test={"enabled": True})
@@ -268,3 +382,45 @@ async def test_rollouts_are_reused_across_phases(tmp_path: Path) -> None:
         assert sum(message in {str(item.input) for item in WORLD.items(split)} for message in initial) == 4
     again = await run(tmp_path, script=idle, test={"enabled": True})
     assert again.actor.asked == []
+
+
+@pytest.mark.parametrize(
+    "ends", [{"slow_update": {"enabled": True, "gated": False}}, {"appendix": {"enabled": True}}]
+)
+async def test_a_new_hash_gives_an_equal_candidate_no_second_chance(
+    tmp_path: Path, ends: dict[str, Any]
+) -> None:
+    def deaf(skill: Skill, message: str, times: int) -> str | None:
+        return "unknown" if message.startswith("double") else None
+
+    known = document("double")
+    script = playing((RewriteReply, {"summary": "s", "document": known}))
+    done = await run(
+        tmp_path,
+        initial=known,
+        actor=Actor(deaf),
+        script=script,
+        train={"num_epochs": 3},
+        update={"mode": "rewrite"},
+        **ends,
+    )
+    assert len({record.skill_before for record in done.records}) > 1
+    assert set(done.actions) <= {"no_change", "no_patches"}
+    assert done.summary.accepts == 0
+    assert all(record.verdict.candidate is None for record in done.records)
+
+
+def test_a_measurement_is_the_mean_of_what_was_measured() -> None:
+    values = [None, Score(hard=1, soft=0.5), Score(hard=0.1, soft=0.3), None]
+    rollouts = [
+        Rollout(key=f"{n}", item_id=f"item-{n}", skill_hash="c", score=score)
+        for n, score in enumerate(values)
+    ]
+    measured = build_measurement("c", Split.val, rollouts)
+    assert (measured.n, measured.hard, measured.soft) == (2, 0.55, 0.4)
+    assert measured.unmeasured == ("item-0", "item-3")
+    assert build_measurement("c", Split.val, rollouts[::-1]) == measured
+    nothing = build_measurement("c", Split.val, rollouts[:1])
+    assert (nothing.n, nothing.hard, HARD.score_measurement(nothing)) == (0, None, None)
+    with pytest.raises(ValueError, match="another skill"):
+        build_measurement("d", Split.val, rollouts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
+from rich.console import Console
 
 from doubles import open_context
 from reflact.reporting.facts import list_step_details
-from reflact.skills.document import find_regions, read_notes
+from reflact.reporting.terminal import print_summary
+from reflact.skills.document import find_regions, read_notes, replace_notes
 from reflact.stages.execution_notes import (
     CompactReply,
     LapseReply,
     ReminderReply,
+    carry_notes,
     update_appendix,
 )
+from reflact.stages.reply_models import AnalystReply
 from reflact.stages.update import RewriteReply
-from reflact.testing import ScriptedLLM, ToyEnvironment
+from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import AnalystReport, Skill
 from skill_documents import documents
-from toy_runs import IDLE, LINES, Actor, Part, document, playing, run
+from toy_runs import LINES, Actor, Part, document, playing, run
 
 ON: dict[str, Any] = {"appendix": {"enabled": True}}
 ALL = document("double", "square", "negate", "parity")
@@ -32,9 +37,11 @@ DEAF = "Mind the rule double."
 """The reminder of the toy optimizer for a rule that stands in the document and is not followed."""
 
 MODES = pytest.mark.parametrize("mode", ["patch", "rewrite"])
+IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense"))
 
 
 def deaf(skill: Skill, message: str, times: int) -> str | None:
+    """Never follow the rule ``double``, whatever the document says."""
     return "unknown" if message.startswith("double") else None
 
 
@@ -43,6 +50,7 @@ SMALL: dict[str, Any] = {"environment": ToyEnvironment(train=4, val=4, test=4), 
 
 
 def body_of(text: str) -> str:
+    """Return what stands before the appendix."""
     return text.partition("<!-- APPENDIX_START -->")[0].rstrip("\n")
 
 
@@ -86,6 +94,28 @@ async def test_a_rejected_step_keeps_its_reminders(tmp_path: Path, mode: str) ->
     assert body_of(done.current) == THREE.rstrip("\n")
     assert record.best.number == 0
     assert done.best == THREE
+
+
+async def test_an_inherited_score_is_shown_as_inherited_and_decides_nothing(tmp_path: Path) -> None:
+    def harmed(skill: Skill, message: str, times: int) -> str | None:
+        return "unknown" if "Mind" in skill.text else deaf(skill, message, times)
+
+    done = await run(tmp_path, initial=THREE, actor=Actor(harmed), script=playing(IDLE), **ON)
+    first, second = done.records
+    assert (first.current.inherited, first.current.score) == (True, 0.5)
+    assert second.skill_before == first.current.skill_hash
+    assert second.verdict.current_score == 0.0
+    assert done.best == THREE
+    (promotion,) = done.promotions
+    assert (promotion.current.inherited, promotion.current.score) == (False, 0.0)
+    assert promotion.best.number == 0
+    console = Console(file=StringIO(), width=200)
+    print_summary(console, done.summary.model_copy(update={"final": first.current, "scores": ()}), tmp_path)
+    assert isinstance(console.file, StringIO)
+    assert (
+        "(validation 0.500) (inherited from an earlier version; this text was not measured)"
+        in console.file.getvalue()
+    )
 
 
 async def test_reminders_may_come_from_successes_too(tmp_path: Path) -> None:
@@ -154,7 +184,20 @@ async def test_reminding_changes_the_appendix_alone(text: str, reminders: list[s
 
 
 def without_appendix(text: str) -> str:
+    """Return the document without its appendix."""
     for region in find_regions(text):
         if region.name == "appendix":
             return text[: region.start] + text[region.end :]
     return text
+
+
+async def test_notes_are_carried_into_the_document_that_becomes_current_again() -> None:
+    older = replace_notes(Skill(text="Old.\n"), ["One."])
+    before = replace_notes(Skill(text="New.\n"), ["one.", "Two."])
+    carried = carry_notes(older, before)
+    assert read_notes(carried.text) == ("One.", "Two.")
+    assert carried.text.startswith("Old.")
+    context = await open_context(ScriptedLLM(lambda *_: "never asked"))
+    noted = await update_appendix(older, [], context=context, threshold=None, earlier=read_notes(before.text))
+    assert noted.skill == carried
+    assert noted.notes == ("One.", "Two.")

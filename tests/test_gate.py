@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from reflact.gate.greater_mean import (
     GateSettings,
     Ruling,
     ScorePair,
+    count_required,
     decide,
     has_disagreement,
 )
@@ -44,6 +46,7 @@ def trial(sides: Iterable[Sides | None]) -> list[ScorePair]:
 
 
 def ruled(sides: Iterable[Sides], **changes: Any) -> Ruling:
+    """Return the decision on one pass."""
     pairs = trial(sides)
     item_ids = tuple(each.item_id for each in pairs)
     return decide(GateSettings.model_validate({"item_ids": item_ids, **changes}), pairs)
@@ -63,6 +66,19 @@ def ruled(sides: Iterable[Sides], **changes: Any) -> Ruling:
 )
 def test_a_greater_mean_is_accepted(sides: list[Sides], action: str) -> None:
     assert ruled(sides).action == action
+
+
+def test_the_reason_names_the_means_of_what_is_measured_on_both_sides() -> None:
+    assert ruled([WON, BOTH]).reason == "The candidate's 1 is above the current skill's 0.5, on 2 items."
+    partly = ruled([LOST, BOTH, (None, None)], coverage=0.5)
+    assert partly.reason == "The candidate's 0.5 is not above the current skill's 1, on 2 of 3 items."
+
+
+def test_a_share_of_items_is_counted_in_whole_numbers() -> None:
+    """A coverage in hundredths needs as many items as its decimal says, although floats are rounded."""
+    for percent, total in itertools.product(range(1, 101), range(1, 201)):
+        assert count_required(percent / 100, total) == -(-percent * total // 100), (percent, total)
+    assert (count_required(0.0, 10), count_required(1e-05, 100_000), count_required(1 / 3, 9)) == (1, 1, 3)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=12))
@@ -148,6 +164,15 @@ def test_fractional_scores_have_a_normal_interval() -> None:
     assert mean_interval([0.2, 0.4, 0.6]) == pytest.approx((low, 0.6263), abs=1e-4)
     assert mean_interval([0.0, 0.9]) == mean_interval([0.5]) == (0.0, 1.0)
     assert mean_interval([1.0, 0.0, 0.0]) == wilson_interval(1, 3)
+
+
+def test_what_cannot_be_compared_has_no_interval() -> None:
+    for successes, n in [(0, 0), (-1, 3), (4, 3)]:
+        with pytest.raises(ValueError, match="no interval"):
+            wilson_interval(successes, n)
+    for before, after in [([], []), ([0.0], [1.0, 0.0])]:
+        with pytest.raises(ValueError, match="item by item"):
+            improvement_interval(before, after)
 
 
 def test_matched_shares_have_agresti_and_mins_interval() -> None:

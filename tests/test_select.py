@@ -16,10 +16,15 @@ from reflact.stages.select import ReasonedStepSizeReply, SchedulerName, edit_bud
 from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
 from reflact.types import AggregateResult, Edit, Patch, Skill
-from toy_runs import Part, Ran, in_turn, playing, run
+from toy_runs import Part, Ran, playing, run
 
 schedulers: st.SearchStrategy[SchedulerName] = st.sampled_from(("constant", "linear", "cosine"))
 bounds = st.integers(0, 50).flatmap(lambda top: st.tuples(st.just(top), st.integers(0, top)))
+
+
+def _budgets(total: int, scheduler: SchedulerName, max_edits: int, floor: int) -> list[int]:
+    steps = range(1, total + 1)
+    return [edit_budget(s, total, scheduler=scheduler, max_edits=max_edits, floor=floor) for s in steps]
 
 
 @given(st.integers(1, 200), schedulers, bounds)
@@ -27,11 +32,24 @@ def test_budgets_fall_from_the_largest_to_the_floor(
     total: int, scheduler: SchedulerName, bounds: tuple[int, int]
 ) -> None:
     max_edits, floor = bounds
-    steps = range(1, total + 1)
-    budgets = [edit_budget(s, total, scheduler=scheduler, max_edits=max_edits, floor=floor) for s in steps]
+    budgets = _budgets(total, scheduler, max_edits, floor)
     assert budgets[0] == max_edits
     assert budgets[-1] == (max_edits if scheduler == "constant" or total == 1 else floor)
     assert budgets == sorted(budgets, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [("constant", [7, 7, 7, 7, 7, 7]), ("linear", [7, 6, 5, 4, 3, 2]), ("cosine", [7, 7, 5, 4, 2, 2])],
+)
+def test_known_schedules(scheduler: SchedulerName, expected: list[int]) -> None:
+    assert _budgets(6, scheduler, 7, 2) == expected
+
+
+def test_exact_halves_are_rounded_upward() -> None:
+    assert edit_budget(6, 7, scheduler="linear", max_edits=3, floor=0) == 1
+    assert _budgets(4, "cosine", 6, 0) == [6, 5, 2, 0]
+    assert _budgets(4, "cosine", 2, 0) == [2, 2, 1, 0]
 
 
 AUTONOMOUS: dict[str, Any] = {"select": {"lr_control": "autonomous", "max_edits": 2, "min_edits": 2}}
@@ -51,11 +69,18 @@ def numbered() -> Part:
 
 
 def sized(*counts: int) -> Part:
-    decision = {"reasoning": "Few are sound.", "confidence": 0.5, "risks": "Some."}
-    return in_turn(ReasonedStepSizeReply, *({**decision, "count": count} for count in counts))
+    """Play decisions on the step size, one after the other, and the last one from then on."""
+    left = list(counts)
+
+    def give(*_: object) -> ScriptedAnswer:
+        count = left.pop(0) if len(left) > 1 else left[0]
+        return {"reasoning": "Few are sound.", "count": count, "confidence": 0.5, "risks": "Some."}
+
+    return ReasonedStepSizeReply, give
 
 
 def taken(done: Ran) -> list[tuple[int, int]]:
+    """Return how many edits each step had in its pool, and how many it took."""
     return [(r.chosen.pool_size, len(r.chosen.patch.edits)) for r in done.records]
 
 
@@ -88,6 +113,16 @@ async def test_without_a_valid_decision_the_schedule_decides(tmp_path: Path, cou
     assert sum(e.kind == "fallback_used" and e.fallback.label == "step_size" for e in done.events) == 2
 
 
+async def test_none_takes_all_and_asks_nobody(tmp_path: Path) -> None:
+    script = playing(numbered(), UNMERGED)
+    done = await run(
+        tmp_path, script=script, select={"lr_control": "none", "max_edits": 2, "min_edits": 1}, **SMALL
+    )
+    assert taken(done) == [(8, 8), (8, 8)]
+    assert [r.chosen.budget for r in done.records] == [None, None]
+    assert (done.asked("ranking"), done.asked("step_size")) == ([], [])
+
+
 async def test_the_schedule_bounds_analysts_and_pool(tmp_path: Path) -> None:
     done = await run(
         tmp_path,
@@ -113,6 +148,27 @@ async def test_an_extension_schedules_the_steps_that_are_left(tmp_path: Path) ->
     assert [r.chosen.budget for r in short.records] == [5, 1]
     assert longer.records[:2] == short.records
     assert [r.chosen.budget for r in longer.records[2:]] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("size", "budget", "kept", "calls"),
+    [
+        (3, None, ["- 0", "- 1", "- 2"], 0),
+        (3, 3, ["- 0", "- 1", "- 2"], 0),
+        (3, 2, ["- 2", "- 1"], 1),
+        (3, 1, ["- 2"], 1),
+        (3, 0, [], 0),
+        (0, 0, [], 0),
+    ],
+)
+async def test_only_a_pool_beyond_the_budget_is_ranked(
+    size: int, budget: int | None, kept: list[str], calls: int
+) -> None:
+    llm = ScriptedLLM(lambda *_: {"reasoning": "Last first.", "selected": [3, 2][:budget]})
+    outcome = await select(pool_of(size), Skill(text="x"), context=await open_context(llm), budget=budget)
+    assert [e.content for e in outcome.patch.edits] == kept
+    assert (outcome.pool_size, outcome.budget, outcome.ranked) == (size, budget, calls == 1)
+    assert len(llm.calls) == calls
 
 
 @pytest.mark.parametrize("selected", [[1, 1], [1, 6], [1]])

@@ -2,32 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from reflact.config.training import SlowUpdateConfig
 from reflact.data import shuffle
-from reflact.errors import ProviderDown
+from reflact.errors import ProviderDown, RunFailed
 from reflact.messages import ReplyModel
 from reflact.skills.document import read_guidance
 from reflact.stages.reply_models import AnalystReply
-from reflact.stages.slow_update import GuidanceReply, MemoryReply
+from reflact.stages.slow_update import GuidanceReply, MemoryReply, compare_skills
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.testing.llm import ScriptedAnswer
-from reflact.types import Skill, Split
-from toy_runs import IDLE, LINES, Actor, Part, Ran, in_turn, playing, run
+from reflact.types import Item, Rollout, Score, Skill, Split
+from toy_runs import LINES, Actor, Part, Ran, playing, run
 
 SLOW: dict[str, Any] = {"slow_update": {"enabled": True}}
 UNGATED: dict[str, Any] = {"slow_update": {"enabled": True, "gated": False}}
 EPOCHS: dict[str, Any] = {"train": {"num_epochs": 2}}
+IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense"))
+"""An analyst whose proposals never help."""
+
+EARLIER, LATER = Skill(text="earlier"), Skill(text="later")
+ITEMS = tuple(Item(id=f"i{n:02}", input=n) for n in range(12))
 
 
 def guided(*texts: str) -> Part:
-    replies = ({"reasoning": "r", "helped": "unclear", "guidance": text} for text in texts)
-    return in_turn(GuidanceReply, *replies)
+    """Play a writer of guidance that gives these texts one after the other, and the last one from then on."""
+    left = list(texts)
+
+    def give(*_: object) -> ScriptedAnswer:
+        text = left.pop(0) if len(left) > 1 else left[0]
+        return {"reasoning": "r", "helped": "unclear", "guidance": text}
+
+    return GuidanceReply, give
+
+
+class World:
+    """Rolls items out: their hard scores under the earlier and the later skill; None is unmeasured."""
+
+    def __init__(self, scores: dict[str, tuple[float | None, float | None]]) -> None:
+        self._scores = scores
+        self.rolled: list[tuple[str, list[str]]] = []
+
+    async def roll(self, items: Sequence[Item], skill: Skill) -> Sequence[Rollout]:
+        self.rolled.append((skill.text, [item.id for item in items]))
+        return [self._one(item, skill) for item in items]
+
+    def _one(self, item: Item, skill: Skill) -> Rollout:
+        hard = self._scores[item.id][skill == LATER]
+        blank = Rollout(key=f"{skill.text}/{item.id}", item_id=item.id, skill_hash=skill.hash)
+        if hard is None:
+            return blank.model_copy(update={"error": "lost"})
+        return blank.model_copy(update={"score": Score.of(hard)})
+
+
+async def compared(
+    world: World, policy: Any, samples: int, threshold: float | None = None
+) -> list[tuple[str, str]]:
+    """Return the items that are compared with what became of them."""
+    compared = await compare_skills(
+        ITEMS,
+        EARLIER,
+        LATER,
+        roll=world.roll,
+        config=SlowUpdateConfig(pair_policy=policy, samples=samples),
+        threshold=threshold,
+        seed=7,
+        epoch=2,
+    )
+    assert not {pair.item.id for pair in compared.chosen} & {pair.item.id for pair in compared.left_out}
+    return [(pair.item.id, pair.category) for pair in compared.chosen]
+
+
+ORDER = [item.id for item in shuffle(ITEMS, 7 + 2000 * 2, "slow")]
+outcomes = st.sampled_from([(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (None, 1.0), (0.0, None)])
+NAMES = {
+    (0.0, 0.0): "persistent_failure",
+    (0.0, 1.0): "improved",
+    (1.0, 0.0): "regressed",
+    (1.0, 1.0): "stable_success",
+}
+
+
+@given(
+    st.lists(outcomes, min_size=12, max_size=12),
+    st.sampled_from(["mixed", "changed", "unchanged"]),
+    st.integers(1, 13),
+)
+async def test_pairs_are_taken_along_the_seeded_order(
+    scores: list[tuple[float | None, float | None]], policy: str, samples: int
+) -> None:
+    """Each policy keeps the first pairs of its kind that are measured on both sides, ``samples`` at most.
+
+    A first round without any is no comparison.
+    """
+    given_scores = dict(zip(ORDER, scores, strict=True))
+    world = World(given_scores)
+    kinds = {"mixed": set(NAMES.values()), "changed": {"improved", "regressed"}}
+    wanted = kinds.get(policy, {"persistent_failure", "stable_success"})
+    sampled = ORDER[:samples] if policy == "mixed" else ORDER
+    known = [(i, NAMES[given_scores[i]]) for i in sampled if given_scores[i] in NAMES]  # type: ignore[index]
+    expected = [(i, kind) for i, kind in known if kind in wanted][:samples]
+    if all(None in given_scores[i] for i in ORDER[:samples]):
+        with pytest.raises(RunFailed, match="could be measured"):
+            await compared(world, policy, samples)
+        return
+    assert await compared(world, policy, samples) == expected
 
 
 async def test_an_unmeasured_top_up_is_no_end_of_the_run(tmp_path: Path) -> None:
@@ -50,16 +137,6 @@ async def test_an_unmeasured_top_up_is_no_end_of_the_run(tmp_path: Path) -> None
     )
     assert done.summary.status == "completed", done.summary.reason
     assert done.epochs[-1].comparisons == ()
-
-
-@pytest.mark.parametrize("policy", ["unchanged", "mixed"])
-async def test_a_policy_keeps_pairs_of_its_kind(tmp_path: Path, policy: str) -> None:
-    """All items fail under both skills: pairs that did not change, ``samples`` at most."""
-    slow = {"enabled": True, "pair_policy": policy, "samples": 4}
-    done = await run(
-        tmp_path, script=playing(IDLE), train={"num_epochs": 2, "batch_size": 8}, slow_update=slow
-    )
-    assert [pair.category for pair in done.epochs[-1].comparisons] == ["persistent_failure"] * 4
 
 
 async def test_nothing_to_compare_asks_nothing(tmp_path: Path) -> None:
@@ -104,6 +181,7 @@ async def test_rejected_or_missing_guidance_leaves_the_old_one_and_is_tried_agai
 
 
 def harmed(skill: Skill, message: str, times: int) -> str | None:
+    """Answer wrongly wherever the guidance is harmful."""
     return "unknown" if "HARM" in skill.text else None
 
 
@@ -137,7 +215,13 @@ META: Mapping[str, Any] = {"enabled": True}
 
 
 def remembering(*memories: str) -> Part:
-    return in_turn(MemoryReply, *({"reasoning": "r", "memory": memory} for memory in memories))
+    """Play a keeper of memory that writes these one after the other, and the last one from then on."""
+    left = list(memories)
+
+    def give(*_: object) -> ScriptedAnswer:
+        return {"reasoning": "r", "memory": left.pop(0) if len(left) > 1 else left[0]}
+
+    return MemoryReply, give
 
 
 def told(done: Ran, purpose: str) -> dict[int, set[str]]:
@@ -147,6 +231,17 @@ def told(done: Ran, purpose: str) -> dict[int, set[str]]:
         epoch = (call.call_id.step + 1) // 2
         seen.setdefault(epoch, set()).update(m for m in ("Alpha.", "Beta.") if m in shown)
     return seen
+
+
+async def test_memory_begins_after_the_second_epoch(tmp_path: Path) -> None:
+    script = playing(IDLE, remembering("Alpha.", "Beta."))
+    done = await run(tmp_path, script=script, train={"num_epochs": 3}, meta_skill=META)
+    assert [epoch.meta_skill for epoch in done.epochs] == [None, "Alpha.", "Beta."]
+    assert done.state.meta_skill == "Beta."
+    first, second = done.shown("meta_skill")
+    assert "<advice>" not in first
+    assert "<advice>\nAlpha.\n</advice>" in second
+    assert [f"step {n}:" in first for n in (1, 3, 4)] == [False, True, True]
 
 
 async def test_everybody_who_decides_on_edits_is_told(tmp_path: Path) -> None:
@@ -178,6 +273,16 @@ async def test_an_epoch_without_a_memory_keeps_the_old_one(tmp_path: Path) -> No
     assert [[f.label for f in epoch.fallbacks] for epoch in done.epochs] == [[], [], ["meta_skill"], [], []]
     assert told(done, "analyst_failure")[4] == {"Alpha."}
     assert told(done, "analyst_failure")[5] == {"Beta."}
+
+
+async def test_without_slow_updates_the_comparison_is_its_own(tmp_path: Path) -> None:
+    with_slow = await run(
+        tmp_path / "a", train={"num_epochs": 2}, meta_skill=META, slow_update={"enabled": True}
+    )
+    alone = await run(tmp_path / "b", train={"num_epochs": 2}, meta_skill=META)
+    assert alone.epochs[-1].comparisons == with_slow.epochs[-1].comparisons != ()
+    assert alone.shown("meta_skill") == with_slow.shown("meta_skill")
+    assert (alone.asked("slow_update"), alone.epochs[-1].slow_update) == ([], None)
 
 
 def under(shown: str) -> list[str]:

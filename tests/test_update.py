@@ -27,6 +27,7 @@ GUARDED = (
 
 
 def asked_for(done: Ran) -> set[str]:
+    """Return the purposes of all calls to the optimizer."""
     return {call.call_id.purpose for call in done.calls}
 
 
@@ -86,6 +87,20 @@ async def test_without_a_rewrite_there_is_no_candidate(tmp_path: Path) -> None:
     assert done.summary.skips == 1
 
 
+@pytest.mark.parametrize(
+    ("initial", "reply"),
+    [("Answer.\n", "  Answer.\n\n"), ("One.\r\nTwo.\r\n", "One.\nTwo.\n")],
+)
+async def test_a_rewrite_that_changes_nothing_is_no_candidate(
+    tmp_path: Path, initial: str, reply: str
+) -> None:
+    script = playing((RewriteReply, {"summary": "s", "document": reply}))
+    done = await run(tmp_path, initial=initial, script=script, update={"mode": "rewrite"})
+    assert done.actions == ["no_change", "no_change"]
+    assert len(done.asked("rewrite")) == 2
+    assert set(done.texts.values()) == {initial}
+
+
 @pytest.mark.parametrize("control", ["fixed", "autonomous", "none"])
 async def test_a_whole_document_is_written_by_one_call_and_never_ranked(tmp_path: Path, control: str) -> None:
     done = await run(
@@ -97,3 +112,21 @@ async def test_a_whole_document_is_written_by_one_call_and_never_ranked(tmp_path
     types = {item.id: str(item.task_type) for item in WORLD.items(Split.train)}
     missed = {types[item_id] for item_id in first.item_ids}
     assert all(LINES[name] in done.texts[first.candidate_hash] for name in missed)
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("<document>\n- Rule.\n</document>", "- Rule."),
+        ("<document_>\n- Rule.\n</document_>\n", "- Rule."),
+        ("- Rule.", "- Rule."),
+        ("<document>\n- Rule.", None),
+        ("- Rule.\n<background>", None),
+    ],
+)
+async def test_tags_around_a_whole_document_are_taken_off(written: str, kept: str | None) -> None:
+    llm = ScriptedLLM(lambda *_: {"summary": "s", "document": written}, reasks=0)
+    chosen = SelectResult(patch=Patch(edits=(Edit(op="suggest", content="Add a rule."),)), pool_size=1)
+    candidate = await update(Skill(text="Old.\n"), chosen, context=await open_context(llm))
+    assert candidate.skill.text.strip() == (kept or "Old.")
+    assert bool(candidate.fallbacks) == (kept is None)
