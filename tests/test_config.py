@@ -57,6 +57,7 @@ def written(folder: Path, name: str, text: str) -> Path:
         ({"gate": {"no_regression": False}}, r"no_regression: expected a number or null, not false "),
         ({"prompts": {"versions": {"merge": True}}}, r"^prompts\.versions: expected a number, not true"),
         ({"train": {"epochs": 1}, "select": {"budget": 2}}, r"train\.epochs.*select\.budget"),
+        ({"out_dir": 5}, r"^out_dir: expected the path of a file or folder \(got 5\)$"),
         ({"out_dir": "a\0b"}, "out_dir: it has a NUL character; remove it"),
         ({"environment": {"description": "a\0b"}}, "description: it has a NUL character; remove it"),
     ],
