@@ -40,6 +40,7 @@ def written(folder: Path, name: str, text: str) -> Path:
         ({"select": {"max_edits": 2, "min_edits": 3}}, r"select: min_edits \(3\) must not exceed max_edits"),
         ({"gate": {"no_regression": False}}, r"no_regression: expected a number or null, not false "),
         ({"train": {"epochs": 1}, "select": {"budget": 2}}, r"train\.epochs.*select\.budget"),
+        ({"out_dir": 5}, r"^out_dir: expected the path of a file or folder \(got 5\)$"),
         ({"out_dir": "a\0b"}, "out_dir: it has a NUL character; remove it"),
     ],
 )

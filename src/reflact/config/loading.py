@@ -324,6 +324,8 @@ def _describe_problem(problem: ErrorDetails, kind: type[ConfigSection]) -> str:
             message += f"; did you mean {choice}?"
     elif problem["type"] in {"string_pattern_mismatch", "string_type"}:
         message = EXPECTED_FORMS.get(path[-1], message)
+    elif problem["type"] == "path_type":
+        message = "expected the path of a file or folder"
     if isinstance(value, Mapping | ConfigSection) or _may_be_secret(path):
         return f"{where}: {message}"
     return f"{where}: {message} (got {_show_value(value)})"
