@@ -204,7 +204,7 @@ def test_a_test_split_may_be_absent(tmp_path: Path) -> None:
     [
         ((_rows(1), [], _rows(3, "t")), r"the val split is empty \(train 1, val 0, test 3\)"),
         ((_rows(2), _rows(1), _rows(1, "t")), r"the item id 'q0' is used twice \(in train and val\)"),
-        (([*_rows(1), {"id": "q0", "input": 0}], _rows(1, "v"), []), r"twice \(in train and train\)"),
+        (([*_rows(1), {"id": "q0", "input": 0}], _rows(1, "v"), []), r"twice \(in train\)"),
         (
             (_rows(1), _rows(1, "v"), [{"id": "t", "input": "q question 0"}]),
             "items 'q0' in train and 't' in test have the same input",

@@ -196,9 +196,9 @@ def check_dataset(dataset: DataSet, needed: Sequence[Split] = TRAINING_SPLITS) -
     for split in Split:
         for item in dataset.items(split):
             if item.id in splits_by_id:
+                where = " and ".join(dict.fromkeys((splits_by_id[item.id].value, split.value)))
                 raise DataError(
-                    f"the item id {item.id!r} is used twice (in {splits_by_id[item.id].value} and "
-                    f"{split.value}); give each item its own id"
+                    f"the item id {item.id!r} is used twice (in {where}); give each its own id"
                 )
             splits_by_id[item.id] = split
             where = digest_json(item.input)

@@ -568,7 +568,7 @@ class ResultFact(FrozenModel):
         if summary.steps < FEW_STEPS:
             advice.append(f"take more steps than {summary.steps} (a larger train.num_epochs)")
         if model := _read_setting(summary, "models.optimizer.model"):
-            advice.append(f"let a larger model than {model} write the edits")
+            advice.append(f"let a larger model than {model} write (models.optimizer.model)")
         if _read_setting(summary, "environment.description") == "":
             advice.append("say what a good answer is (environment.description)")
         if claim is not None and claim.improvement.mean > 0:
