@@ -186,6 +186,12 @@ def give_points(points: float) -> Grader:
     return lambda item, answer: points
 
 
+async def test_points_of_a_hundred_end_the_run_at_the_first_of_them(tmp_path: Path) -> None:
+    summary = await train_on_items(tmp_path, give_points(100)).train()
+    assert (summary.status, summary.steps) == ("failed", 0)
+    assert "the grader returned 100 for item" in str(summary.reason)
+
+
 async def test_a_corrected_function_does_not_find_the_scores_of_the_one_before(tmp_path: Path) -> None:
     first = await train_on_items(tmp_path, give_points(1)).train()
     again = await train_on_items(tmp_path, give_points(1)).train()
