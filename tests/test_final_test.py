@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,18 @@ import pytest
 
 from reflact.errors import ProviderDown
 from reflact.protocols import Session
+from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.store.runs import open_store
-from reflact.testing import ScriptedLLM, ToyEnvironment, toy_optimizer
+from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optimizer
 from reflact.trainer import Trainer
 from reflact.training.final_test import REPORT_TRIALS
 from reflact.training.rollouts import FIRST_REPORT_TRIAL
 from reflact.types import Grade, Item, Rollout, Score, Skill, Split
-from toy_runs import IDLE, LINES, WORLD, Actor, Part, list_messages, playing, right, run, settings
+from toy_runs import LINES, WORLD, Actor, Part, playing, right, run, settings
 
 TEST: dict[str, Any] = {"test": {"enabled": True}}
+IDLE: Part = (AnalystReply, lambda wanted, _: append_reply(wanted, "- nonsense"))
 HARM: Part = (GuidanceReply, {"reasoning": "r", "helped": "unclear", "guidance": "HARM"})
 HELP: Part = (GuidanceReply, {"reasoning": "r", "helped": "none", "guidance": LINES["double"]})
 DIVIDED: dict[str, Any] = {
@@ -29,6 +32,10 @@ DIVIDED: dict[str, Any] = {
     **TEST,
 }
 """A run whose last skill is not its best one, where the guidance does harm."""
+
+
+def inputs(split: Split, world: ToyEnvironment = WORLD) -> set[str]:
+    return {str(item.input) for item in world.items(split)}
 
 
 def harmed(skill: Skill, message: str, times: int) -> str | None:
@@ -54,6 +61,22 @@ async def test_the_last_skill_is_promoted_by_the_gates_own_rule(tmp_path: Path) 
     assert promotion.verdict.action == "reject"
     assert done.summary.best != done.summary.final
     assert (tmp_path / "b" / "best_skill.md").read_text("utf-8") == done.best
+
+
+async def test_a_promotion_is_tried_once_more(tmp_path: Path) -> None:
+    val, lost = inputs(Split.val, DIVIDED["environment"]), Counter[str]()
+
+    def down(skill: Skill, message: str, times: int) -> str | None:
+        if "HARM" in skill.text and message in val and lost[message] < 2:
+            lost[message] += 1
+            raise ProviderDown("models.target: no answer")
+        return harmed(skill, message, times)
+
+    done = await run(tmp_path / "a", actor=Actor(down), script=playing(HARM), **DIVIDED)
+    whole = await run(tmp_path / "b", actor=Actor(harmed), script=playing(HARM), **DIVIDED)
+    assert set(lost.values()) == {2}
+    assert done.summary.status == "completed"
+    assert done.promotions == whole.promotions
 
 
 async def test_reported_validation_scores_come_from_trials_that_no_gate_saw(tmp_path: Path) -> None:
@@ -87,6 +110,30 @@ async def test_scores_that_chose_the_skill_are_marked(
     assert marked == {(name, Split.val) for name in selected}
 
 
+async def test_scores_have_buckets_intervals_and_improvements(tmp_path: Path) -> None:
+    done = await run(tmp_path, environment=ToyEnvironment(train=4, val=4, test=8), **TEST)
+    names = ("baseline", "best", "final")
+    scores = done.summary.scores
+    assert [(s.name, s.split.value) for s in scores] == [(n, s) for s in ("val", "test") for n in names]
+    test = done.summary.score("best", Split.test)
+    learned = next(name for name, line in LINES.items() if line in done.best)
+    assert (test.n, test.hard, test.successes, test.unmeasured) == (8, 0.25, 2.0, 0)
+    assert test.low < 0.25 < test.high
+    types = ("double", "square", "negate", "parity")
+    assert {b.task_type: (b.n, b.hard) for b in test.buckets} == {
+        name: (2, float(name == learned)) for name in types
+    }
+    gains = {(g.name, g.split.value): g for g in done.summary.improvements}
+    assert set(gains) == {(name, split) for split in ("val", "test") for name in names[1:]}
+    gain = gains["best", "test"]
+    assert (gain.n, gain.mean) == (8, 0.25)
+    assert gain.low < gain.mean < gain.high
+    told = [e.improvement for e in done.events if e.kind == "improvement_measured"]
+    assert told == list(done.summary.improvements)
+    assert {a.action: a.count for a in done.summary.actions} == Counter(done.actions)
+    assert (done.summary.best, done.summary.final) == (done.state.best, done.state.current)
+
+
 class Partial(ToyEnvironment):
     """The toy world, in which a right answer is worth 0.8 of the soft score, a wrong one 0.1, and no item is solved."""
 
@@ -117,8 +164,19 @@ async def test_the_claim_is_in_the_metric_of_the_gate(
     assert {round(g.mean, 9) for g in done.summary.improvements} == {gain}
 
 
+async def test_a_placebo_has_the_length_of_the_best(tmp_path: Path) -> None:
+    done = await run(tmp_path, test={"enabled": True, "placebo": True})
+    shown = {text for text, message in done.actor.asked if message in inputs(Split.test)}
+    (other,) = shown - {"", done.best}
+    assert len(other) == len(done.best) > 0
+    names = ["baseline", "placebo", "best", "final"]
+    assert [s.name for s in done.summary.scores if s.split is Split.test] == names
+    assert [s.name for s in done.summary.scores if s.split is Split.val] == ["baseline", "best", "final"]
+    assert {g.name for g in done.summary.improvements} == {"best", "final"}
+
+
 async def test_a_failure_at_the_end_leaves_out_what_it_hits_alone(tmp_path: Path) -> None:
-    test = list_messages(Split.test, DIVIDED["environment"])
+    test = inputs(Split.test, DIVIDED["environment"])
 
     def down(skill: Skill, message: str, times: int) -> str | None:
         if message in test and skill.text and "HARM" not in skill.text:
@@ -169,7 +227,7 @@ async def test_a_measurement_by_hand_is_an_opening_too(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_fails_leaves_the_split_sealed(tmp_path: Path) -> None:
-    train = list_messages(Split.train)
+    train = inputs(Split.train)
 
     def down(skill: Skill, message: str, times: int) -> None:
         if message in train and skill.text:
@@ -178,4 +236,4 @@ async def test_a_run_that_fails_leaves_the_split_sealed(tmp_path: Path) -> None:
     done = await run(tmp_path, actor=Actor(down), **TEST)
     assert (done.summary.status, done.summary.steps) == ("failed", 1)
     assert done.summary.test_openings == 0
-    assert not list_messages(Split.test) & {message for _, message in done.actor.asked}
+    assert not inputs(Split.test) & {message for _, message in done.actor.asked}

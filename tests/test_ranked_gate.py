@@ -34,6 +34,7 @@ from reflact.stages.reply_models import AnalystReply
 from reflact.stages.slow_update import GuidanceReply
 from reflact.testing import ToyEnvironment, append_reply
 from reflact.types import (
+    MIN_VARIANCE,
     MeasuredScore,
     PassResult,
     Ranking,
@@ -47,6 +48,7 @@ ITEMS = tuple(f"v{n}" for n in range(20))
 
 
 def observe(skill: str, trial: int, mean: float, *, n: int = 20, variance: float = 0.14) -> PassResult:
+    """Return a pass with a mean."""
     return PassResult(skill_hash=skill, trial=trial, mean=mean, n=n, variance=variance)
 
 
@@ -125,6 +127,12 @@ def test_the_worth_of_a_pass_is_the_expected_gain_of_the_choice(ranking: Ranking
     assert worth >= 0
 
 
+def test_a_baseline_that_fails_everything_makes_no_later_pass_certain() -> None:
+    ranking = start_ranking("0", [dict.fromkeys(ITEMS, 0.0)] * 2, is_hard=True).add_version("1", "0")
+    scores = {item: float(n < 14) for n, item in enumerate(ITEMS)}
+    assert build_pass(ranking, "1", scores, earlier=(), others=()).variance > 0.09
+
+
 def test_a_large_gain_is_believed_and_what_follows_is_no_gain() -> None:
     ranking = start_ranking("0", [dict.fromkeys(ITEMS, 0.0)] * 2, is_hard=True)
     scores = {item: float(n < 17) for n, item in enumerate(ITEMS)}
@@ -169,6 +177,19 @@ def test_an_effect_is_the_posterior_of_the_mixture(observed: float, variance: fl
     assert effect.p_better == pytest.approx(better, abs=2e-3)
 
 
+differences = st.lists(st.floats(-1, 1), min_size=1, max_size=20)
+
+
+@given(differences, st.floats(0, 0.25), st.integers(20, 60))
+def test_a_slice_states_what_it_can(gaps: list[float], variance: float, n_items: int) -> None:
+    effect = compare_paired(gaps, n_items=n_items, variance=variance)
+    assert 0 <= effect.p_better <= 1
+    assert -1 <= effect.mean <= 1
+    assert effect.deviation >= 0
+    wider = compare_paired(gaps, n_items=10 * n_items, variance=variance)
+    assert abs(wider.p_better - 0.5) <= abs(effect.p_better - 0.5) + 0.1
+
+
 def test_a_few_equal_differences_are_no_certainty() -> None:
     six = compare_paired([1.0] * 6, n_items=28, variance=0.0)
     assert six.p_better > 0.99
@@ -179,6 +200,22 @@ def test_a_few_equal_differences_are_no_certainty() -> None:
     complete = compare_paired([0.1] * 28, n_items=28, variance=0.0)
     assert (complete.mean, complete.p_better) == (pytest.approx(0.1), 1.0)
     assert complete.deviation < 1e-5
+
+
+def test_soft_scores_expect_the_variance_of_the_baselines_passes() -> None:
+    passes = [dict.fromkeys(ITEMS, 0.50), dict.fromkeys(ITEMS, 0.52)]
+    soft, hard = (start_ranking("0", passes, is_hard=hard) for hard in (False, True))
+    assert soft.find_variance(0.51) == pytest.approx(0.0002, rel=1e-2)
+    assert hard.variance > 0.06
+    still = start_ranking("0", [passes[0], passes[0]], is_hard=False)
+    assert still.variance == MIN_VARIANCE
+
+
+def test_a_version_without_a_pass_stands_for_the_one_it_was_made_from() -> None:
+    ranking = grow([0, 1], [(0, 0.4), (1, 0.7)])
+    assert ranking.list_contenders(("0", "1", "2")) == ("0", "2")
+    measured = ranking.add_pass(observe("2", 0, 0.1))
+    assert measured.list_contenders(("0", "1", "2")) == ("0", "1", "2")
 
 
 def flicker(skill: Skill, message: str, times: int) -> str | None:
@@ -296,6 +333,13 @@ async def test_a_run_ends_with_one_claim_on_the_sealed_test(
     assert done.summary.verdict.startswith("Better: " if confirmed else "Perhaps better, not confirmed: ")
     best = next(i for i in done.summary.improvements if (i.name, i.split) == ("best", Split.test))
     assert claim.improvement == best
+
+
+async def test_a_run_without_a_better_document_claims_nothing(tmp_path: Path) -> None:
+    idle = playing((AnalystReply, lambda wanted, shown: append_reply(wanted, f"- nonsense {len(shown)}")))
+    done = await run(tmp_path, script=idle, test={"enabled": True})
+    assert done.summary.best is not None
+    assert (done.summary.best.number, done.summary.claim) == (0, None)
 
 
 async def test_without_a_test_split_fresh_passes_decide(tmp_path: Path) -> None:
