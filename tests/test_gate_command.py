@@ -70,7 +70,7 @@ def is_noisy(skill: str, word: str, earlier: int) -> bool:
 
 def run_steps(example: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the shell step of an example that calls ``reflact gate``, with this reflact and these files."""
-    text = (ROOT / "examples" / "ci" / example).read_text(encoding="utf-8")
+    text = (ROOT / "examples" / example).read_text(encoding="utf-8")
     (line,) = [line.strip().removeprefix("- ") for line in text.splitlines() if "reflact gate" in line]
     shutil.rmtree(folder / "bin", ignore_errors=True)
     (folder / "bin").mkdir()
@@ -82,7 +82,7 @@ def run_steps(example: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", ["github.yml", "gitlab.yml"])
+@pytest.mark.parametrize("example", ["gate_github.yml", "gate_gitlab.yml"])
 def test_the_steps_of_a_build_fail_for_a_regression_of_one_case_and_not_for_noise(
     example: str, tmp_path: Path
 ) -> None:
