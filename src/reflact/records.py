@@ -500,7 +500,8 @@ class SkillComparison(ShortReprModel):
     """A document beside others on one split; the names of their scores say what they are.
 
     ``improvements`` are what the document gains over each of them, paired by item, as far as they
-    say something of new items. ``on_cases`` is what the repeats prove on these items alone.
+    say something of new items. ``on_cases`` is what the repeats prove on these items alone;
+    ``items`` are those that flip, or have no score on one side.
     """
 
     skill: SkillScore

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,14 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import anyio
 import typer
 
-from reflact.cli.common import ConfigArgument, OverrideOption, load_trainer_config
-from reflact.errors import RunFailed, UsageError
+from reflact.cli.common import (
+    ConfigArgument,
+    OverrideOption,
+    ShowMode,
+    build_view,
+    load_trainer_config,
+)
+from reflact.errors import UsageError
 from reflact.text import escape_line
 
 if TYPE_CHECKING:
     from reflact.config.training import TrainerConfig
     from reflact.events import Event
-    from reflact.records import CaseComparison
     from reflact.types import Skill
 
 
@@ -78,57 +82,58 @@ def gate(  # noqa: PLR0917 - one for each option of the command
     run's folder: those of the other document are paid once. The exit code is 1 if a condition
     fails; without one, the command only reports.
     """
+    from rich.console import Console
+
     from reflact.events import BudgetUpdated
     from reflact.records import Usage
-    from reflact.reporting.ci import GateReport, render_comment, render_junit, render_sarif
+    from reflact.reporting.ci import (
+        build_gate_report,
+        render_comment,
+        render_junit,
+        render_sarif,
+    )
     from reflact.trainer import Trainer
     from reflact.types import Split
 
     if fail_if_worse and fail_unless_better:
         raise UsageError("--fail-unless-better includes --fail-if-worse; leave one out")
+    written = ((comment, render_comment), (junit, render_junit), (sarif, render_sarif))
+    for path, _ in written:
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"cannot write {path}: there is no folder {path.parent}; make it")
     settings = load_trainer_config(config, overrides)
+    ours = _load(skill, settings)
+    theirs = _load(against, settings)
     usage = Usage()
 
-    async def watch(event: Event) -> None:
-        nonlocal usage
-        if isinstance(event, BudgetUpdated):
-            usage = event.usage
+    # Progress goes to standard error, since a build reads the report from standard output.
+    name = settings.out_dir.name
+    with build_view(ShowMode.lines, Console(stderr=True), name=name) as view:
 
-    ours, theirs = (_load(path, settings) for path in (skill, against))
-    measure = partial(
-        Trainer(settings).compare,
-        ours,
-        [theirs],
-        Split(split),
-        repeats=repeats,
-        on_event=watch,
-    )
-    compared = anyio.run(measure)
-    if not compared.on_cases:
-        raise RunFailed("no item was measured under both documents")
-    (found,) = compared.on_cases
-    score = compared.skill.hard or 0.0
-    reasons: list[str] = []
-    if fail_if_worse or fail_unless_better:
-        reasons += _list_failures(found, must_gain=fail_unless_better)
-    if fail_below is not None and score < fail_below:
-        reasons.append(f"The mean score is {score:.3g}, below {fail_below:g}.")
-    flipped = {*found.better, *found.worse}
-    report = GateReport(
+        async def follow(event: Event) -> None:
+            nonlocal usage
+            if isinstance(event, BudgetUpdated):
+                usage = event.usage
+            view.show_event(event)
+
+        measure = partial(
+            Trainer(settings).compare,
+            ours,
+            [theirs],
+            Split(split),
+            repeats=repeats,
+            on_event=follow,
+        )
+        compared = anyio.run(measure)
+    report = build_gate_report(
+        compared,
         skill=str(skill),
         base=str(against),
-        split=Split(split),
-        score=score,
-        on_cases=found,
-        on_new=next(iter(compared.improvements), None),
-        changes=tuple(item for item in compared.items if item.item_id in flipped),
-        unmeasured=tuple(
-            item.item_id for item in compared.items if item.before is None or item.after is None
-        ),
         usage=usage,
-        failed=tuple(reasons),
+        fail_if_worse=fail_if_worse,
+        fail_unless_better=fail_unless_better,
+        fail_below=fail_below,
     )
-    written = ((comment, render_comment), (junit, render_junit), (sarif, render_sarif))
     for path, render in written:
         if path is not None:
             _write(path, render(report))
@@ -147,13 +152,6 @@ def _load(path: Path, settings: TrainerConfig) -> Skill:
     if path.is_dir():
         return load_skill(path, settings.skill_files)
     return load_skill(path)
-
-
-def _list_failures(found: CaseComparison, *, must_gain: bool) -> Iterator[str]:
-    if found.proven == "worse":
-        yield f"It is proven worse on these items: {', '.join(found.worse) or 'by its mean score'}."
-    elif must_gain and found.proven != "better":
-        yield "It is not proven better on these items."
 
 
 def _write(path: Path, text: str) -> None:

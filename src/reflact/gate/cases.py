@@ -19,8 +19,11 @@ from reflact.types import FrozenModel
 # Scores are counted in steps of this size, so that sums of them are whole numbers.
 SCORE_STEP = 0.001
 
-# The most distinct sums of differences that are kept apart; beyond it, neighbours are joined.
-MAX_SUMS = 20_000
+# Gains are rounded so that the largest possible sum of them has about so many steps.
+MAX_STEPS = 2_000
+
+# Sums of a smaller probability are left out; their probability counts against every claim.
+NEGLIGIBLE = 1e-12
 
 
 class CaseScores(FrozenModel):
@@ -38,19 +41,15 @@ class CaseScores(FrozenModel):
             raise ValueError(f"a score of case {self.case_id} is not within 0..1")
         return self
 
-    @property
-    def gain(self) -> float:
-        """The difference of the mean scores, -1..1."""
-        return _mean(self.after) - _mean(self.before)
-
 
 def compare_cases(cases: Sequence[CaseScores], *, name: str) -> CaseComparison:
     """Compare a document with the one of a ``name`` on cases that were repeated under both.
 
     The test is exact: if the document changes nothing, each way to divide a case's scores between
     the two sides is equally likely (a permutation test stratified by case; for scores of 0 and 1
-    the exact test of Mantel and Haenszel). If some cases gain what others lose, it errs on the side
-    of no claim, since pooled scores vary more than those of one side.
+    the exact test of Mantel and Haenszel). Its statistic is the sum of the gains, rounded if there
+    are many cases, which leaves the test exact. If some cases gain what others lose, it errs on the
+    side of no claim, since pooled scores vary more than those of one side.
 
     Source: N. Mantel and W. Haenszel, Journal of the National Cancer Institute 22 (1959), 719-748.
 
@@ -61,13 +60,18 @@ def compare_cases(cases: Sequence[CaseScores], *, name: str) -> CaseComparison:
         raise ValueError("there are no cases to compare")
     if len({case.case_id for case in cases}) < len(cases):
         raise ValueError("two cases have the same id")
-    sums = {0.0: 1.0}
-    for case in cases:
-        sums = _join(_add(sums, _list_gains(case)))
-    measured = math.fsum(_snap(case) for case in cases)
-    slack = SCORE_STEP / 2
-    chance_better = min(1.0, math.fsum(p for s, p in sums.items() if s >= measured - slack))
-    chance_worse = min(1.0, math.fsum(p for s, p in sums.items() if s <= measured + slack))
+    divisions = [_list_divisions(case) for case in cases]
+    reach = math.fsum(max(map(abs, gains)) for gains in divisions)
+    unit = max(SCORE_STEP, reach / MAX_STEPS)
+    sums = {0: 1.0}
+    for gains in divisions:
+        sums = _add(sums, gains, unit)
+    measured = sum(round(_compute_gain(case) / unit) for case in cases)
+    left_out = max(0.0, 1.0 - math.fsum(sums.values()))
+    better = math.fsum(p for total, p in sums.items() if total >= measured)
+    worse = math.fsum(p for total, p in sums.items() if total <= measured)
+    chance_better = min(1.0, better + left_out)
+    chance_worse = min(1.0, worse + left_out)
     proven: Literal["better", "worse"] | None = None
     if chance_better <= CLAIM_LEVEL:
         proven = "better"
@@ -77,7 +81,7 @@ def compare_cases(cases: Sequence[CaseScores], *, name: str) -> CaseComparison:
         name=name,
         n_cases=len(cases),
         repeats=min(min(len(case.before), len(case.after)) for case in cases),
-        gain=math.fsum(case.gain for case in cases) / len(cases),
+        gain=math.fsum(_mean(case.after) - _mean(case.before) for case in cases) / len(cases),
         chance_better=chance_better,
         chance_worse=chance_worse,
         proven=proven,
@@ -98,48 +102,42 @@ def find_repeats(n_cases: int, *, most: int = 20) -> int | None:
     return None
 
 
-def _list_gains(case: CaseScores) -> dict[float, float]:
+def _list_divisions(case: CaseScores) -> dict[float, float]:
     """Return the gains of a case for all divisions of its scores, with their probabilities."""
-    scores = [round(score / SCORE_STEP) for score in (*case.before, *case.after)]
+    scores = _count_steps((*case.before, *case.after))
     n_after = len(case.after)
     ways: list[dict[int, int]] = [{0: 1}, *({} for _ in range(n_after))]
     for score in scores:
         for taken in range(n_after, 0, -1):
             for below, count in ways[taken - 1].items():
                 ways[taken][below + score] = ways[taken].get(below + score, 0) + count
-    total = sum(scores)
     n_ways = math.comb(len(scores), n_after)
     gains: dict[float, float] = {}
     for after, count in ways[n_after].items():
-        gain = (after / n_after - (total - after) / len(case.before)) * SCORE_STEP
+        gain = (after / n_after - (sum(scores) - after) / len(case.before)) * SCORE_STEP
         gains[gain] = gains.get(gain, 0.0) + count / n_ways
     return gains
 
 
-def _snap(case: CaseScores) -> float:
-    before = sum(round(score / SCORE_STEP) for score in case.before)
-    after = sum(round(score / SCORE_STEP) for score in case.after)
+def _compute_gain(case: CaseScores) -> float:
+    """Return the gain of the division that was measured, as ``_list_divisions`` computes it."""
+    after = sum(_count_steps(case.after))
+    before = sum(_count_steps(case.before))
     return (after / len(case.after) - before / len(case.before)) * SCORE_STEP
 
 
-def _add(sums: dict[float, float], gains: dict[float, float]) -> dict[float, float]:
-    found: dict[float, float] = {}
-    for total, p in sums.items():
-        for gain, q in gains.items():
-            key = round(total + gain, 9)
-            found[key] = found.get(key, 0.0) + p * q
-    return found
+def _count_steps(scores: Sequence[float]) -> list[int]:
+    return [round(score / SCORE_STEP) for score in scores]
 
 
-def _join(sums: dict[float, float]) -> dict[float, float]:
-    """Return the sums, or coarser ones if there are too many."""
-    if len(sums) <= MAX_SUMS:
-        return sums
-    joined: dict[float, float] = {}
-    for total, p in sums.items():
-        key = round(total / SCORE_STEP) * SCORE_STEP
-        joined[key] = joined.get(key, 0.0) + p
-    return joined
+def _add(sums: dict[int, float], gains: dict[float, float], unit: float) -> dict[int, float]:
+    """Return the sums after one more case, in units, without negligible ones."""
+    found: dict[int, float] = {}
+    for gain, q in gains.items():
+        steps = round(gain / unit)
+        for total, p in sums.items():
+            found[total + steps] = found.get(total + steps, 0.0) + p * q
+    return {total: p for total, p in found.items() if p >= NEGLIGIBLE}
 
 
 def _flips(before: Sequence[float], after: Sequence[float]) -> bool:

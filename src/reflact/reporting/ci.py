@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
+from reflact.errors import RunFailed
 from reflact.gate.cases import find_repeats
-from reflact.records import CaseComparison, Improvement, ItemSides, Usage
+from reflact.records import CaseComparison, Improvement, ItemSides, SkillComparison, Usage
 from reflact.text import escape_line, shorten
 from reflact.types import FrozenModel, Split
 
@@ -70,6 +71,47 @@ class GateReport(FrozenModel):
         if gain.low > 0 or gain.high < 0:
             return f"New cases probably differ in the same way: {interval}."
         return f"Nothing is proven for new cases: {interval}."
+
+
+def build_gate_report(
+    compared: SkillComparison,
+    *,
+    skill: str,
+    base: str,
+    usage: Usage,
+    fail_if_worse: bool,
+    fail_unless_better: bool,
+    fail_below: float | None,
+) -> GateReport:
+    """Return the report on a comparison with one other document, and which conditions fail.
+
+    Raises:
+        RunFailed: No item was measured under both documents.
+    """
+    if not compared.on_cases:
+        raise RunFailed("no item was measured under both documents")
+    (found,) = compared.on_cases
+    score = compared.skill.value or 0.0
+    failed: list[str] = []
+    if found.proven == "worse" and (fail_if_worse or fail_unless_better):
+        failed.append("It is proven worse on these items.")
+    elif found.proven != "better" and fail_unless_better:
+        failed.append("It is not proven better on these items.")
+    if fail_below is not None and score < fail_below:
+        failed.append(f"The mean score is {score:.3g}, below {fail_below:g}.")
+    lost = [item.item_id for item in compared.items if None in {item.before, item.after}]
+    return GateReport(
+        skill=skill,
+        base=base,
+        split=compared.skill.split,
+        score=score,
+        on_cases=found,
+        on_new=next(iter(compared.improvements), None),
+        changes=tuple(item for item in compared.items if item.item_id not in lost),
+        unmeasured=tuple(lost),
+        usage=usage,
+        failed=tuple(failed),
+    )
 
 
 def render_comment(report: GateReport) -> str:

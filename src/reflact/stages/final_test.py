@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from statistics import fmean
+from collections.abc import Sequence
 
 from reflact.gate.cases import CaseScores, compare_cases
 from reflact.gate.intervals import (
@@ -99,40 +98,39 @@ def measure_improvement(
 def compare_on_cases(
     name: str, baseline: Sequence[Rollout], rollouts: Sequence[Rollout], *, metric: GateMetric
 ) -> tuple[CaseComparison | None, tuple[ItemSides, ...]]:
-    """Return what the repeats say on these items against the baseline, and each item's sides.
+    """Return what the repeats say on these items, and the items that flip or have no score.
 
     The comparison is None without an item that is measured on both sides.
     """
-    sides: list[dict[str, list[Rollout]]] = []
-    for side in (baseline, rollouts):
-        by_item: dict[str, list[Rollout]] = {}
-        for rollout in sorted(side, key=lambda rollout: rollout.trial):
-            by_item.setdefault(rollout.item_id, []).append(rollout)
-        sides.append(by_item)
-    before, after = sides
-    cases: list[CaseScores] = []
-    items: list[ItemSides] = []
-    for item_id in after:
-        scores = [_list_scores(side.get(item_id, ()), metric) for side in sides]
-        means = [fmean(each) if each else None for each in scores]
-        items.append(
-            ItemSides(
-                name=name,
-                item_id=item_id,
-                before=means[0],
-                after=means[1],
-                answer_before=next((r.answer for r in before.get(item_id, ())), ""),
-                answer_after=after[item_id][0].answer,
-            )
+    before = _group_by_item(baseline, metric)
+    after = _group_by_item(rollouts, metric)
+    cases = [
+        CaseScores(case_id=item_id, before=tuple(before[item_id]), after=tuple(after[item_id]))
+        for item_id in after
+        if item_id in before
+    ]
+    compared = compare_cases(cases, name=name) if cases else None
+
+    means_before = _mean_by_item(baseline, metric)
+    means_after = _mean_by_item(rollouts, metric)
+    # The first answers stand for all trials.
+    answers_before = {r.item_id: r.answer for r in reversed(baseline)}
+    answers_after = {r.item_id: r.answer for r in reversed(rollouts)}
+    shown = answers_after.keys() - {case.case_id for case in cases}
+    if compared is not None:
+        shown |= {*compared.better, *compared.worse}
+    sides = (
+        ItemSides(
+            name=name,
+            item_id=item_id,
+            before=means_before.get(item_id),
+            after=means_after.get(item_id),
+            answer_before=answers_before.get(item_id, ""),
+            answer_after=answers_after[item_id],
         )
-        if all(scores):
-            cases.append(CaseScores(case_id=item_id, before=scores[0], after=scores[1]))
-    return compare_cases(cases, name=name) if cases else None, tuple(items)
-
-
-def _list_scores(rollouts: Iterable[Rollout], metric: GateMetric) -> tuple[float, ...]:
-    scores = (metric.score_rollout(rollout) for rollout in rollouts)
-    return tuple(score for score in scores if score is not None)
+        for item_id in sorted(shown)
+    )
+    return compared, tuple(sides)
 
 
 def judge_claim(

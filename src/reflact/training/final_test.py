@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from reflact import events
-from reflact.concurrency import start_ahead
+from reflact.concurrency import run_beside_loop, start_ahead
 from reflact.errors import DataError
 from reflact.protocols import EventCallback
 from reflact.records import (
@@ -304,9 +304,11 @@ async def compare_skill(
     on_cases: list[CaseComparison] = []
     items: list[ItemSides] = []
     for beside in others:
-        compared, sides = compare_on_cases(
-            beside.score.name, beside.rollouts, first.rollouts, metric=plan.metric
+        name = beside.score.name
+        compare = partial(
+            compare_on_cases, name, beside.rollouts, first.rollouts, metric=plan.metric
         )
+        compared, sides = await run_beside_loop(compare)
         items += sides
         if compared is not None:
             on_cases.append(compared)
