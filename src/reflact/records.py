@@ -519,7 +519,8 @@ class Claim(FrozenModel):
     of runs. On ``val`` it says nothing about other items.
 
     ``chance`` is the probability of so large a gain if each item that differs were as likely to be
-    worse as better (exact sign test, one-sided); None for several trials of the same items.
+    worse as better (exact sign test, one-sided); for several trials of the same items that of the
+    exact test of ``gate.cases``.
     """
 
     improvement: Improvement

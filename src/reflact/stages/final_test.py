@@ -156,8 +156,12 @@ def judge_claim(
             [before[i] for i in repeated], [after[i] for i in repeated]
         )
         gain = gain.model_copy(update={"n": len(repeated), "mean": mean, "low": low, "high": high})
-        return Claim(improvement=gain, confirmed=gain.low > 0)
-    chance = compute_chance(*_pair_by_item(baseline, best, metric))
+        cases = [
+            CaseScores(case_id=i, before=tuple(before[i]), after=tuple(after[i])) for i in repeated
+        ]
+        chance = compare_cases(cases, name="baseline").chance_better
+    else:
+        chance = compute_chance(*_pair_by_item(baseline, best, metric))
     return Claim(improvement=gain, confirmed=gain.low > 0 and chance <= CLAIM_LEVEL, chance=chance)
 
 
