@@ -116,7 +116,7 @@ class Contest:
 
     def __init__(self, folder: Path, url: str, endpoint: Endpoint, *, kills: int) -> None:
         self.store = folder / "runs.db"
-        self.killed = self.refused = 0
+        self.killed = 0
         self._endpoint = endpoint
         self._folder = folder
         self._port = int(url.rpartition(":")[2].removesuffix("/v1"))
@@ -132,6 +132,18 @@ class Contest:
         process = self._context.Process(target=train, args=({**plain, "store": str(self.store)}, self._port))
         process.start()
         return process
+
+    def refuse_second(self, **sections: Any) -> None:
+        """Start one process, and another once the first owns the run; then kill the owner."""
+        owner = self.start(**sections)
+        assert self._endpoint.held.wait(HANGS)
+        second = self.start(**sections)
+        second.join(HANGS)
+        assert second.exitcode == REFUSED
+        owner.kill()
+        owner.join()
+        self.killed += 1
+        self._endpoint.go_on.set()
 
     def finish(self, code: int, **sections: Any) -> None:
         kills, codes = self._kills, set[int | None]()
@@ -151,7 +163,6 @@ class Contest:
             ended = [process for process in processes if not process.is_alive()]
             processes = [process for process in processes if process.is_alive()]
             codes |= {process.exitcode for process in ended}
-            self.refused += sum(process.exitcode == REFUSED for process in ended)
         for process in processes:
             process.join(HANGS)
             assert process.exitcode in {code, REFUSED}
@@ -169,13 +180,13 @@ def test_three_folders_and_two_processes_pay_once(tmp_path: Path, kills: int) ->
 
     Two processes at a time train it from three folders, and all are killed at random moments.
     """
-    endpoint = Endpoint()
+    endpoint = Endpoint(hold=lambda call_id, before: not before)
     with serving(endpoint.answer) as url:
         contest = Contest(tmp_path, url, endpoint, kills=-(-kills // 2))
+        contest.refuse_second(budget={"max_calls": LIMIT})
         contest.finish(STOPPED, budget={"max_calls": LIMIT})
         assert len(endpoint.samples) <= LIMIT
         contest.finish(0, budget={"max_calls": 100_000})
-    assert contest.refused
     repeats = Counter(endpoint.samples) - Counter(set(endpoint.samples))
     assert repeats - contest.unsettled() == Counter()
     assert repeats.total() <= contest.killed * IN_FLIGHT
