@@ -17,6 +17,7 @@ from reflact.calibration.pairs import StepToContrast, find_reference, pairs_of
 from reflact.calibration.transition_view import TransitionView, show_transition
 from reflact.config.models import ModelConfig
 from reflact.config.training import AggregateConfig, PromptsConfig, UpdateConfig
+from reflact.environments.rubric import RubricGrader
 from reflact.errors import ReplyError
 from reflact.llm.budget import Account
 from reflact.llm.cassettes import open_cassette
@@ -116,6 +117,7 @@ NOTES = (
     "A state is two letters: 'OH', not 'Ohio'.",
     "Give the query alone.",
 )
+SENTENCE = "The query writes the state as two letters."
 MEMORY = "Rules with an example of a right value helped. Long explanations did not help."
 ATTEMPTS = (
     StepBufferEntry(
@@ -245,6 +247,9 @@ async def examples() -> dict[str, Example]:
     await ask_stages(earlier, _material(), PromptsConfig(versions=EARLIER))
     await _judge(others)
     await _contrast(others)
+    with suppress(ReplyError):
+        judge = RubricGrader(judge="").connect(others, load_prompts())
+        await judge.explain_failure(TASKS[0], WRONG[0], SENTENCE)
     larger = set(default.heard) - SMALL
     heard = {**default.heard, **others.heard}
     heard |= {name: earlier.heard[name] for name in (f"{n}/v{v}" for n, v in EARLIER.items())}

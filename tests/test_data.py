@@ -146,12 +146,45 @@ def test_the_split_depends_on_the_items_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "row", [{"id": "a", "input": "x", "reference": "y"}, {"input": "x", "reference": "y"}]
 )
-def test_repeated_ids_name_their_rows(tmp_path: Path, row: Row) -> None:
+def test_repeated_items_name_their_rows(tmp_path: Path, row: Row) -> None:
+    """An id is used for one item, and an item is in one split."""
     first = _rows(1)
-    path = _write(tmp_path / "all.jsonl", [row, *first, row, *first])
-    words = "the item id 'a' is used 2 times" if "id" in row else "^the same item is in the data 2 times"
-    with pytest.raises(DataError, match=rf"{words}: .*row 1, .*row 3; (ids must|keep one)"):
-        load_dataset(path, "1:1:1")
+    other = [{**row, "task_type": "other"}] if "id" in row else []
+    path = _write(tmp_path / "train.jsonl", [row, *first, *other])
+    if not other:
+        _write(tmp_path / "val.jsonl", [row, *first])
+    words = "the item id 'a' is used 2 times" if other else "the same item is in the data 2 times"
+    with pytest.raises(DataError, match=rf"{words}: .*row 1, .*row [13]; (ids must|keep one)"):
+        load_dataset(path if other else tmp_path, None, needs_test=False)
+
+
+def test_a_person_is_told_of_copies_and_contradictions(tmp_path: Path) -> None:
+    """Equal rows are one item; two answers to one input are told; rows without one may be left out."""
+    rows: list[Row] = [{"input": f"{n}?", "reference": str(n)} for n in range(3)]
+    rows += [rows[0], {"input": "1 ?", "reference": "2"}, {"input": "1?", "reference": "3"}, {"input": "9?"}]
+    path = _write(tmp_path / "all.jsonl", rows)
+    dataset = load_dataset(path, "1:1:0", skip_unanswered=True)
+    assert sum(_counts(dataset)) == 5
+    copies, unanswered, contradiction = dataset.notes
+    assert copies == f"{path} row 4 repeats an earlier row and counts once"
+    assert unanswered.startswith(f"{path} row 7 has no right answer and is left out")
+    assert contradiction.startswith(
+        f"{path} row 2 and {path} row 6 have the same input and two right answers"
+    )
+    assert sum(_counts(load_dataset(path, "1:1:0"))) == 6
+
+
+def test_a_chat_is_an_item(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "Count."}
+    ask = [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]
+    more = [{"role": "user", "content": "And 1?"}, {"role": "assistant", "content": "3"}]
+    path = _write(tmp_path / "chats.jsonl", [{"messages": [system, *ask]}, {"messages": [*ask, *more]}])
+    one, two = load_dataset(path, "1:1:0").train + load_dataset(path, "1:1:0").val
+    assert {(str(item.input), str(item.reference)) for item in (one, two)} == {
+        ("1 + 1", "2"),
+        ("user: 1 + 1\n\nassistant: 2\n\nuser: And 1?", "3"),
+    }
+    assert {str(item.metadata.get("system")) for item in (one, two)} == {"Count.", "None"}
 
 
 def test_fields_name_the_columns_and_others_are_metadata(tmp_path: Path) -> None:

@@ -124,6 +124,6 @@ def test_bad_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.path is required"):
         build_environment(_config(None))
     with pytest.raises(DataError, match="split is empty"):
-        build_environment(_config(_write(tmp_path / "few.json", [1, 2])))
+        build_environment(_config(_write(tmp_path / "few.json", [1])))
     with pytest.raises(DataError, match="item 'q9'"):
         build_environment(_config(_write(tmp_path / "bad.json", [*range(9), "x"])))

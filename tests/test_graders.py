@@ -18,15 +18,17 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from doubles import check_beside_loop
+from reflact.environments import JsonFieldsGrader, JsonSchemaGrader, JsonSubsetGrader
 from reflact.environments.graders import (
+    ContainsGrader,
     ExactGrader,
     Grader,
     GraderOutput,
-    JsonFieldsGrader,
     NormalizedGrader,
     NumericGrader,
     ReferenceGrader,
     RegexGrader,
+    SimilarityGrader,
     TokenF1Grader,
     apply_grader,
 )
@@ -332,3 +334,73 @@ async def test_patterns_are_matched_beside_the_event_loop() -> None:
     """A pattern can take its whole time on a short answer, so other work is done meanwhile."""
     with suppress(EnvironmentFailure):
         await check_beside_loop(lambda: apply_grader(RegexGrader(), _item(r"([a-z]+)*\d"), "ab" * 900))
+
+
+@pytest.mark.parametrize(
+    ("grade", "reference", "right", "wrong"),
+    [
+        (ContainsGrader(), "42 euro", "It costs\n 42  Euro.", "42"),
+        (ContainsGrader(), ["red", "blue"], "so blue", "green"),
+        (SimilarityGrader(threshold=0.8), "colour", "Color!", "blue"),
+        (SimilarityGrader(threshold=0.8), "a b " * 500, "a b " * 450, "c " * 900),
+        (
+            JsonSubsetGrader(),
+            {"a": {"b": [1, {"c": "x"}]}},
+            '{"a": {"b": [1, {"c": "x", "d": 0}]}}',
+            '{"a": {"b": [1]}}',
+        ),
+        (JsonSubsetGrader(), {"a": {}}, '{"a": {}}', '{"a": {"b": 1}}'),
+        (JsonSchemaGrader(), {"type": "object", "required": ["n"]}, '{"n": 1}', "{}"),
+        (
+            JsonSchemaGrader(),
+            {"properties": {"n": {"type": "integer", "minimum": 3}}},
+            '{"n": 3}',
+            '{"n": 2}',
+        ),
+        (JsonSchemaGrader(), {"properties": {}, "additionalProperties": False}, "{}", '{"n": 2}'),
+        (JsonSchemaGrader(), {"items": {"enum": ["a", None]}, "minItems": 1}, '["a", null]', '["b"]'),
+        (
+            JsonSchemaGrader(),
+            {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^a"}]},
+            '"ab"',
+            '"b"',
+        ),
+        (JsonSchemaGrader(), {"type": ["number", "boolean"]}, "1.5", '"1.5"'),
+    ],
+)
+def test_graders_of_parts_and_likeness(
+    grade: ReferenceGrader[Any], reference: JsonValue, right: str, wrong: str
+) -> None:
+    grade.check(_item(reference))
+    assert grade(_item(reference), right).score.hard == 1
+    failed = grade(_item(reference), wrong)
+    assert failed.score.hard == 0
+    assert failed.feedback
+
+
+def test_a_part_of_a_subset_counts() -> None:
+    reference: JsonValue = {"a": {"b": 1, "c": [1, 2]}, "d": True}
+    grade = JsonSubsetGrader()(_item(reference), '{"a": {"b": 1, "c": [1, 3]}, "d": 1}')
+    assert grade.score.soft == 0.5
+    assert str(grade.feedback).endswith(': "a.c[1]" is 3; "d" is 1')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/x"},
+        {"properties": {"a": {"oneOf": []}}},
+        {"type": "text"},
+        {"minLength": "1"},
+        {"pattern": "("},
+    ],
+)
+def test_a_schema_that_is_not_read_is_refused(schema: JsonValue) -> None:
+    """An answer that breaks a rule would be right if the rule were passed over."""
+    with pytest.raises(DataError, match="JSON schema"):
+        JsonSchemaGrader().check(_item(schema))
+
+
+def test_a_slow_pattern_is_no_fault_of_the_answer() -> None:
+    with pytest.raises(EnvironmentFailure, match="rewrite it"):
+        JsonSchemaGrader()(_item({"pattern": "^(a+)+$"}), f'"{"a" * 40}b"')

@@ -5,15 +5,19 @@ from __future__ import annotations
 import gc
 import os
 import re
+import sqlite3
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
+from pydantic import ValidationError
 
 from doubles import check_beside_loop
 from processes import is_busy, is_gone, is_locked_in, list_children, until
 from reflact.concurrency import fan_out, open_task_group
+from reflact.config.training import EnvironmentConfig
 from reflact.environments.sql_grader import MAX_QUERY_CHARS, SQLGrader, read_tables
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.processes.sandbox import can_confine
@@ -229,3 +233,29 @@ def test_tables_that_cannot_be_read_are_one_sentence(tmp_path: Path, content: st
         (tmp_path / "t.csv").write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"environment\.tables"):
         read_tables(tmp_path)
+
+
+@pytest.mark.parametrize("journal", ["delete", "wal"])
+async def test_a_database_is_only_read(tmp_path: Path, journal: str) -> None:
+    """A SQLite file is read with what its log has, and queries change nothing in it."""
+    file = tmp_path / "shop#1.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute(f"PRAGMA journal_mode = {journal}")
+        connection.execute("CREATE TABLE item (price INTEGER)")
+        connection.execute("INSERT INTO item VALUES (3)")
+        connection.commit()
+        before = file.read_bytes()
+        grader = SQLGrader(tables=read_tables(file))
+        item = Item(id="q", input="?", reference="SELECT 3")
+        assert (await grader(item, "SELECT price FROM item")).score.hard == 1
+        assert (await grader(item, "DELETE FROM item")).score.hard == 0
+        assert file.read_bytes() == before
+    with pytest.raises(ConfigError, match="name a SQLite file or a folder"):
+        read_tables(tmp_path / "none.db")
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_a_connection_string_is_a_file() -> None:
+    assert EnvironmentConfig.model_validate({"tables": "sqlite:///a/b.db"}).tables == Path("a/b.db")
+    with pytest.raises(ValidationError, match="only SQLite files can be read"):
+        EnvironmentConfig.model_validate({"tables": "postgresql://host/shop"})

@@ -19,7 +19,7 @@ SOURCE = ROOT / "src" / "reflact"
 # Packages and root modules from the left to the right: an import goes to the same rank or to the left.
 RANKS = (
     {"errors", "text", "types", "jsonutil", "lazy", "records", "messages"},
-    {"config", "events", "columns", "data", "prompts", "skills", "gate", "concurrency", "processes"},
+    {"config", "events", "data", "skill_evals", "prompts", "skills", "gate", "concurrency", "processes"},
     {"protocols", "adapters"},
     {"agents"},
     {"stages", "llm", "store", "environments", "targets"},

@@ -174,6 +174,12 @@ class EnvironmentAdapter:
         return folder
 
     @property
+    def notes(self) -> Sequence[str]:
+        """What a person should know of the items, a sentence each."""
+        notes: Sequence[str] = getattr(self.own, "notes", ())
+        return notes
+
+    @property
     def scored_by(self) -> CriticDescription | None:
         """The critic that grades, if one does."""
         return find_critic(self.own)
@@ -255,12 +261,14 @@ class TargetAdapter:
     Attributes:
         is_connectable: Whether it asks its own model and lets the run see these requests.
         preflight: Whether a training begins with the test that the agent's requests have the skill.
+        has_files: Whether the agent finds the files of a case in its folder.
     """
 
     def __init__(self, own: Target) -> None:
         self.own: Any = own
         # What the agent can do, for the optimizer.
         self.description = str(getattr(own, "description", ""))
+        self.has_files = bool(getattr(own, "has_files", False))
         self.is_connectable = hasattr(own, "connect") and hasattr(own, "describe_model")
         self.preflight = hasattr(own, "test_skill") and bool(getattr(own, "preflight", False))
 

@@ -33,6 +33,7 @@ from reflact.config.fields import (
 from reflact.config.loading import LARGE_RATIO
 from reflact.errors import DataError
 from reflact.jsonutil import build_object
+from reflact.skill_evals import unfold_case
 from reflact.types import FrozenModel, Item, Split, canonical_json, digest_json
 
 T = TypeVar("T")
@@ -85,6 +86,8 @@ class DataSet(FrozenModel):
     test: tuple[Item, ...]
     rows: Mapping[str, str] = Field(default={}, repr=False)
     """The file and row of each item, by id; empty if the items were not read from files."""
+    notes: tuple[str, ...] = Field(default=(), repr=False)
+    """What a person should know of the files, a sentence each."""
 
     def items(self, split: Split) -> tuple[Item, ...]:
         """Return a split's items."""
@@ -98,8 +101,20 @@ class DataSet(FrozenModel):
         )
 
 
+class _FileItems(NamedTuple):
+    """The items of a data file, and what was left out of it, a sentence each."""
+
+    items: list[FileItem]
+    notes: tuple[str, ...]
+
+
 def load_dataset(
-    path: Path, ratio: str | None, *, fields: FieldsConfig | None = None, needs_test: bool = True
+    path: Path,
+    ratio: str | None,
+    *,
+    fields: FieldsConfig | None = None,
+    needs_test: bool = True,
+    skip_unanswered: bool = False,
 ) -> DataSet:
     """Read a data set; ``check_dataset`` checks that it is fit for a run.
 
@@ -107,13 +122,15 @@ def load_dataset(
     ``split``, such as ``validation``, or by ``choose_shares``. Each ``task_type`` is spread over
     the splits in the same proportion, within one or two items, but items with the same input stay
     in one split, also if white space and case differ. The assignment depends on the items alone,
-    not on the order of the rows. Within a split, items keep the file's order.
+    not on the order of the rows. Within a split, items keep the file's order. Rows of a file that
+    are equal are one item.
 
     Args:
         path: The folder or file.
         ratio: train:val:test for a single file, such as ``2:1:7``; None: by its size.
         fields: The columns of the fields of items.
         needs_test: Whether a folder must have a test split.
+        skip_unanswered: Whether rows without a right answer are left out.
 
     Raises:
         DataError: Something is missing, ambiguous, repeated or malformed; names the file and row.
@@ -122,11 +139,18 @@ def load_dataset(
     try:
         if path.is_dir():
             files = {split: _find_split(path, split, needs_test=needs_test) for split in Split}
-            parts = {split: read_items(file, fields) for split, file in files.items() if file}
+            read = {
+                split: _read_file(file, fields, skip_unanswered=skip_unanswered)
+                for split, file in files.items()
+                if file
+            }
+            parts = {split: part.items for split, part in read.items()}
             rows = [row for part in parts.values() for row in part]
+            notes = [note for part in read.values() for note in part.notes]
         elif path.is_file():
-            rows = read_items(path, fields)
+            rows, found = _read_file(path, fields, skip_unanswered=skip_unanswered)
             parts = _split_rows(rows, ratio)
+            notes = [*found]
         else:
             raise DataError(
                 f"there is no data at {path}: give a folder with train, val and test, or one file"
@@ -137,15 +161,19 @@ def load_dataset(
         ) from None
     _check_ids(rows)
     items = {split.value: tuple(row.item for row in parts.get(split, ())) for split in Split}
-    return DataSet(**items, rows={row.item.id: row.where for row in rows})
+    notes += _describe_contradictions(rows)
+    return DataSet(**items, rows={row.item.id: row.where for row in rows}, notes=tuple(notes))
 
 
 def choose_shares(n: int) -> tuple[int, ...]:
     """Return the sizes of train, validation and test for a single file without a ratio.
 
     Train and validation get ``USEFUL_SIZE`` items each, or a third of the file if that is less.
-    From 400 items on, the ratio is 2:1:7, which gives validation at least as many.
+    From 400 items on, the ratio is 2:1:7, which gives validation at least as many. Two items are
+    one for each of the first two.
     """
+    if n == len(TRAINING_SPLITS):
+        return 1, 1, 0
     least = min(USEFUL_SIZE, n // 3)
     if n >= 10 * USEFUL_SIZE:
         return _parse_ratio(LARGE_RATIO)
@@ -228,33 +256,66 @@ def describe_near_copies(dataset: DataSet) -> str | None:
     )
 
 
-def read_items(path: Path, fields: FieldsConfig) -> list[FileItem]:
-    """Return the items of a data file in its order.
-
-    Raises:
-        DataError: The file is malformed or empty; names the file and the row.
-        OSError: The file cannot be read.
-    """
-    items = []
+def _read_file(path: Path, fields: FieldsConfig, *, skip_unanswered: bool) -> _FileItems:
+    """Return the items of a data file in its order, equal ones once."""
+    items: dict[str, FileItem] = {}
+    repeated: list[FileItem] = []
+    copies: list[str] = []
+    unanswered: list[str] = []
     faults = []
-    for row in read_rows(path):
+    for row in read_rows(path, fields):
         try:
-            items.append(FileItem(build_item(row.value, fields, row.where), row.where))
+            item = build_item(row.value, fields, row.where)
         except DataError as error:
             faults.append(str(error))
+            continue
+        if skip_unanswered and item.reference in (None, ""):
+            unanswered.append(row.where)
+            continue
+        first = items.setdefault(item.id, FileItem(item, row.where))
+        if first.where != row.where and (has_made_id(item) or first.item == item):
+            copies.append(row.where)
+        elif first.where != row.where:
+            repeated.append(FileItem(item, row.where))
     if len(faults) > 1 and items:  # a fault of every row is one of the whole file
         faults[0] += f"; {len(faults) - 1} more rows have errors"
     if faults:
         raise DataError(faults[0])
     if not items:
         raise DataError(f"{path} has no items; add a row for each task")
-    return items
+    notes = (
+        ("repeats an earlier row and counts once", copies),
+        ("has no right answer and is left out (data.skip_unanswered)", unanswered),
+    )
+    words = tuple(_describe_rows(rows, what) for what, rows in notes if rows)
+    return _FileItems([*items.values(), *repeated], words)
 
 
-def read_rows(path: Path) -> tuple[FileRow, ...]:
-    """Return the rows of a data file.
+def _describe_rows(rows: Sequence[str], what: str) -> str:
+    """Return what holds for rows, in a sentence about the first one."""
+    more = "" if len(rows) == 1 else f"; {len(rows) - 1} more rows are alike"
+    return f"{rows[0]} {what}{more}"
 
-    Rows count from 1. In a ``.csv`` file, the header is row 1, and empty cells are null.
+
+def _describe_contradictions(rows: Sequence[FileItem]) -> list[str]:
+    """Return a sentence about rows with the same input and two right answers, if there are any."""
+    answers: dict[str, dict[str, str]] = {}
+    for row in rows:
+        known = answers.setdefault(_fold_input(row.item), {})
+        known.setdefault(canonical_json(row.item.reference), row.where)
+    wheres = [[*known.values()] for known in answers.values() if len(known) > 1]
+    if not wheres:
+        return []
+    same = " and ".join(wheres[0][:2])
+    more = "" if len(wheres) == 1 else f"; {len(wheres) - 1} more inputs are alike"
+    return [f"{same} have the same input and two right answers, so one of them is wrong{more}"]
+
+
+def read_rows(path: Path, fields: FieldsConfig | None = None) -> tuple[FileRow, ...]:
+    """Return the rows of a data file; unless ``fields`` names columns, cases are read as items.
+
+    Rows count from 1. In a ``.csv`` file, the header is row 1, and empty cells are null. For cases
+    see ``skill_evals``.
 
     Raises:
         DataError: The file is malformed.
@@ -275,12 +336,24 @@ def read_rows(path: Path) -> tuple[FileRow, ...]:
         return tuple(_read_csv_rows(text, path))
     if path.suffix == ".jsonl":
         lines = {f"{path} row {n}": line for n, line in enumerate(text.split("\n"), start=1)}
-        return tuple(
+        rows = [
             FileRow(_parse(line, where), where) for where, line in lines.items() if line.strip()
-        )
-    rows = _find_list(_parse(text or "[]", str(path)), path)
+        ]
+        return _unfold_cases(rows, path, fields)
+    value = _parse(text or "[]", str(path))
+    is_eval = isinstance(value, dict) and "evals" in value
+    listed = enumerate(unfold_articles(_find_list(value, path)), start=1)
+    rows = [FileRow(row, f"{path} row {n}") for n, row in listed]
+    return _unfold_cases(rows, path, fields, is_eval=is_eval)
+
+
+def _unfold_cases(
+    rows: Sequence[FileRow], path: Path, fields: FieldsConfig | None, *, is_eval: bool = False
+) -> tuple[FileRow, ...]:
+    if fields is not None and (fields.input, fields.reference) != (None, None):
+        return tuple(rows)
     return tuple(
-        FileRow(row, f"{path} row {n}") for n, row in enumerate(unfold_articles(rows), start=1)
+        FileRow(unfold_case(row, path, where, is_eval=is_eval), where) for row, where in rows
     )
 
 

@@ -194,8 +194,10 @@ def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
         names.add("meta_skill")
     if config.appendix.enabled:
         names |= {f"lapse_{source}" for source in sources} | {"consolidate"}
-    if config.uses_critic:
+    if config.uses_progress:
         names.add("critic")
+    if config.environment.grader == "rubric":
+        names.add("rubric")
     return frozenset(names)
 
 

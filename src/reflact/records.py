@@ -501,7 +501,7 @@ class SkillComparison(ShortReprModel):
 
     ``improvements`` are what the document gains over each of them, paired by item, as far as they
     say something of new items. ``on_cases`` is what the repeats prove on these items alone;
-    ``items`` are those that flip, or have no score on one side.
+    ``items`` are those that flip, or have no score on one side. ``judge`` graded, if a model did.
     """
 
     skill: SkillScore
@@ -509,6 +509,7 @@ class SkillComparison(ShortReprModel):
     improvements: tuple[Improvement, ...]
     on_cases: tuple[CaseComparison, ...] = ()
     items: tuple[ItemSides, ...] = ()
+    judge: JudgeDescription | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class Claim(FrozenModel):
@@ -709,6 +710,30 @@ class CriticDescription(FrozenModel):
     accuracy: CriticAccuracy | None = None
 
 
+class JudgeError(FrozenModel):
+    """How often a judge errs on sentences that a person marked.
+
+    ``met`` and ``unmet`` are the sentences that a person calls true and not true of an answer;
+    ``false_unmet`` and ``false_met`` those of them on which the judge says the opposite.
+    ``unjudged`` are further ones, on which it gave no valid reply.
+    """
+
+    met: int
+    unmet: int
+    false_unmet: int
+    false_met: int
+    unjudged: int = 0
+
+
+class JudgeDescription(FrozenModel):
+    """The model that judged the sentences of a rubric; ``error`` is None if it is unknown."""
+
+    model: str
+    prompt: str
+    votes: int
+    error: JudgeError | None = None
+
+
 RunStatus = Literal["completed", "budget", "cancelled", "failed"]
 
 # ``running``: a process works on the run now. A run that was killed has no status.
@@ -720,10 +745,10 @@ class RunSummary(ShortReprModel):
 
     ``claim`` is None if the initial skill is the best one or the claim could not be measured.
     ``missing`` names each final measurement that failed, with the reason. ``faults`` counts faults
-    of attempts of calls, even if a retry succeeded. ``critic`` graded, and ``annotated_by`` wrote
-    notes for failure analysts. ``version`` is that of reflact. ``verdict`` is the outcome in words.
-    ``added_tokens`` is about how many tokens the best document adds to each call of the target,
-    beside the initial one.
+    of attempts of calls, even if a retry succeeded. ``critic`` or ``judge`` graded, and
+    ``annotated_by`` wrote notes for failure analysts. ``version`` is that of reflact. ``verdict``
+    is the outcome in words. ``added_tokens`` is about how many tokens the best document adds to
+    each call of the target, beside the initial one.
     """
 
     version: str | None = None
@@ -752,6 +777,7 @@ class RunSummary(ShortReprModel):
     seconds: float = 0.0
     config: JsonValue = Field(default=None, repr=False)
     critic: CriticDescription | None = Field(default=None, exclude_if=lambda value: value is None)
+    judge: JudgeDescription | None = Field(default=None, exclude_if=lambda value: value is None)
     annotated_by: CriticDescription | None = Field(
         default=None, exclude_if=lambda value: value is None
     )

@@ -33,8 +33,9 @@ from reflact.errors import ConfigError, EnvironmentFailure, ReplyError, SkillErr
 from reflact.jsonutil import describe_problems
 from reflact.processes.sandbox import TRUNCATION_VERSION, read_landlock_version
 from reflact.protocols import RequestSender
+from reflact.skill_evals import CaseAnswer, read_case_files
 from reflact.skills.package import MAIN_FILE, build_package, load_skill
-from reflact.types import Skill, canonical_json, digest_json
+from reflact.types import Item, Skill, canonical_json, digest_json
 
 # Version of what a command gets, part of every rollout's key; raise it if that changes.
 COMMAND_TARGET_VERSION = 2
@@ -45,6 +46,13 @@ DEFAULT_VARIABLES: Mapping[str, str] = {
     "OPENAI_API_KEY": "{token}",
 }
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
+
+# What an agent leaves behind beside its results, such as caches; names with a leading dot too.
+PASSED_OVER = frozenset({"__pycache__", "node_modules"})
+
+# The most files of an answer, and the most bytes of each that a grader reads.
+MAX_FILES = 50
+MAX_FILE_BYTES = 200_000
 
 # The most characters of a command's error output that a message quotes.
 WORDS_OF_ERROR = 500
@@ -58,6 +66,9 @@ class CommandTarget(GatewayTarget):
     always ``/reflact-rollout``. The process gets the gateway's address and a token, and no key. All
     processes of the command are ended at a limit, at its end, and if reflact is killed. Unless
     ``confine`` is set, it can write what its user can.
+
+    The agent finds the files of a case (see ``skill_evals``) in its folder, over those of the
+    workspace. Its answer then has the files that it made or changed.
 
     Args:
         profile: A command-line agent by name: ``codex``, ``opencode`` or ``claude-code``. It brings
@@ -94,6 +105,8 @@ class CommandTarget(GatewayTarget):
             ``seed`` are given, a path leaves the folder, ``workspace`` is no folder, or the
             profile, a limit or the skill's name is wrong.
     """
+
+    has_files = True
 
     def __init__(
         self,
@@ -233,11 +246,24 @@ class CommandTarget(GatewayTarget):
         """Start a rollout; ``rollout`` is its key."""
         return CommandSession(self, skill, rollout)
 
+    def session_for(self, item: Item, skill: Skill, *, rollout: str) -> CommandSession:
+        """Start a rollout on an item, whose files it gets."""
+        return CommandSession(self, skill, rollout, files=read_case_files(item))
+
 
 class CommandSession(GatewaySession):
-    """One run of the command."""
+    """One run of the command; ``files`` are those of a case."""
 
-    def __init__(self, target: CommandTarget, skill: Skill, rollout: str) -> None:
+    has_files = True
+
+    def __init__(
+        self,
+        target: CommandTarget,
+        skill: Skill,
+        rollout: str,
+        *,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
         super().__init__(
             target.require_sender(),
             skill,
@@ -246,6 +272,8 @@ class CommandSession(GatewaySession):
             side_call=target.side_call,
         )
         self._target = target
+        self._files = files
+        self._times: Mapping[str, int] = {}
 
     async def reply(self, message: str) -> str:
         """Run the command on a task and return its answer.
@@ -259,6 +287,7 @@ class CommandSession(GatewaySession):
             folder = own / "work"
             self._folder = json.dumps(str(own), ensure_ascii=False)[1:-1]
             await anyio.to_thread.run_sync(self._write_folder, folder)
+            self._times = await anyio.to_thread.run_sync(_list_times, folder)
             model = self._target._model
             async with open_gateway(self._answer, model=model, on_refusal=self._refuse) as address:
                 with anyio.CancelScope() as scope:
@@ -284,6 +313,11 @@ class CommandSession(GatewaySession):
             shutil.copytree(target.workspace, folder, symlinks=True)
         for path in (folder, folder.parent / "home", folder.parent / "tmp"):
             path.mkdir(exist_ok=True)
+        for name, content in (self._files or {}).items():
+            path = folder / name
+            if not is_inside(path, folder):
+                raise EnvironmentFailure(f"the file {name} of a case leaves the folder: rename it")
+            path.write_bytes(content)
         if target.skill_file is None:
             return
         path = folder / target.skill_file
@@ -310,6 +344,16 @@ class CommandSession(GatewaySession):
         raise ReplyError(f"the command {how}" + (f": {words}" if words else ""), reasons=())
 
     def _read_answer(self, folder: Path, output: str) -> str:
+        """Return the answer; in a case with the files that the agent made or changed."""
+        text = self._read_text(folder, output)
+        if self._files is None:
+            return text
+        times = _list_times(folder)
+        changed = sorted(name for name in times if times[name] != self._times.get(name))
+        files = {name: _read_file(folder / name) for name in changed[:MAX_FILES]}
+        return CaseAnswer(output=text, files=files).write()
+
+    def _read_text(self, folder: Path, output: str) -> str:
         if self._target.answer_file is None:
             return output.strip()
         path = folder / self._target.answer_file
@@ -360,6 +404,27 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
 def is_inside(path: Path, folder: Path) -> bool:
     """Whether a path, with its links followed, is below a folder."""
     return path.resolve().is_relative_to(folder.resolve())
+
+
+def _list_times(folder: Path) -> dict[str, int]:
+    """Return when each file below a folder was changed, without caches and hidden files."""
+    times = {}
+    for path in folder.rglob("*"):
+        parts = path.relative_to(folder).parts
+        is_hidden = any(part.startswith(".") or part in PASSED_OVER for part in parts)
+        if not is_hidden and path.is_file() and is_inside(path, folder):
+            times["/".join(parts)] = path.stat().st_mtime_ns
+    return times
+
+
+def _read_file(path: Path) -> str:
+    """Return the begin of a file's text, or what it is if it is no text."""
+    with path.open("rb") as file:
+        content = file.read(MAX_FILE_BYTES)
+    text = content.decode("utf-8", "replace")
+    if "\0" in text or text.count("\ufffd") > 1:  # the end may cut a character
+        return f"(a file of {path.stat().st_size} bytes that is no text)"
+    return text
 
 
 def _digest_folder(folder: Path) -> str:

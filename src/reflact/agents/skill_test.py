@@ -106,6 +106,7 @@ class _ProbeSession:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.has_files = getattr(session, "has_files", False)
         self.is_asked = False
         self.error: Exception | None = None
 

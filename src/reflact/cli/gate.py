@@ -92,6 +92,7 @@ def gate(  # noqa: PLR0917 - one for each option of the command
         render_junit,
         render_sarif,
     )
+    from reflact.reporting.facts import describe_judge
     from reflact.trainer import Trainer
     from reflact.types import Split
 
@@ -142,6 +143,8 @@ def gate(  # noqa: PLR0917 - one for each option of the command
     else:
         for line in (*report.failed, report.verdict, report.words_on_new):
             typer.echo(escape_line(line))
+        if report.judge is not None:
+            typer.echo(escape_line(describe_judge(report.judge)))
     if report.failed:
         raise typer.Exit(1)
 

@@ -52,10 +52,6 @@ OTHER_WORDS = re.compile("id|is|nr|no|number|count|length|type|date|url|incorrec
 # A name of more words is probably a text, because the file has no header.
 MAX_NAME_WORDS = 4
 
-# Columns of files of tests, such as an `evals.json`, whose lists say in sentences what a good
-# result is.
-SENTENCES = re.compile("assertions|criteria|expectations|expected_behaviors?|rubrics?")
-
 # The beginning of an assertion of promptfoo, such as `contains: Bonjour`.
 ASSERTION = re.compile(r"(not-)?[a-z][a-z-]*(\([^)]*\))?:\s*\S")
 
@@ -72,7 +68,7 @@ RATIO_LINES = """\
   # ratio: [1, 1, 1]
 """
 TEST_LINES = """
-# The folder has no test split, so the claim at the end rests on the validation items.
+# There is no test split, so the claim at the end rests on the validation items.
 test:
   enabled: false
 """
@@ -88,6 +84,28 @@ LOCAL_OPTIMIZER = """\
 # The prompt and so many tokens must fit into the server's context together.
     max_tokens: 2048
     timeout: 600"""
+SKIP_LINE = "  skip_unanswered: true\n"
+EXTRA_LINES = {
+    "sql": "  tables: tables  # folder of .csv tables, or a SQLite file\n",
+    "rubric": "  # Answers that you marked measure the judge: a file with the columns input,\n"
+    "  # answer, sentence and met.\n"
+    "  rubric_marks: null\n",
+}
+SOFT_LINES = """\
+# The score of an answer is the share of what it fulfils.
+gate:
+  metric: soft
+
+"""
+
+# The graders that ask a model.
+JUDGES = frozenset({"critic", "rubric"})
+
+# Columns that no template should name.
+HIDDEN = frozenset({"files", "expected_output"})
+
+# Gets the system prompt of chats.
+SKILL_FILE = "initial_skill.md"
 TEMPLATE = """\
 # A training of reflact on {data}. Next:
 #   reflact check {name}             one small call to each model and one graded item
@@ -106,7 +124,8 @@ data:
 {ratio}
 environment:
   # {why}
-  # Others: exact, normalized, token_f1, numeric, regex, json_fields, sql, python, critic.
+  # Others: exact, normalized, contains, token_f1, similarity, numeric, regex, json_fields,
+  # json_subset, json_schema, sql, python, checks, rubric, critic.
   grader: {grader}
 {extra}  # What the tasks are and what a good answer is; the optimizer reads it.
   description: ""
@@ -126,7 +145,7 @@ models:
   optimizer:
     {optimizer}
 {critic}
-train:
+{gate}train:
   num_epochs: 2
   batch_size: {batch}
 {test}
@@ -200,7 +219,9 @@ def init(  # noqa: PLR0917 - one for each option of the command
         load_skill(skill)  # says why if it cannot be read
     options = {"input": input_column, "reference": reference}
     columns = {name: column for name, column in options.items() if column is not None}
-    values, notes = describe_data(data, out, columns)
+    values, notes, prompt = describe_data(data, out, columns)
+    if skill is None:
+        skill = find_skill(data, prompt, out, notes)
     values["skill"] = "null" if skill is None else write_path(skill, out)
     values |= describe_models(values["grader"], model, optimizer, base_url, api_key_env)
     write_atomically(out, TEMPLATE.format(**values))
@@ -227,7 +248,8 @@ def describe_models(
     critic = f"  # The model that grades.\n  critic:\n    model: {quote_yaml(optimizer or model)}\n"
     own = "" if optimizer is None else f"model: {quote_yaml(optimizer)}\n    "
     return {
-        "critic": critic if grader == "critic" else "",
+        "critic": critic if grader in JUDGES else "",
+        "gate": SOFT_LINES if grader in {"checks", "rubric"} else "",
         "model": quote_yaml(model),
         "base_url": quote_yaml(base_url),
         "key": "null" if key == "null" else quote_yaml(key),
@@ -241,10 +263,32 @@ def write_path(path: Path, out: Path) -> str:
     return quote_yaml(os.path.relpath(path.resolve(), out.resolve().parent))
 
 
+def find_skill(data: Path, prompt: str | None, out: Path, notes: list[str]) -> Path | None:
+    """Return the skill whose cases the data are, or a new file with the prompt of chats."""
+    from reflact.store.artifacts import write_atomically
+
+    folder = data.resolve().parent.parent
+    if data.name == "evals.json" and (folder / "SKILL.md").is_file():
+        notes.append(f"the initial skill is that of the cases: {folder}")
+        return folder
+    if prompt is None:
+        return None
+    path = out.with_name(SKILL_FILE)
+    if path.exists():
+        raise ConfigError(
+            f"the chats have a system prompt for {path}, which exists already; remove it, or name "
+            "the initial skill with --skill"
+        )
+    write_atomically(path, prompt)
+    notes.append(f"the initial skill is the system prompt of the chats: {path}")
+    return path
+
+
 def describe_data(
     data: Path, out: Path, columns: Mapping[str, str]
-) -> tuple[dict[str, str], list[str]]:
-    """Return the values of the template for a data file, and what a person should know about them.
+) -> tuple[dict[str, str], list[str], str | None]:
+    """Return the values of the template for a data file, what a person should know about them, and
+    the system prompt if all rows are chats with the same one.
 
     Args:
         data: The file or folder.
@@ -261,7 +305,7 @@ def describe_data(
     from reflact.training.gating import FEW_ITEMS, describe_few_items
     from reflact.types import Split
 
-    rows = read_sample(data, is_named="input" in columns)
+    rows = read_sample(data, columns)
     used = find_columns(rows, columns, str(data))
     named = {}
     for field, column in used.items():
@@ -270,8 +314,16 @@ def describe_data(
             named[field] = column
     dataset = load_data(data, FieldsConfig.model_validate(named))
     items = [item for split in Split for item in dataset.items(split)]
+    n_unanswered = sum(item.reference in (None, "") for item in items)
+    skips = 0 < n_unanswered < len(items)
+    if skips:
+        dataset = load_data(data, FieldsConfig.model_validate(named), skip_unanswered=True)
+        items = [item for split in Split for item in dataset.items(split)]
     n_train, n_val, n_test = (len(dataset.items(split)) for split in Split)
-    rest = list(items[0].metadata)
+    prompts = {str(item.metadata.get("system", "")) for item in items}
+    prompt = next(iter(prompts)) if len(prompts) == 1 and "" not in prompts else None
+    hidden = HIDDEN if prompt is None else {*HIDDEN, "system"}
+    rest = [name for name in items[0].metadata if name not in hidden]
     guess = guess_grader([item.reference for item in items])
     if guess is None:
         reason = "No column is plainly the right answer, so a critic grades."
@@ -291,30 +343,30 @@ def describe_data(
         "name": escape_line(shlex.quote(out.name)),
         "out_dir": quote_yaml("runs/" + re.sub(r"[^\w.-]+", "-", data.resolve().stem)),
         "path": write_path(data, out),
-        "fields": f"  fields:\n{fields}" if fields else "",
+        "fields": (f"  fields:\n{fields}" if fields else "") + SKIP_LINE * skips,
         "ratio": "" if data.is_dir() else RATIO_LINES,
         "test": "" if n_test else TEST_LINES,
         "sizes": sizes,
         "grader": grader,
         "why": escape_line(why),
-        "extra": "  tables: tables  # folder of .csv tables\n" if grader == "sql" else "",
+        "extra": EXTRA_LINES.get(grader, ""),
         "columns": escape_line(", ".join(f"{{{name}}}" for name in rest) or "there are none"),
         "batch": str(choose_batch_size(n_train)),
     }
     listed = ", ".join(f"{field} from {column!r}" for field, column in used.items())
-    notes = [sizes, f"columns: {listed}"]
+    notes = [sizes, f"columns: {listed}", *dataset.notes]
     if rest:
         names = ", ".join(map(repr, rest))
         notes.append(f"the target does not see {names}; environment.template can name it")
     notes.append(f"grader {grader}: {why}")
     if n_val < FEW_ITEMS:
         notes.append(f"warning: {describe_few_items(n_val)}")
-    return values, notes
+    return values, notes, prompt
 
 
-def read_sample(data: Path, *, is_named: bool) -> list[Mapping[str, Any]]:
+def read_sample(data: Path, columns: Mapping[str, str]) -> list[Mapping[str, Any]]:
     """Return the rows of a data file, or of the train split of a folder, as items are read."""
-    from reflact.config.fields import unfold_row
+    from reflact.config.fields import FieldsConfig, unfold_row
     from reflact.data import read_rows
 
     if data.is_dir():
@@ -322,17 +374,20 @@ def read_sample(data: Path, *, is_named: bool) -> list[Mapping[str, Any]]:
         data = next((path for path in files if "train" in path.relative_to(data).parts[0]), data)
     if not data.is_file():
         return []
-    rows = [row.value for row in read_rows(data) if isinstance(row.value, dict)]
-    return [row if is_named else unfold_row(row) for row in rows]
+    fields = FieldsConfig.model_validate(columns)
+    rows = [row.value for row in read_rows(data, fields) if isinstance(row.value, dict)]
+    return [row if "input" in columns else unfold_row(row) for row in rows]
 
 
-def load_data(data: Path, fields: FieldsConfig) -> DataSet:
+def load_data(data: Path, fields: FieldsConfig, *, skip_unanswered: bool = False) -> DataSet:
     """Return the data set, which is fit for a run; a folder needs no test split."""
     from reflact.data import check_dataset, load_dataset
 
     names = [f"test{end}" for end in ("", ".json", ".jsonl", ".csv")]
     needs_test = not data.is_dir() or any((data / name).exists() for name in names)
-    dataset = load_dataset(data, None, fields=fields, needs_test=needs_test)
+    dataset = load_dataset(
+        data, None, fields=fields, needs_test=needs_test, skip_unanswered=skip_unanswered
+    )
     check_dataset(dataset)
     return dataset
 
@@ -417,15 +472,13 @@ def list_filled_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any
 
 
 def refuse_tests(columns: Mapping[str, Sequence[Any]], where: str) -> None:
-    """Raise DataError if a column has sentences or assertions about an answer, not answers."""
+    """Raise DataError if a column has assertions of promptfoo about an answer, not answers."""
     for name, values in columns.items():
-        is_rubric = SENTENCES.fullmatch(name) is not None and isinstance(values[0], list)
-        is_test = name.startswith("__expected") and any(map(ASSERTION.match, map(str, values)))
-        if is_rubric or is_test:
+        if name.startswith("__expected") and any(map(ASSERTION.match, map(str, values))):
             raise DataError(
-                f"{where}: the column {name!r} has sentences or assertions about an answer, which "
-                "no grader of reflact reads yet; write right answers into a column and name it "
-                "with --reference, or grade with a function of your own"
+                f"{where}: the column {name!r} has assertions about an answer, which no grader of "
+                "reflact reads; write right answers into a column and name it with --reference, or "
+                "sentences into a list named assertions"
             )
 
 

@@ -177,7 +177,7 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     from rich.console import Console
 
     from reflact.errors import UsageError
-    from reflact.reporting.facts import describe_gain
+    from reflact.reporting.facts import describe_gain, describe_judge
     from reflact.reporting.terminal import build_score_table
     from reflact.skills.package import load_skill
     from reflact.trainer import Trainer
@@ -223,6 +223,8 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     console.print(build_score_table(scores, console.width))
     for gain in compared.improvements:
         typer.echo(escape_line(describe_gain(str(skill), files.get(gain.name, gain.name), gain)))
+    if compared.judge is not None:
+        typer.echo(escape_line(describe_judge(compared.judge)))
 
 
 def use_all_items(config: TrainerConfig, data: Path) -> TrainerConfig:

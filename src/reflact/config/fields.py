@@ -22,6 +22,9 @@ DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "task_type": ("task_type",),
 }
 
+# The column of a row that is a chat.
+CHAT_COLUMN = "messages"
+
 # The columns of a row of Alpaca; its input may be empty.
 ALPACA_COLUMNS = ("instruction", "input", "output")
 
@@ -45,7 +48,10 @@ class FieldsConfig(ConfigSection):
 
 
 def unfold_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row of Alpaca or SQuAD as a row of a task and its right answer."""
+    """Return a row of Alpaca or SQuAD, or a chat, as a row of a task and its right answer."""
+    if _is_chat(row.get(CHAT_COLUMN)):
+        rest = {name: value for name, value in row.items() if name != CHAT_COLUMN}
+        return {**_unfold_chat(row[CHAT_COLUMN]), **rest}
     if all(isinstance(row.get(name), str) for name in ALPACA_COLUMNS):
         task = "\n\n".join(filter(None, (row["instruction"], row["input"])))
         rest = {name: value for name, value in row.items() if name not in ALPACA_COLUMNS}
@@ -59,6 +65,31 @@ def unfold_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return row
     return {**row, "answers": [*dict.fromkeys(texts)]}
+
+
+def _is_chat(messages: Any) -> bool:
+    """Whether a value is a chat of texts alone, with a message of the user."""
+    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        return False
+    is_text = all(isinstance(one.get("content"), str) for one in messages)
+    return is_text and any(one.get("role") == "user" for one in messages)
+
+
+def _unfold_chat(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a chat as a row: the assistant's last message is the right answer.
+
+    The system prompt is metadata. A chat of several turns is one text, with the roles.
+    """
+    system = [one["content"] for one in messages if one.get("role") in {"system", "developer"}]
+    turns = [one for one in messages if one.get("role") not in {"system", "developer"}]
+    row: dict[str, Any] = {}
+    if turns[-1].get("role") == "assistant":
+        row["reference"] = turns.pop()["content"]
+    texts = [f"{one.get('role')}: {one['content']}" for one in turns]
+    row["input"] = turns[0]["content"] if len(turns) == 1 else "\n\n".join(texts)
+    if system:
+        row["system"] = "\n\n".join(system)
+    return row
 
 
 def unfold_articles(rows: Sequence[Any]) -> Sequence[Any]:

@@ -40,6 +40,19 @@ ALL_SOURCES = ("examples", "rewrite", "edits")
 Options = Annotated[dict[str, JsonValue], AfterValidator(refuse_secrets)]
 
 
+def read_address(value: object) -> object:
+    """Return the file of the connection string of a SQLite file; another value as it is."""
+    if isinstance(value, str) and "://" in value:
+        scheme, _, path = value.partition(":///")
+        if scheme != "sqlite" or not path:
+            raise ValueError(
+                "only SQLite files can be read, such as sqlite:///tables.db; save other tables as "
+                ".csv files"
+            )
+        return path
+    return value
+
+
 class EnvironmentConfig(ConfigSection):
     """The environment that runs and grades items."""
 
@@ -57,12 +70,19 @@ class EnvironmentConfig(ConfigSection):
         "token_f1",
         "numeric",
         "regex",
+        "contains",
+        "similarity",
         "json_fields",
+        "json_subset",
+        "json_schema",
         "sql",
         "python",
+        "checks",
+        "rubric",
         "critic",
     ] = "normalized"
-    """How an answer is compared with the item's reference; `critic` asks a model instead, which the
+    """How an answer is compared with the item's reference. `rubric` asks the model of
+    `models.critic` whether sentences are true of the answer. `critic` asks it for a score, as the
     section `critic` describes."""
 
     tolerance: float = option(0.0, ge=0)
@@ -73,10 +93,19 @@ class EnvironmentConfig(ConfigSection):
     1e-06."""
 
     threshold: float = option(1.0, gt=0, le=1)
-    """Minimum F1 of a solved item with `token_f1`."""
+    """Minimum score of a solved item with `token_f1` and `similarity`."""
 
-    tables: Path | None = changeable_field(None)
-    """Folder of .csv tables for the `sql` grader."""
+    tables: Annotated[Path | None, BeforeValidator(read_address)] = changeable_field(None)
+    """Tables for the `sql` grader: a folder of .csv files, or a SQLite file, also written as
+    `sqlite:///tables.db`."""
+
+    rubric_votes: int = option(1, ge=1, le=25)
+    """How often the judge of the `rubric` grader reads each sentence; the majority counts."""
+
+    rubric_marks: Path | None = changeable_field(None)
+    """Answers that a person marked, as a .csv, .json or .jsonl file with the columns `input` or
+    `id`, `answer`, `sentence` and `met`: they measure the judge of the `rubric` grader. null: its
+    error is unknown."""
 
     description: str = ""
     """A description of the tasks and of a good answer, in plain text; the optimizer reads it."""
@@ -117,6 +146,9 @@ class DataConfig(ConfigSection):
     `2:1:7` from 400 items on, and a larger share of validation items for a smaller file."""
 
     fields: FieldsConfig = FieldsConfig()
+
+    skip_unanswered: bool = changeable_field(False)
+    """Leave out rows without a right answer."""
 
 
 class TargetConfig(ConfigSection):
@@ -489,7 +521,12 @@ class TrainerConfig(ConfigSection):
 
     @property
     def uses_critic(self) -> bool:
-        """Whether a critic grades or advises the failure analysts."""
+        """Whether the model of ``models.critic`` is asked."""
+        return self.environment.grader in {"critic", "rubric"} or self.critic.annotate
+
+    @property
+    def uses_progress(self) -> bool:
+        """Whether a critic's scores of progress grade or advise the failure analysts."""
         return self.environment.grader == "critic" or self.critic.annotate
 
     @property

@@ -6,14 +6,20 @@ from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import (
     CheckedGrader,
+    ContainsGrader,
     ExactGrader,
     Grader,
-    JsonFieldsGrader,
     NormalizedGrader,
     NumericGrader,
     ReferenceGrader,
     RegexGrader,
+    SimilarityGrader,
     TokenF1Grader,
+)
+from reflact.environments.json_graders import (
+    JsonFieldsGrader,
+    JsonSchemaGrader,
+    JsonSubsetGrader,
 )
 from reflact.environments.python_grader import PythonGrader
 from reflact.environments.simulators import CallBatcher, SimulatorEnvironment
@@ -24,6 +30,7 @@ from reflact.types import Grade, Item, Score, Split
 __all__ = [
     "CallBatcher",
     "CheckedGrader",
+    "ContainsGrader",
     "DataSet",
     "DatasetEnvironment",
     "Environment",
@@ -32,6 +39,8 @@ __all__ = [
     "Grader",
     "Item",
     "JsonFieldsGrader",
+    "JsonSchemaGrader",
+    "JsonSubsetGrader",
     "NormalizedGrader",
     "NumericGrader",
     "PythonGrader",
@@ -40,6 +49,7 @@ __all__ = [
     "SQLGrader",
     "Score",
     "Session",
+    "SimilarityGrader",
     "SimulatorEnvironment",
     "Split",
     "TokenF1Grader",

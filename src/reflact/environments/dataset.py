@@ -23,24 +23,32 @@ from reflact.data import (
 )
 from reflact.environments.graders import (
     CheckedGrader,
+    ContainsGrader,
     ExactGrader,
     Grader,
-    JsonFieldsGrader,
     NormalizedGrader,
     NumericGrader,
     ReferenceGrader,
     RegexGrader,
+    SimilarityGrader,
     TokenF1Grader,
     apply_grader,
     identify_grader,
     list_right_answers,
 )
 from reflact.environments.guess import find_joined_labels
+from reflact.environments.json_graders import (
+    JsonFieldsGrader,
+    JsonSchemaGrader,
+    JsonSubsetGrader,
+)
 from reflact.environments.python_grader import PythonGrader
+from reflact.environments.rubric import ChecksGrader, build_rubric_grader
 from reflact.environments.sql_grader import SQLGrader
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.protocols import Session
 from reflact.records import CriticDescription
+from reflact.skill_evals import show_case_files
 from reflact.types import Grade, Item, Split, canonical_json
 
 INPUT_VARIABLE = "{input}"
@@ -49,7 +57,8 @@ GRADERS: Mapping[str, type[CheckedGrader[Any]]] = {
     grader.name: grader
     for grader in (
         *(ExactGrader, NormalizedGrader, TokenF1Grader, NumericGrader, RegexGrader),
-        *(JsonFieldsGrader, SQLGrader, PythonGrader),
+        *(ContainsGrader, SimilarityGrader, JsonFieldsGrader, JsonSubsetGrader, JsonSchemaGrader),
+        *(SQLGrader, PythonGrader, ChecksGrader),
     )
 }
 
@@ -122,6 +131,16 @@ class DatasetEnvironment:
         """The critic, if one grades."""
         return find_critic(self._grade)
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a person should know of the files of the data set, a sentence each."""
+        return self._data.notes
+
+    @property
+    def grader(self) -> Grader:
+        """What grades."""
+        return self._grade
+
     def with_grader(self, grade: Grader) -> DatasetEnvironment:
         """Return the environment with another grader."""
         return DatasetEnvironment(
@@ -138,7 +157,9 @@ class DatasetEnvironment:
 
     async def run(self, item: Item, session: Session, *, seed: int) -> Grade:
         """Ask the item's question and grade the answer; the seed is not used."""
-        replying = session.reply(self.render_message(item))
+        has_files = getattr(session, "has_files", False)
+        message = self._fill_template(item) if has_files else self.render_message(item)
+        replying = session.reply(message)
         if not isinstance(replying, Awaitable):
             raise describe_not_async(session, Session.reply, replying)
         answer = await replying
@@ -151,7 +172,12 @@ class DatasetEnvironment:
         return await apply_grader(self._grade, item, answer)
 
     def render_message(self, item: Item) -> str:
-        """Return the message to the target: the template with the item's input."""
+        """Return the message to a chat model: the template with the item's input, and its files."""
+        files = show_case_files(item)
+        message = self._fill_template(item)
+        return f"{message}\n\n{files}" if files else message
+
+    def _fill_template(self, item: Item) -> str:
         values = {**item.metadata, "input": item.input}
         # one pass, so that variables in a value are text
         names = "|".join(map(re.escape, sorted(values, key=len, reverse=True)))
@@ -220,6 +246,7 @@ def build_environment(
         config.data.ratio,
         fields=config.data.fields,
         needs_test=config.test.enabled,
+        skip_unanswered=config.data.skip_unanswered,
     )
     check_dataset(dataset, needed)
     if config.environment.grader != "critic":
@@ -251,4 +278,6 @@ def build_grader(config: TrainerConfig) -> Grader:
     """Return a configuration's grader with its settings."""
     if config.environment.grader == "critic":
         return _PendingCriticGrader(config)
+    if config.environment.grader == "rubric":
+        return build_rubric_grader(config)
     return GRADERS[config.environment.grader].from_config(config.environment)

@@ -15,7 +15,8 @@ import math
 import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from difflib import SequenceMatcher
 from functools import partial
 from typing import ClassVar, Generic, Self, TypeAlias, TypeVar
 
@@ -28,10 +29,8 @@ from reflact.concurrency import INLINE_LIMIT, run_in_thread
 from reflact.config.training import EnvironmentConfig
 from reflact.environments.comparison import (
     BLANK,
-    json_equal,
     normalize,
     parse_number,
-    parse_strict_json,
     quote_json,
     to_finite,
     tokenize,
@@ -48,8 +47,9 @@ Grader: TypeAlias = Callable[[Item, str], Awaitable[GraderOutput] | GraderOutput
 
 E = TypeVar("E")
 
-# Maximum length of an answer in JSON, in characters.
-MAX_JSON_CHARS = 500_000
+# Longer texts are compared by words, since the time for characters grows with their square.
+MAX_COMPARED_CHARS = 1_000
+MAX_COMPARED_WORDS = 5_000
 
 # Time limit of ``RegexGrader`` for one pattern on one answer, in seconds.
 MATCH_SECONDS = 0.25
@@ -103,7 +103,7 @@ class CheckedGrader(FrozenModel, ABC, Generic[E]):
 
     def _list_accepted(self, item: Item) -> list[E]:
         subject = f"item {item.id!r} cannot be graded by {self.name}"
-        advice = "write its right answer, or remove it"
+        advice = "write its right answer, remove it, or set data.skip_unanswered: true"
         if item.reference is None or item.reference == "":
             raise DataError(f"{subject}: it has no reference; {advice}")
         try:
@@ -185,10 +185,7 @@ class NormalizedGrader(ReferenceGrader[str]):
     version = 2
 
     def _read(self, reference: JsonValue) -> str:
-        text = normalize(_read_as_text(reference))
-        if not text:
-            raise ValueError(f"the reference {quote_json(reference)} is empty")
-        return text
+        return _read_normalized(reference)
 
     def _match(self, expected: str, answer: str) -> tuple[float, str]:
         return float(normalize(answer) == expected), ""
@@ -311,48 +308,54 @@ class RegexGrader(ReferenceGrader[Pattern[str]]):
         return float(match is not None), "the whole answer must match this pattern"
 
 
-class JsonFieldsGrader(ReferenceGrader[dict[str, JsonValue]]):
-    """The answer is a JSON object with the reference's fields; further fields are ignored.
+class ContainsGrader(ReferenceGrader[str]):
+    """The answer contains the reference; both are folded as in ``normalize``.
 
-    Soft is the share of the reference's fields that are present with an equal value; hard is 1 if
-    all are. Numbers are equal by value (1 and 1.0), but never to true, false or text; objects and
-    lists are compared as a whole. The answer is parsed strictly: nothing around the object, no
-    repeated names, no NaN or infinity. An answer of more than ``MAX_JSON_CHARS`` is wrong.
-    References are objects with at least one field.
+    References are text, numbers, true or false that are not empty after ``normalize``.
     """
 
-    name = "json_fields"
-    meaning = (
-        "An answer is a JSON object; it is right if it has the reference's fields with their "
-        "values."
-    )
+    name = "contains"
+    meaning = "An answer is right if it contains the reference, apart from case and spaces."
 
-    def _read(self, reference: JsonValue) -> dict[str, JsonValue]:
-        if not isinstance(reference, dict) or not reference:
-            raise ValueError(f"the reference {quote_json(reference)} is not an object with fields")
-        return reference
+    def _read(self, reference: JsonValue) -> str:
+        return _read_normalized(reference)
 
-    def _write(self, accepted: dict[str, JsonValue]) -> str:
-        return json.dumps(accepted, sort_keys=True, ensure_ascii=False)
+    def _match(self, expected: str, answer: str) -> tuple[float, str]:
+        return float(expected in normalize(answer)), "the answer must contain it"
 
-    def _match(self, expected: dict[str, JsonValue], answer: str) -> tuple[float, str]:
-        if len(answer) > MAX_JSON_CHARS:
-            return 0.0, f"the answer has more than {MAX_JSON_CHARS} characters"
-        try:
-            value = parse_strict_json(answer)
-        except RecursionError:
-            return 0.0, "the answer is nested too deeply to be read as JSON"
-        except ValueError as error:
-            return 0.0, f"the answer is not a JSON object ({error})"
-        if not isinstance(value, dict):
-            return 0.0, "the answer is not a JSON object (it is JSON of another kind)"
-        wrong = []
-        for name, field in expected.items():
-            if name not in value:
-                wrong.append(f"{quote_json(name)} is missing")
-            elif not json_equal(field, value[name]):
-                wrong.append(f"{quote_json(name)} is {quote_json(value[name])}")
-        return 1 - len(wrong) / len(expected), "; ".join(wrong)
+
+class SimilarityGrader(ReferenceGrader[str]):
+    """How alike two texts are after ``normalize``: ``ratio`` of Python's ``difflib``.
+
+    Texts are compared by characters; if one has more than ``MAX_COMPARED_CHARS``, by words. Soft is
+    the ratio; hard is 1 if it reaches ``threshold``. References are text, numbers, true or false of
+    at most ``MAX_COMPARED_WORDS`` words; a longer answer is wrong.
+    """
+
+    name = "similarity"
+    meaning = "The score of an answer is how alike it and the reference are, as texts."
+    threshold: float = Field(default=1.0, gt=0, le=1)
+
+    @property
+    def _pass_threshold(self) -> float:
+        return self.threshold
+
+    def _read(self, reference: JsonValue) -> str:
+        text = _read_normalized(reference)
+        if len(text.split()) > MAX_COMPARED_WORDS:
+            raise ValueError(f"the reference has more than {MAX_COMPARED_WORDS} words")
+        return text
+
+    def _match(self, expected: str, answer: str) -> tuple[float, str]:
+        one: Sequence[str] = expected
+        other: Sequence[str] = normalize(answer)
+        if max(len(one), len(other)) > MAX_COMPARED_CHARS:
+            one = expected.split()
+            other = normalize(answer).split()
+            if len(other) > MAX_COMPARED_WORDS:
+                return 0.0, f"the answer has more than {MAX_COMPARED_WORDS} words"
+        ratio = SequenceMatcher(None, one, other, autojunk=False).ratio()
+        return ratio, f"the ratio is {ratio:.2f} and {self.threshold:.2f} is needed"
 
 
 def list_right_answers(grade: Grader, item: Item) -> tuple[str, ...]:
@@ -441,6 +444,13 @@ def _read_as_text(reference: JsonValue) -> str:
     raise ValueError(
         f"the reference {quote_json(reference)} is no text, number or truth value; write it as text"
     )
+
+
+def _read_normalized(reference: JsonValue) -> str:
+    text = normalize(_read_as_text(reference))
+    if not text:
+        raise ValueError(f"the reference {quote_json(reference)} is empty")
+    return text
 
 
 def identify_grader(grade: Grader) -> JsonValue:

@@ -37,6 +37,10 @@ def guess_grader(references: Sequence[JsonValue]) -> tuple[str, str] | None:
 
 
 def _choose_grader(answers: Sequence[JsonValue]) -> tuple[str, str]:  # noqa: PLR0911 - a rule each
+    if all(isinstance(one, dict) and "sentences" in one for one in answers):
+        if all(isinstance(one, dict) and one["checks"] for one in answers):
+            return "checks", "Each case has checks, so a program grades."
+        return "rubric", "The cases have sentences about a good answer, which a model judges."
     if all(isinstance(one, dict) for one in answers):
         if all(isinstance(one, dict) and {"tests", "stdout"} & one.keys() for one in answers):
             return "python", "The references are tests or expected outputs of programs."

@@ -83,7 +83,8 @@ class SQLGrader(CheckedGrader[str]):
         """Return the grader on the configured tables; ConfigError if there are none."""
         if config.tables is None:
             raise ConfigError(
-                "environment.tables is required for grader: sql; name a folder of .csv files"
+                "environment.tables is required for grader: sql; name a folder of .csv files or a "
+                "SQLite file"
             )
         return cls(tables=read_tables(config.tables))
 
@@ -237,14 +238,42 @@ def _read_reply(process: ConfinedProcess, n_queries: int) -> bool | str | None:
     return reasons.get(code, f"it ended the process for queries, with exit code {code}")
 
 
-def read_tables(folder: Path) -> bytes:
-    """Return the image of a database with one table for each ``.csv`` file of a folder.
+# The bytes of a SQLite file that say whether it has a log beside it; an image in memory has none.
+JOURNAL_BYTES = slice(18, 20)
+WITHOUT_LOG = b"\x01\x01"
 
-    The first row names the columns; a column whose values are all numbers is REAL, any other TEXT.
+
+def read_tables(path: Path) -> bytes:
+    """Return the image of a SQLite file, or of a database with a table for each ``.csv`` file.
+
+    A SQLite file is only read. In a ``.csv`` file of a folder, the first row names the columns; a
+    column whose values are all numbers is REAL, any other TEXT.
 
     Raises:
-        ConfigError: The folder has no tables, or one is malformed.
+        ConfigError: There are no tables, or one is malformed.
     """
+    return _read_folder(path) if path.is_dir() else _read_database(path)
+
+
+def _read_database(file: Path) -> bytes:
+    try:
+        address = f"{file.absolute().as_uri()}?mode=ro"
+        with (
+            closing(sqlite3.connect(address, uri=True)) as source,
+            closing(sqlite3.connect(":memory:")) as copy,
+        ):
+            source.backup(copy)
+            image = bytearray(copy.serialize())
+    except sqlite3.Error as error:
+        raise ConfigError(
+            f"environment.tables: cannot read {file}: {error}; name a SQLite file or a folder of "
+            ".csv files"
+        ) from None
+    image[JOURNAL_BYTES] = WITHOUT_LOG
+    return bytes(image)
+
+
+def _read_folder(folder: Path) -> bytes:
     files = sorted(folder.glob("*.csv"))
     if not files:
         raise ConfigError(f"environment.tables: {folder} holds no .csv file")

@@ -204,9 +204,10 @@ def describe_setup(
     environment: EnvironmentAdapter, config: TrainerConfig, target: TargetAdapter, *, named: bool
 ) -> WorkerSetup:
     """Return what workers make before their first rollout; ConfigError if they cannot."""
-    if environment.scored_by is not None or config.environment.grader == "critic":
+    grader = config.environment.grader
+    if environment.scored_by is not None or grader in {"critic", "rubric"}:
         raise ConfigError(
-            "executor.name: ray cannot run a critic as the grader, because workers have no key for "
+            "executor.name: ray cannot run a model as the grader, because workers have no key for "
             "its model; set executor.name to local"
         )
     from ray import cloudpickle

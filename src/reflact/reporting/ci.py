@@ -8,7 +8,15 @@ from xml.etree import ElementTree
 
 from reflact.errors import RunFailed
 from reflact.gate.cases import find_repeats
-from reflact.records import CaseComparison, Improvement, ItemSides, SkillComparison, Usage
+from reflact.records import (
+    CaseComparison,
+    Improvement,
+    ItemSides,
+    JudgeDescription,
+    SkillComparison,
+    Usage,
+)
+from reflact.reporting.facts import describe_judge
 from reflact.text import escape_line, shorten
 from reflact.types import FrozenModel, Split
 
@@ -30,6 +38,7 @@ class GateReport(FrozenModel):
         changes: The cases that flip.
         unmeasured: The ids of cases without a score on one side.
         usage: What the run's folder has paid so far.
+        judge: The model that judged sentences, and its error.
         failed: The conditions of this build that are not met, each in a sentence.
     """
 
@@ -42,6 +51,7 @@ class GateReport(FrozenModel):
     changes: tuple[ItemSides, ...] = ()
     unmeasured: tuple[str, ...] = ()
     usage: Usage = Usage()
+    judge: JudgeDescription | None = None
     failed: tuple[str, ...] = ()
 
     @property
@@ -110,6 +120,7 @@ def build_gate_report(
         changes=tuple(item for item in compared.items if item.item_id not in lost),
         unmeasured=tuple(lost),
         usage=usage,
+        judge=compared.judge,
         failed=tuple(failed),
     )
 
@@ -125,6 +136,8 @@ def render_comment(report: GateReport) -> str:
         lines.append(
             f"- Between two runs of the same document, {flips:.1f} cases differ by chance."
         )
+    if report.judge is not None:
+        lines.append(f"- {describe_judge(report.judge)}")
     if report.unmeasured:
         lines.append(f"- Not measured: {', '.join(map(_quote, report.unmeasured[:MAX_LISTED]))}.")
     usage = report.usage

@@ -27,6 +27,7 @@ from reflact.records import (
     Improvement,
     IntervalEstimate,
     ItemResult,
+    JudgeDescription,
     RunStatus,
     RunSummary,
     SkillScore,
@@ -399,7 +400,10 @@ class ResultFact(FrozenModel):
         lost = [s.unmeasured for s in summary.scores if s.split is summary.scores[-1].split]
         if any(lost):
             sentences.append(f"Not counted: {name_count(max(lost), 'rollout')} without a score.")
-        return " ".join((*sentences, *self.list_doubts()))
+        sentences += self.list_doubts()
+        if summary.judge is not None:
+            sentences.append(describe_judge(summary.judge))
+        return " ".join(sentences)
 
     @property
     def verdict(self) -> str:
@@ -528,6 +532,8 @@ class ResultFact(FrozenModel):
             yield "placebo: not measured, since there is no better document to compare it with"
         if summary.critic is not None:
             yield f"scores come from {_describe_critic(summary.critic)}"
+        if summary.judge is not None and not self.is_complete:
+            yield describe_judge(summary.judge)
         if summary.annotated_by is not None:
             yield f"failure analysts saw the scores of {_describe_critic(summary.annotated_by)}"
         if any(score.selected_on for score in summary.scores):
@@ -669,6 +675,24 @@ def _describe_critic(critic: CriticDescription) -> str:
     if measured.accuracy is not None:
         line += f", pairwise accuracy {_format_estimate(measured.accuracy)}"
     return f"{line}, on {name_count(measured.traces, 'trace')}"
+
+
+def describe_judge(judge: JudgeDescription) -> str:
+    """Return who judged the sentences of a rubric, and how often it errs, in a sentence."""
+    votes = "" if judge.votes == 1 else f", {judge.votes} votes"
+    who = f"{judge.model} judged the sentences ({judge.prompt}{votes})"
+    error = judge.error
+    if error is None:
+        return f"{who}; how often it errs is unknown, because no marks measure it."
+    n = error.met + error.unmet
+    wrong = error.false_met + error.false_unmet
+    words = (
+        f"{who}; it errs on {wrong} of {n} marked sentences: it calls {error.false_met} of "
+        f"{error.unmet} met that are not, and {error.false_unmet} of {error.met} not met that are"
+    )
+    if error.unjudged:
+        words += f"; {error.unjudged} more got no valid reply"
+    return f"{words}."
 
 
 def _format_estimate(estimate: IntervalEstimate) -> str:

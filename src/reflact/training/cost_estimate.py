@@ -12,6 +12,7 @@ from functools import partial
 from statistics import fmean
 
 from reflact.config.training import TrainerConfig
+from reflact.environments.rubric import read_rubric
 from reflact.llm.pricing import (
     BYTES_PER_TOKEN,
     MESSAGE_TOKENS,
@@ -112,11 +113,20 @@ def count_calls(plan: RunPlan, steps: int) -> dict[str, float]:
         asked += math.ceil(steps / len(sources)) * _count_step_calls(plan)
 
     calls = {"target": rollouts, "optimizer": asked}
-    if config.uses_critic:
+    if config.environment.grader == "rubric":
+        calls["critic"] = rollouts * _count_sentences(plan) * config.environment.rubric_votes
+    if config.uses_progress:
         graded = rollouts if config.environment.grader == "critic" else rolled / 2
         anchors = config.critic.max_anchors if config.critic.memory is not None and is_new else 0
-        calls["critic"] = (graded + anchors) * config.critic.n_samples
+        scored = (graded + anchors) * config.critic.n_samples
+        calls["critic"] = calls.get("critic", 0.0) + scored
     return {role: amount for role, amount in calls.items() if amount}
+
+
+def _count_sentences(plan: RunPlan) -> float:
+    """Return the mean number of sentences that a judge reads of an answer."""
+    items = [item for split in Split for item in plan.data.items(split)]
+    return fmean(len(read_rubric(item.reference).sentences) for item in items)
 
 
 def _count_step_calls(plan: RunPlan) -> int:
@@ -169,7 +179,7 @@ def _estimate_bytes(plan: RunPlan, role: str, document: int) -> float:
     if role == "critic":
         critic = plan.config.critic
         examples = 0 if critic.memory is None else critic.example_tokens
-        prompt = prompts["critic"]
+        prompt = prompts["critic" if plan.config.uses_progress else "rubric"]
         return len(prompt.system + prompt.user) + 3 * item + examples * BYTES_PER_TOKEN
     instructions = fmean(len(prompt.system + prompt.user) for prompt in prompts.values())
     cases = min(item * plan.config.train.batch_size, 2 * CASE_TOKENS * BYTES_PER_TOKEN)

@@ -27,6 +27,7 @@ from reflact.stages.final_test import (
     measure_improvement,
 )
 from reflact.training.gating import judge
+from reflact.training.judge import check_judge
 from reflact.training.open_run import open_run, start
 from reflact.training.plan import RunPlan
 from reflact.training.preflight import check_skill
@@ -283,6 +284,7 @@ async def compare_skill(
         with run.tracing.run("reflact.eval"):
             async with manage_environment(run.plan.environment, run.failures):
                 await check_skill(run)
+                await check_judge(run)
                 for name, document in documents.items():
                     if split is Split.test:
                         await open_test_split(run, f"eval {document.hash}")
@@ -318,4 +320,5 @@ async def compare_skill(
         improvements=tuple(gain for gain in gains if gain is not None),
         on_cases=tuple(on_cases),
         items=tuple(items),
+        judge=run.results.judge,
     )

@@ -346,6 +346,7 @@ async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunS
         seconds=seconds,
         config=run.config.model_dump(mode="json"),
         critic=_describe_critic(run, run.plan.critic),
+        judge=run.results.judge,
         annotated_by=_describe_critic(run, find_critic(run.plan.annotator)),
     )
     summary = summarize_history(summary, records, run.state)

@@ -19,6 +19,7 @@ from reflact.messages import CallReservation
 from reflact.protocols import LLM, Approver, EventCallback
 from reflact.records import FaultKind, Usage
 from reflact.store.artifacts import choose_exports, resolve_inside
+from reflact.training.judge import connect_judge
 from reflact.training.plan import RunPlan, list_roles, sends_requests
 from reflact.training.run import Run, ignore_event
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableLLM
@@ -26,6 +27,8 @@ from reflact.training.trouble import RunWatch
 from reflact.types import Grade, Item
 
 if TYPE_CHECKING:
+    from reflact.calibration.critic import Critic
+    from reflact.environments.rubric import RubricGrader
     from reflact.integrations.opentelemetry import Tracing
     from reflact.llm.client import Client
     from reflact.llm.rate_limit import LimitChange
@@ -131,11 +134,7 @@ async def connect_run(
             on_limit=post_back_off,
         )
 
-        critic = None
-        if config.uses_critic:
-            from reflact.training.critic import connect_critic
-
-            plan, critic = await connect_critic(plan, store, await models.connect("critic"))
+        plan, critic, judge = await _connect_graders(plan, store, models)
 
         target = await models.connect_target()
         optimizer = overrides.optimizer
@@ -167,8 +166,28 @@ async def connect_run(
             approve=approve,
             graceful_stop=stop,
             critic=critic,
+            judge=judge,
             rejected=account.rejected,
         )
+
+
+async def _connect_graders(
+    plan: RunPlan, store: SQLiteRunStore, models: _Models
+) -> tuple[RunPlan, Critic | None, RubricGrader | None]:
+    """Return a plan whose environment has its critic or its judge, and these two, if any."""
+    config = plan.config
+    critic = None
+    judge = None
+    if not config.uses_critic:
+        return plan, critic, judge
+    llm = await models.connect("critic")
+    if config.environment.grader == "rubric":
+        plan, judge = connect_judge(plan, llm)
+    if config.uses_progress:
+        from reflact.training.critic import connect_critic
+
+        plan, critic = await connect_critic(plan, store, llm)
+    return plan, critic, judge
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ from reflact.llm.budget import require_caps
 from reflact.prompts import PromptBook, list_used_prompts, load_prompts
 from reflact.protocols import LLM, Annotator, Environment, Proposer, Target
 from reflact.records import CriticDescription
+from reflact.skill_evals import show_case_files
 from reflact.skills.document import check_document
 from reflact.skills.package import load_skill
 from reflact.stages.evaluate import GateMetric
@@ -162,15 +163,18 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
 
 
 def _check_critic(config: TrainerConfig, overrides: Overrides) -> None:
-    reason = "critic.annotate" if config.critic.annotate else "environment.grader: critic"
+    grader = config.environment.grader
+    grades = grader in {"critic", "rubric"}
+    reason = f"environment.grader: {grader}" if grades else "critic.annotate"
     if not config.models.critic.model:
         raise ConfigError(
-            f"models.critic.model is required for {reason}: name the model that scores"
+            f"models.critic.model is required for {reason}: name the model that judges"
         )
-    if config.environment.grader == "critic" and overrides.environment is not None:
+    if grades and overrides.environment is not None:
+        advice = ": give that one a CriticGrader" if grader == "critic" else ""
         raise ConfigError(
-            "environment.grader: critic grades the environment of the configuration, and another "
-            "one is passed in Python: give that one a CriticGrader"
+            f"environment.grader: {grader} grades the environment of the configuration, and "
+            f"another one is passed in Python{advice}"
         )
     if config.critic.annotate and overrides.annotator is not None:
         raise ConfigError(
@@ -250,6 +254,10 @@ def prepare_run(
     with explain(f"`items` of {type(environment.own).__name__}"):
         data = read_dataset(environment)
     check_dataset(data, needed)
+    if target is None or not target.has_files:
+        for split in Split:
+            for item in data.items(split):
+                show_case_files(item)  # says which file a chat model cannot read
     if not data.test:
         test = config.test.model_copy(update={"enabled": False})
         config = config.model_copy(update={"test": test})
@@ -268,7 +276,7 @@ def prepare_run(
     config = _add_agent_model(config, target)
     if target is not None and target.is_connectable:
         identity["target"] = _identify_connected(target, config)
-    if config.uses_critic:
+    if config.uses_progress:
         identity["critic.memory"] = config.critic.memory is not None
     return RunPlan(
         config=config,

@@ -12,6 +12,7 @@ from reflact.errors import InterfaceError
 from reflact.messages import CallId, Message, RenderedPrompt, Text
 from reflact.records import SkillScore
 from reflact.stages.null_answers import choose_checked_items, describe_high_scores
+from reflact.training.judge import check_judge
 from reflact.training.rollouts import UNMEASURABLE, list_constants, measure_constant
 from reflact.training.run import Run
 from reflact.training.trouble import PREFLIGHT
@@ -28,11 +29,13 @@ async def check_run(run: Run) -> None:
         EnvironmentFailure: The skill does not reach the agent.
         ModelError: The optimizer or the critic cannot be asked.
     """
-    if (warning := describe_near_copies(run.plan.data)) is not None:
-        await run.warn(warning)
+    warning = describe_near_copies(run.plan.data)
+    for message in (*run.plan.environment.notes, *filter(None, [warning])):
+        await run.warn(message)
     await check_skill(run)
     await check_null_answers(run)
     await check_optimizer(run)
+    await check_judge(run)
     if run.critic is not None:
         from reflact.training.critic import measure_critic
 
@@ -69,9 +72,10 @@ async def test_skill(run: Run) -> str | None:
 async def check_null_answers(run: Run) -> None:
     """Warn if a constant answer has a high score on some train items; graded once in a run.
 
-    Constants that are off, or that a critic would grade, which costs calls, are left out.
+    Constants that are off, or that a model would grade, which costs calls, are left out.
     """
-    if not run.config.test.null_answers or run.plan.critic is not None:
+    is_judged = run.plan.critic is not None or run.judge is not None
+    if not run.config.test.null_answers or is_judged:
         return
 
     async def grade() -> tuple[SkillScore, ...]:

@@ -25,6 +25,7 @@ from reflact.records import (
     Claim,
     CriticDescription,
     Improvement,
+    JudgeDescription,
     RunState,
     RunSummary,
     SkillScore,
@@ -41,6 +42,7 @@ from reflact.types import Rollout, Skill, is_failure
 
 if TYPE_CHECKING:
     from reflact.calibration.critic import Critic
+    from reflact.environments.rubric import RubricGrader
     from reflact.integrations.opentelemetry import Tracing
     from reflact.store.runs import SQLiteRunStore
 
@@ -68,6 +70,7 @@ class Results:
     test_openings: int = 0
     stop_reason: str | None = None
     critic: CriticDescription | None = None
+    judge: JudgeDescription | None = None
 
 
 @dataclass
@@ -90,6 +93,7 @@ class Run:
     approve: Approver | None = None
     graceful_stop: GracefulStop = field(default_factory=GracefulStop)
     critic: Critic | None = None
+    judge: RubricGrader | None = None
     exports: Path | None = None
     state: RunState | None = None
     records: list[StepRecord] = field(default_factory=list)
