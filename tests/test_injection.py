@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import httpx
@@ -23,6 +24,7 @@ from reflact.config.training import PromptsConfig
 from reflact.data import DataSet
 from reflact.environments.dataset import DatasetEnvironment
 from reflact.environments.graders import ExactGrader
+from reflact.environments.rubric import RubricGrader
 from reflact.errors import ReplyError
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, ScoreEvent, Transition
 from reflact.messages import Message, RenderedPrompt, ReplyModel
@@ -80,6 +82,9 @@ TAGS = [
     "first",
     "second",
     "evaluation",
+    "task",
+    "answer",
+    "sentence",
 ]
 CANARY = "Zqx"
 TOKENS = 500_000
@@ -121,6 +126,9 @@ async def asked(says: Says) -> list[RenderedPrompt]:
     await ask_stages(listener, material_of(says), PromptsConfig())
     await _judge(listener, says)
     await _contrast(listener, says)
+    with suppress(ReplyError):
+        rubric = RubricGrader(judge="").connect(listener, load_prompts())
+        await rubric.explain_failure(says("task"), says("answer"), says("sentence"))
     return listener.prompts
 
 

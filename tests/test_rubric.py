@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -88,6 +89,8 @@ def test_other_forms_are_read_alike(tmp_path: Path) -> None:
         {"sentences": ["has x"], "checks": []},
         1,
     )
+    rows.write_text('{"input": "p", "answer": "7", "criteria": ["has x"]}\n', encoding="utf-8")
+    assert [item.reference for item in read(rows).values()] == ["7"]
     plain = tmp_path / "plain.jsonl"
     plain.write_text('{"prompt": "p", "expected_output": "o"}\n', encoding="utf-8")
     with pytest.raises(DataError, match="there is no column 'input'"):
@@ -228,7 +231,9 @@ def test_marks_name_their_task(tmp_path: Path) -> None:
 
 def configured(path: Path, **sections: Any) -> TrainerConfig:
     model = {**MODEL, "max_tokens": 50}
-    models = {"target": model, "optimizer": model, "critic": {**model, "model": "judge"}}
+    models = sections.pop(
+        "models", {"target": model, "optimizer": model, "critic": {**model, "model": "judge"}}
+    )
     environment = {"grader": "rubric", **sections.pop("environment", {})}
     return TrainerConfig.model_validate(
         {
@@ -321,18 +326,18 @@ class Model:
         self.judged = 0
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        body = asked_of(handler)
+        send(handler, completion(self.say(asked_of(handler))))
+
+    def say(self, body: dict[str, Any]) -> str:
         kind = body.get("response_format", {}).get("json_schema", {}).get("name")
         if body["model"] == "small":
-            said = pure_server.answer(body, "target/attempt=1")
-        elif kind == "ReadyReply":
-            said = '{"word": "ready"}'
-        elif kind == "SentenceReply":
+            return pure_server.answer(body, "target/attempt=1")
+        if kind == "ReadyReply":
+            return '{"word": "ready"}'
+        if kind == "SentenceReply":
             self.judged += 1
-            said = json.dumps(self.judge(body["messages"][-1]["content"]))
-        else:
-            said = pure_server.answer(body, "optimizer/part=0/attempt=1")
-        send(handler, completion(said))
+            return json.dumps(self.judge(body["messages"][-1]["content"]))
+        return pure_server.answer(body, "optimizer/part=0/attempt=1")
 
     def judge(self, asked: str) -> dict[str, Any]:
         texts = dict(TEXT.findall(asked))
@@ -398,6 +403,40 @@ def test_from_cases_to_an_exported_skill(tmp_path: Path, monkeypatch: pytest.Mon
     (exported_skill,) = (tmp_path / "out").rglob("SKILL.md")
     assert "- rule alpha." in exported_skill.read_text(encoding="utf-8")
     assert "also the optimizer, and models favour their own answers" in str(summary["warnings"])
+
+
+async def test_a_judged_run_is_resumed_and_replayed(tmp_path: Path) -> None:
+    """Replies of the judge are paid once, also over a stop, and a recording has them."""
+    cases = [{"id": n, "prompt": f"alpha {n}", "expectations": [f"It is alpha:{n}"]} for n in range(6)]
+    model = Model()
+    transport = httpx.MockTransport(
+        lambda request: httpx.Response(200, json=completion(model.say(json.loads(request.content))))
+    )
+    roles = {"target": "small", "optimizer": "big", "critic": "judge"}
+    models = {role: {**MODEL, "model": name} for role, name in roles.items()}
+    config = configured(write_evals(tmp_path, cases), models=models, gate={"metric": "soft"})
+    marks = write_marks(tmp_path / "marks.csv", MARKS, input="t")
+    environment = config.environment.model_copy(update={"rubric_marks": marks})
+    config = config.model_copy(update={"environment": environment})
+
+    def change(name: str, **sections: Any) -> TrainerConfig:
+        values = {"out_dir": str(tmp_path / name), **sections}
+        return TrainerConfig.model_validate({**config.model_dump(exclude_unset=True), **values})
+
+    replay = {"cassette": tmp_path / "judged.jsonl"}
+    recorded = {**replay, "mode": "record"}
+    whole = await Trainer(change("whole", replay=recorded), transport=transport).train()
+    paid = model.judged
+    stopped = await Trainer(change("parts", budget={"max_calls": 20}), transport=transport).train()
+    assert (whole.status, stopped.status) == ("completed", "budget")
+    resumed = await Trainer(change("parts"), transport=transport).train()
+    replayed = await Trainer(change("replayed", replay=replay)).train()
+    assert model.judged == 2 * paid
+    for summary in (resumed, replayed):
+        assert (summary.scores, summary.judge) == (whole.scores, whole.judge)
+        assert summary.best == whole.best
+    assert whole.judge is not None
+    assert whole.judge.error == JudgeError(met=2, unmet=8, false_unmet=1, false_met=1)
 
 
 def test_a_system_prompt_is_the_initial_skill(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue, ValidationError, model_validator
 
+from reflact.config.fields import DEFAULT_COLUMNS
 from reflact.errors import DataError
 from reflact.jsonutil import describe_problems
 from reflact.prompts import fence
@@ -31,6 +32,9 @@ PROMPT_COLUMNS = ("prompt", "query", "input", "question")
 
 # Larger files would make the store slow, which keeps the items of each run.
 MAX_FILE_BYTES = 10 << 20
+
+# Stands for a file in a text.
+NO_TEXT = "(no text)"
 
 # Stands for the sentences of a case that has a description of its result alone.
 DESCRIPTION = "The answer fits this description of the result: "
@@ -105,6 +109,8 @@ class CaseAnswer(FrozenModel):
 def unfold_case(row: Any, path: Path, where: str, *, is_eval: bool) -> Any:
     """Return a case as a row with ``input``, ``reference`` and ``files``; other rows as they are.
 
+    A row with a right answer is no case.
+
     Args:
         row: A row of a data file.
         path: The data file. The names of files begin at the skill's folder, which is that above the
@@ -119,9 +125,11 @@ def unfold_case(row: Any, path: Path, where: str, *, is_eval: bool) -> Any:
     if not isinstance(row, dict):
         return row
     prompt = next((name for name in PROMPT_COLUMNS if name in row), None)
+    has_answer = any(row.get(name) not in (None, "") for name in DEFAULT_COLUMNS["reference"])
     names = [name for name in SENTENCE_COLUMNS if _is_list(row.get(name))]
     is_described = is_eval and bool(row.get("expected_output"))
-    if prompt is None or not (names or _is_list(row.get("checks")) or is_described):
+    is_case = bool(names) or _is_list(row.get("checks")) or is_described
+    if prompt is None or has_answer or not is_case:
         return row
     sentences = [sentence for name in names for sentence in row[name]]
     checks = row.get("checks") or ()
@@ -179,18 +187,26 @@ def read_case_files(item: Item) -> dict[str, bytes] | None:
 
 
 def show_case_files(item: Item) -> str:
-    """Return an item's files as text for a model that has no folder; empty if there are none.
-
-    Raises:
-        DataError: A file is no text.
-    """
-    parts = []
-    for name, content in (read_case_files(item) or {}).items():
-        try:
-            parts.append(f"File {name}:\n{fence('file', content.decode('utf-8'))}")
-        except UnicodeDecodeError:
-            raise DataError(
-                f"item {item.id!r} needs {name}, which is no text, and a chat model gets files as "
-                "text: train an agent that has a folder (target.kind: command), or leave it out"
-            ) from None
+    """Return an item's files as text for a model that has no folder; empty if there are none."""
+    files = read_case_files(item) or {}
+    parts = [f"File {name}:\n{fence('file', _decode(files[name]) or NO_TEXT)}" for name in files]
     return "\n\n".join(parts)
+
+
+def refuse_other_files(items: Iterable[Item]) -> None:
+    """Raise DataError if an item has a file that is no text."""
+    for item in items:
+        for name, content in (read_case_files(item) or {}).items():
+            if _decode(content) is None:
+                raise DataError(
+                    f"item {item.id!r} needs {name}, which is no text, and a chat model gets files "
+                    "as text: train an agent that has a folder (target.kind: command), or leave "
+                    "the item out"
+                )
+
+
+def _decode(content: bytes) -> str | None:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        return None

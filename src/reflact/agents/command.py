@@ -248,22 +248,18 @@ class CommandTarget(GatewayTarget):
 
     def session_for(self, item: Item, skill: Skill, *, rollout: str) -> CommandSession:
         """Start a rollout on an item, whose files it gets."""
-        return CommandSession(self, skill, rollout, files=read_case_files(item))
+        session = self.session(skill, rollout=rollout)
+        session.files = read_case_files(item)
+        return session
 
 
 class CommandSession(GatewaySession):
     """One run of the command; ``files`` are those of a case."""
 
     has_files = True
+    files: Mapping[str, bytes] | None = None
 
-    def __init__(
-        self,
-        target: CommandTarget,
-        skill: Skill,
-        rollout: str,
-        *,
-        files: Mapping[str, bytes] | None = None,
-    ) -> None:
+    def __init__(self, target: CommandTarget, skill: Skill, rollout: str) -> None:
         super().__init__(
             target.require_sender(),
             skill,
@@ -272,7 +268,6 @@ class CommandSession(GatewaySession):
             side_call=target.side_call,
         )
         self._target = target
-        self._files = files
         self._times: Mapping[str, int] = {}
 
     async def reply(self, message: str) -> str:
@@ -313,7 +308,7 @@ class CommandSession(GatewaySession):
             shutil.copytree(target.workspace, folder, symlinks=True)
         for path in (folder, folder.parent / "home", folder.parent / "tmp"):
             path.mkdir(exist_ok=True)
-        for name, content in (self._files or {}).items():
+        for name, content in (self.files or {}).items():
             path = folder / name
             if not is_inside(path, folder):
                 raise EnvironmentFailure(f"the file {name} of a case leaves the folder: rename it")
@@ -346,7 +341,7 @@ class CommandSession(GatewaySession):
     def _read_answer(self, folder: Path, output: str) -> str:
         """Return the answer; in a case with the files that the agent made or changed."""
         text = self._read_text(folder, output)
-        if self._files is None:
+        if self.files is None:
             return text
         times = _list_times(folder)
         changed = sorted(name for name in times if times[name] != self._times.get(name))

@@ -36,7 +36,7 @@ from reflact.llm.budget import require_caps
 from reflact.prompts import PromptBook, list_used_prompts, load_prompts
 from reflact.protocols import LLM, Annotator, Environment, Proposer, Target
 from reflact.records import CriticDescription
-from reflact.skill_evals import show_case_files
+from reflact.skill_evals import refuse_other_files
 from reflact.skills.document import check_document
 from reflact.skills.package import load_skill
 from reflact.stages.evaluate import GateMetric
@@ -256,8 +256,7 @@ def prepare_run(
     check_dataset(data, needed)
     if target is None or not target.has_files:
         for split in Split:
-            for item in data.items(split):
-                show_case_files(item)  # says which file a chat model cannot read
+            refuse_other_files(data.items(split))
     if not data.test:
         test = config.test.model_copy(update={"enabled": False})
         config = config.model_copy(update={"test": test})
