@@ -178,7 +178,7 @@ async def test_checks_and_sentences_count_together() -> None:
     judge, _ = judge_by()
     checks = [{"file": "a.txt", "contains": "z"}, {"equals": "red"}]
     item = CASE.model_copy(update={"reference": {"sentences": ["has file text"], "checks": checks}})
-    answer = CaseAnswer(output="red", files={"a.txt": "file text"}).write()
+    answer = CaseAnswer(output="red", files={"a.txt": "file text"}).model_dump_json()
     grade = await judge(item, answer)
     assert grade.score.soft == pytest.approx(2 / 3)
     assert "a.txt does not contain 'z'" in str(grade.feedback)

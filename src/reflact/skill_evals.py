@@ -7,7 +7,6 @@ answer. See https://agentskills.io/skill-creation/evaluating-skills.
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,10 +94,6 @@ class CaseAnswer(FrozenModel):
         except ValidationError:
             return cls(output=answer, files={})
 
-    def write(self) -> str:
-        """Return the answer as ``read`` reads it."""
-        return json.dumps(self.model_dump(mode="json"), ensure_ascii=False)
-
     @property
     def text(self) -> str:
         """The answer and its files for a reader."""
@@ -154,10 +149,7 @@ def _read_files(names: Sequence[str], path: Path, where: str) -> dict[str, JsonV
     roots = [folder.resolve() for folder in (path.absolute().parent.parent, path.parent)]
     files: dict[str, JsonValue] = {}
     for name in map(str, names):
-        file = next(
-            (root / name for root in roots if _has_file(root, name)),
-            None,
-        )
+        file = next((root / name for root in roots if _has_file(root, name)), None)
         if file is None:
             raise DataError(
                 f"{where}: there is no file {name} below {roots[0]}; name one of the skill's folder"

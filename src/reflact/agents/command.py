@@ -346,7 +346,7 @@ class CommandSession(GatewaySession):
         times = _list_times(folder)
         changed = sorted(name for name in times if times[name] != self._times.get(name))
         files = {name: _read_file(folder / name) for name in changed[:MAX_FILES]}
-        return CaseAnswer(output=text, files=files).write()
+        return CaseAnswer(output=text, files=files).model_dump_json()
 
     def _read_text(self, folder: Path, output: str) -> str:
         if self._target.answer_file is None:

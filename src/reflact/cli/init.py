@@ -98,9 +98,6 @@ gate:
 
 """
 
-# The graders that ask a model.
-JUDGES = frozenset({"critic", "rubric"})
-
 # Columns that no template should name.
 HIDDEN = frozenset({"files", "expected_output"})
 
@@ -248,7 +245,7 @@ def describe_models(
     critic = f"  # The model that grades.\n  critic:\n    model: {quote_yaml(optimizer or model)}\n"
     own = "" if optimizer is None else f"model: {quote_yaml(optimizer)}\n    "
     return {
-        "critic": critic if grader in JUDGES else "",
+        "critic": critic if grader in {"critic", "rubric"} else "",
         "gate": SOFT_LINES if grader in {"checks", "rubric"} else "",
         "model": quote_yaml(model),
         "base_url": quote_yaml(base_url),
