@@ -1,4 +1,4 @@
-"""Quirks of endpoints, each played through a short training in one process; prints a table of what happens.
+"""Quirks of endpoints, each played through a short training in one process; prints what happens.
 
     python benchmarks/endpoint_quirks.py                       all of them, in about a minute
     python benchmarks/endpoint_quirks.py --only flagged_prompt
@@ -70,7 +70,6 @@ HURRY = 20
 """How much faster time passes."""
 
 URL = "http://endpoint.test/v1"
-SHOWN = 48
 """The most characters of a message in the table."""
 
 
@@ -672,18 +671,18 @@ class Outcome:
         return round(before.successes), round(after.successes), after.n
 
     @property
-    def row(self) -> str:
-        """The row of the table."""
-        summary, solved = self.summary, self.solved
-        happens = summary.status if solved is None else f"{solved[1]} of {solved[2]}"
-        said = "; ".join(
-            dict.fromkeys(filter(None, (summary.reason, *self.warnings, *summary.missing)))
-        )
-        said = " ".join(said.replace(f" at {URL}", "").split()).replace("|", "\\|")
-        said = said if len(said) <= SHOWN else f"{said[: SHOWN - 3].rstrip()}..."
-        requests = f"{self.requests['target']} + {self.requests['optimizer']}"
-        cells = (self.does, self.role, happens, requests, said or "-")
-        return f"| {' | '.join(cells)} |"
+    def said(self) -> str:
+        """The reason of the run's end, its warnings, and what it names as unmeasured."""
+        said = (self.summary.reason, *self.warnings, *self.summary.missing)
+        return "; ".join(dict.fromkeys(filter(None, said))).replace(f" at {URL}", "")
+
+    @property
+    def cell(self) -> str:
+        """The run's end, or the test items that the best skill solves; a star where the run says more."""
+        end = self.summary.status
+        if self.solved is not None:
+            end = f"{self.solved[1]} of {self.solved[2]}"
+        return f"{end} *" if self.said else end
 
 
 def write_data(folder: Path) -> Path:
@@ -747,8 +746,16 @@ def play_all(names: Sequence[str] = ()) -> Iterator[Outcome]:
             yield anyio.run(play, *each, folder / str(number), backend_options=options)
 
 
-HEADER = """| what the endpoint does | to | solved | requests | what the run says |
-|---|---|---|---|---|"""
+def format_table(outcomes: Sequence[Outcome]) -> str:
+    """Return the table of the page: a row for each quirk, a column for the role whose answers it changes."""
+    rows = dict[str, dict[str, str]]()
+    for outcome in outcomes:
+        rows.setdefault(outcome.does, {})[outcome.role] = outcome.cell
+    lines = ["| what the endpoint does | to the target | to the optimizer |", "|---|---|---|"]
+    for does, cells in rows.items():
+        target = cells.get("target", cells.get("none", ""))
+        lines.append(f"| {does} | {target} | {cells.get('optimizer', '')} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -760,16 +767,16 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.name}")
     options = parser.parse_args()
     started = time.perf_counter()
-    table = HEADER
-    print(table)
+    outcomes = list[Outcome]()
     for outcome in play_all(options.only):
-        table += f"\n{outcome.row}"
-        print(outcome.row, flush=True)
-    print(f"{table.count(chr(10)) - 1} runs in {time.perf_counter() - started:.0f} seconds")
+        outcomes.append(outcome)
+        print(f"{outcome.name} ({outcome.role}): {outcome.cell} {outcome.said}", flush=True)
+    print(f"{len(outcomes)} runs in {time.perf_counter() - started:.0f} seconds")
     if options.write:
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
         after = rest.partition(END)[2]
-        PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}", encoding="utf-8")
+        text = f"{before}{BEGIN}\n\n{format_table(outcomes)}\n\n{END}{after}"
+        PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
