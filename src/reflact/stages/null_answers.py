@@ -103,12 +103,7 @@ class ConstantSession:
         self.turns: tuple[Turn, ...] = ()
 
     async def reply(self, message: str) -> str:
-        """Return the text.
-
-        Raises:
-            ContextOverflow: The conversation does not end. A model's context would be full too, so
-            the score is 0.
-        """
+        """Return the text."""
         await checkpoint()
         if len(self.turns) >= 2 * MAX_REPLIES:
             raise ContextOverflow(f"the conversation did not end after {MAX_REPLIES} equal replies")

@@ -334,10 +334,6 @@ def check_reply(
 
     No edit may only record the answer of one of ``items``. ``material`` is what the cases or the
     proposals say, without the tags around them.
-
-    Raises:
-        ValueError: A pattern claims more cases than there are, an edit cannot be applied or only
-            records an answer, or a text holds a placeholder of the prompt.
     """
     if cases is not None and isinstance(reply, AnalystReply):
         high = [p.type for p in reply.patterns if isinstance(p, PatternReply) and p.count > cases]

@@ -86,9 +86,8 @@ def build_rollout_key(
     )
 
 
-def label_unmeasured(key: str) -> str:
-    """Return the label under which a rollout is logged as unmeasured."""
-    return f"unmeasured/{key}"
+# The label under which a rollout is logged as unmeasured begins so, and ends with its key.
+UNMEASURED = "unmeasured/"
 
 
 async def log_unmeasured(
@@ -97,16 +96,11 @@ async def log_unmeasured(
     """Log the unmeasured rollouts among those that a decision of the step is about to use."""
     for rollout in rollouts:
         if rollout.score is None:
-            await decision_log.put(step, label_unmeasured(rollout.key), rollout.error)
+            await decision_log.put(step, UNMEASURED + rollout.key, rollout.error)
 
 
 def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
-    """Check that enough rollouts are measured; those that are refused for ever do not count.
-
-    Raises:
-        RunFailed: No rollout is measured, or less than the share ``coverage``, 0..1; see
-            ``count_required``.
-    """
+    """Check that enough rollouts are measured; those that are refused for ever do not count."""
     missing = [r for r in rollouts if r.score is None]
     measured = len(rollouts) - len(missing)
     if missing and measured < count_required(coverage, sum(not r.refused for r in rollouts)):
@@ -192,9 +186,6 @@ class RolloutRunner:
         """Return the rollouts of a step's batches under each skill, in the order of the items.
 
         The caller logs unmeasured ones.
-
-        Raises:
-            RunFailed: No rollout of a skill could be measured.
         """
         rows = [self.make_batch_jobs(batches, skill) for skill in skills]
         groups = await self._run_groups([[job for jobs in row for job in jobs] for row in rows])
@@ -237,7 +228,7 @@ class RolloutRunner:
         stored = await self.store.find_rollouts([job.key for job in jobs])
         self._known.update(stored)
         self._stored.update(stored)
-        labels = [label_unmeasured(job.key) for job in jobs if job.key not in self._known]
+        labels = [UNMEASURED + job.key for job in jobs if job.key not in self._known]
         self._logged.update(await self.decision_log.find(self.step, labels))
 
     async def run(self, job: RolloutJob) -> Rollout:
@@ -246,6 +237,10 @@ class RolloutRunner:
         if self.on_rollout is not None:
             await self.on_rollout(rollout, job.key in self._stored)
         return rollout
+
+    async def recall(self, job: RolloutJob) -> Rollout:
+        """Return the rollout of a job that has run."""
+        return self._known[job.key]
 
     def _make_jobs(self, items: Sequence[Item], skill: Skill, trial: int) -> list[RolloutJob]:
         return [self.make_job(item, skill, trial) for item in items]
@@ -283,7 +278,7 @@ class RolloutRunner:
         blank = Rollout(
             key=job.key, item_id=job.item.id, skill_hash=job.skill.hash, trial=job.trial
         )
-        logged = self._logged.get(label_unmeasured(job.key))
+        logged = self._logged.get(UNMEASURED + job.key)
         if logged is not None:
             return blank.model_copy(update={"error": str(logged), "refused": True})
 

@@ -25,6 +25,7 @@ from reflact.errors import (
     StoreError,
     Unmeasured,
 )
+from reflact.gate.ranked_decision import start_ranking
 from reflact.llm.pricing import BYTES_PER_TOKEN
 from reflact.messages import NO_REPORTS, NO_VALID_REPLY
 from reflact.records import (
@@ -41,7 +42,7 @@ from reflact.store import artifacts
 from reflact.text import name_count
 from reflact.training.epoch_end import finish_epoch, is_epoch_end_due
 from reflact.training.final_test import final_test, find_promotion_rival, judge_promotion
-from reflact.training.gating import estimate_gate_power, rank_baseline
+from reflact.training.gating import estimate_gate_power
 from reflact.training.open_run import start
 from reflact.training.preflight import check_run
 from reflact.training.rollouts import manage_environment, roll_out_trials
@@ -88,12 +89,7 @@ Task = Callable[[Run, RunState], Awaitable[CommitRecord]]
 
 
 async def train(run: Run) -> RunSummary:
-    """Run to the end, or on from an earlier start, and return the summary, also of a failure.
-
-    Raises:
-        StoreError: The database is locked or cannot be written.
-        Exception: Any other error that is no end of a run; its summary is stored all the same.
-    """
+    """Run to the end, or on from an earlier start, and return the summary, also of a failure."""
     try:
         await start(run)
         with run.graceful_stop.cancel_scope():
@@ -105,11 +101,7 @@ async def train(run: Run) -> RunSummary:
 
 
 async def train_to_end(run: Run) -> None:
-    """Train within the run's time, which is stored as it passes.
-
-    Raises:
-        BudgetSpent: The budget has no room for a call, or its time is over.
-    """
+    """Train within the run's time, which is stored as it passes."""
     with anyio.CancelScope(deadline=run.budget.deadline) as time:
         async with open_task_group() as tasks:
             tasks.start_soon(keep_time, run)
@@ -147,11 +139,7 @@ async def announce_run(run: Run) -> None:
 
 
 async def choose_next(run: Run, state: RunState) -> Task | None:
-    """Return what comes next; None if the training is over.
-
-    Raises:
-        RunFailed: No analyst ever gave a valid reply.
-    """
+    """Return what comes next; None if the training is over."""
     if is_epoch_end_due(run, state):
         return finish_epoch
     if state.step < run.plan.total_steps and run.results.stop_reason is None:
@@ -185,7 +173,11 @@ async def measure_baseline(run: Run) -> RunState:
     )
     run.add_document(initial)
     is_deterministic = run.config.target.deterministic is not False
-    ranking = rank_baseline(plan, passes)
+    ranking = None
+    gate = run.config.gate
+    if gate.enabled and gate.policy == "ranked":
+        scores = [plan.metric.score_items(rollouts) for rollouts in passes]
+        ranking = start_ranking(initial.hash, scores, is_hard=gate.metric == "hard")
     state = build_first_state(initial, score, deterministic=is_deterministic, ranking=ranking)
     return await commit(run, None, state)
 
@@ -257,11 +249,7 @@ async def _read_edits_of_others(run: Run) -> tuple[RejectedEdit, ...]:
 
 
 def require_reports(records: Sequence[StepRecord], config: TrainerConfig) -> None:
-    """Check that an analyst gave a valid reply, unless none was asked or a candidate raced.
-
-    Raises:
-        RunFailed: None did, so the run could not learn anything.
-    """
+    """Check that an analyst gave a valid reply, unless none was asked or a candidate raced."""
     reasons = [report.no_reply_reason for record in records for report in record.reports]
     is_measured = any(record.race for record in records)
     if not reasons or None in reasons or is_measured:
@@ -285,11 +273,7 @@ async def keep_time(run: Run) -> None:
 
 
 async def finish(run: Run, error: BaseException | None) -> RunSummary:
-    """Store and return how the run ended; then raise an error that is no end of a run.
-
-    Raises:
-        BaseException: ``error``, if it is a cancellation or nothing that a run foresees.
-    """
+    """Store and return how the run ended; then raise an error that is no end of a run."""
     status, reason = _describe_end(run, error)
     if error is None or isinstance(error, FORESEEN):
         storing = partial(store_summary, run, status, reason)

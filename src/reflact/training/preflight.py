@@ -22,12 +22,7 @@ SCORES_ADAPTER: TypeAdapter[tuple[SkillScore, ...]] = TypeAdapter(tuple[SkillSco
 
 
 async def check_run(run: Run) -> None:
-    """Find what would waste the baseline, such as near copies, a lost skill, a wrong key.
-
-    Raises:
-        EnvironmentFailure: The skill does not reach the agent.
-        ModelError: The optimizer or the critic cannot be asked.
-    """
+    """Find what would waste the baseline, such as near copies, a lost skill, a wrong key."""
     if (warning := describe_near_copies(run.plan.data)) is not None:
         await run.warn(warning)
     await check_skill(run)
@@ -53,9 +48,6 @@ async def test_skill(run: Run) -> str | None:
     """Return a warning if the skill may not reach the agent, "" if it does; None: not tested.
 
     On a cluster, the agent may be elsewhere.
-
-    Raises:
-        EnvironmentFailure: It does not reach the agent.
     """
     plan = run.plan
     target = plan.target
