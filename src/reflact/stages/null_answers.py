@@ -20,9 +20,6 @@ from reflact.types import Item, Skill, Turn, canonical_json
 
 REFUSAL = "I cannot help with that"
 
-# The most train items on which each constant is graded before the training.
-MAX_CHECKED_ITEMS = 50
-
 # A constant with at least this mean hard score on train items is worth a warning.
 WARNING_SHARE = 0.5
 
@@ -59,13 +56,6 @@ def find_frequent_answer(environment: Environment, items: Sequence[Item]) -> str
         counts.update(dict.fromkeys(adapted.list_right_answers(item), 1))
     answer, count = max(counts.items(), key=lambda entry: entry[1], default=("", 0))
     return answer if count > 1 else None
-
-
-def choose_checked_items(items: Sequence[Item]) -> tuple[Item, ...]:
-    """Return at most ``MAX_CHECKED_ITEMS`` items, evenly spread, because data is often sorted."""
-    n = len(items)
-    most = min(n, MAX_CHECKED_ITEMS)
-    return tuple(items[number * n // most] for number in range(most))
 
 
 def describe_high_scores(scores: Sequence[SkillScore]) -> str | None:

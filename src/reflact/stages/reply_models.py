@@ -305,13 +305,6 @@ def merge_reply_type(
     return narrow_reply_type(base, edits=edits)
 
 
-@lru_cache(maxsize=64)
-def rank_reply_type(*, proposals: int, budget: int) -> type[ReasonedRankReply]:
-    """Return the reply type of a ranking that selects ``budget`` of ``proposals`` edits."""
-    number = Annotated[int, Field(ge=1, le=proposals)]
-    return narrow_reply_type(ReasonedRankReply, selected=list_between(number, budget, budget))
-
-
 def list_allowed_operations(skill: Skill, allowed: tuple[EditKind, ...]) -> tuple[EditKind, ...]:
     """Return the kinds of edit that a document admits; an empty one has no text for an anchor."""
     if allowed == ("suggest",) or editable_text(skill.text).strip():

@@ -88,6 +88,18 @@ FORESEEN = (BudgetSpent, ModelError, EnvironmentFailure, RunFailed)
 Task = Callable[[Run, RunState], Awaitable[CommitRecord]]
 
 
+async def run_loop(run: Run) -> None:
+    """Do what comes next until nothing is left, commit each record, and measure the result."""
+    await announce_run(run)
+    await check_run(run)
+    state = run.state or await measure_baseline(run)
+    await restore(run, state)
+    while (task := await choose_next(run, state)) is not None:
+        record = await retry_once(run, state, task)
+        state = await commit(run, record, state.after([record]))
+    await final_test(run, state)
+
+
 async def train(run: Run) -> RunSummary:
     """Run to the end, or on from an earlier start, and return the summary, also of a failure."""
     try:
@@ -109,18 +121,6 @@ async def train_to_end(run: Run) -> None:
             tasks.cancel_scope.cancel()
     if time.cancelled_caught:
         raise run.budget.out_of_time()
-
-
-async def run_loop(run: Run) -> None:
-    """Do what comes next until nothing is left, commit each record, and measure the result."""
-    await announce_run(run)
-    await check_run(run)
-    state = run.state or await measure_baseline(run)
-    await restore(run, state)
-    while (task := await choose_next(run, state)) is not None:
-        record = await retry_once(run, state, task)
-        state = await commit(run, record, state.after([record]))
-    await final_test(run, state)
 
 
 async def announce_run(run: Run) -> None:

@@ -50,14 +50,22 @@ def make_runner(
     All rollouts of the run share its ``train.rollout_concurrency`` slots; those that are asked for
     first go first. Rollouts for decisions and scores carry no feedback.
     """
-    progress = events.StageProgressed(
-        run_id=run.id, step=step, stage=stage, total=total, note=note, done=0, from_store=0
-    )
+    done = 0
+    n_stored = 0
 
     async def count(_: Rollout, from_store: bool) -> None:
-        nonlocal progress
-        counts = {"done": progress.done + 1, "from_store": progress.from_store + from_store}
-        progress = progress.model_copy(update=counts)
+        nonlocal done, n_stored
+        done += 1
+        n_stored += from_store
+        progress = events.StageProgressed(
+            run_id=run.id,
+            step=step,
+            stage=stage,
+            total=total,
+            note=note,
+            done=done,
+            from_store=n_stored,
+        )
         await run.on_event(progress)
 
     return RolloutRunner(

@@ -24,11 +24,9 @@ from reflact.stages.prompt_sections import (
     BYTES_PER_TOKEN,
     fit_conversation,
     join_sections,
-    show_buffer,
     show_figures,
     show_json,
     show_memory,
-    show_meta,
     show_step_cases,
 )
 from reflact.stages.reflect import (
@@ -74,52 +72,29 @@ TRANSCRIPT_BYTES = 1_500
 class StepInput:
     """What a step begins with.
 
-    ``rejected_edits`` are those of other runs and earlier epochs. ``max_edits`` is the edit budget.
-    ``max_items`` is how many items the budget lets the step roll out; None: all of its batches.
-    ``passes`` is how many passes over the validation items the rest of the budget pays for.
+    ``items`` are those of all ``batches``. ``attempts`` are the earlier steps of the epoch, and
+    ``notes`` is the optimizer's memory, as a section of a prompt. ``rejected_edits`` are those of
+    other runs and earlier epochs. ``max_edits`` is the edit budget. ``max_items`` is how many items
+    the budget lets the step roll out; None: all of its batches. ``passes`` is how many passes over
+    the validation items the rest of the budget pays for.
     """
 
+    step: int
+    epoch: int
     source: str
     is_stalled: bool
-    epoch: int
     context: StageContext
     state: RunState
     skill: Skill
     batches: tuple[tuple[Item, ...], ...]
+    items: tuple[Item, ...]
+    attempts: tuple[StepBufferEntry, ...]
+    shown_attempts: str
+    notes: str
     rejected_edits: tuple[RejectedEdit, ...]
     max_edits: int | None
     max_items: int | None
     passes: float
-
-    @property
-    def step(self) -> int:
-        """The step."""
-        return self.context.step
-
-    @property
-    def items(self) -> tuple[Item, ...]:
-        """The items of all batches, in order."""
-        return tuple(item for batch in self.batches for item in batch)
-
-    @property
-    def attempts(self) -> tuple[StepBufferEntry, ...]:
-        """The earlier steps of the epoch."""
-        return self.state.step_buffer if self.state.epoch == self.epoch else ()
-
-    @property
-    def shown_attempts(self) -> str:
-        """The earlier steps of the epoch, as a section of a prompt."""
-        return show_buffer(self.attempts)
-
-    @property
-    def notes(self) -> str:
-        """The optimizer's memory, as a section of a prompt."""
-        return show_meta(self.state.meta_skill)
-
-    @property
-    def examples(self) -> tuple[WorkedExample, ...]:
-        """The worked examples in the document."""
-        return self.state.current.examples
 
 
 class StepProposal(FrozenModel):
@@ -293,7 +268,7 @@ async def propose_examples(run: Run, work: StepInput) -> StepProposal:
     """
     answers = _find_right_answers(run)
     rollouts: tuple[Rollout, ...] = ()
-    if work.examples or not answers:
+    if work.state.current.examples or not answers:
         rollouts = await _roll_out(run, work, CASES if answers else len(work.items))
     await run.log_unmeasured(rollouts, work.step)
     pool = _collect_examples(run, work, answers, rollouts)
@@ -342,7 +317,11 @@ def _collect_examples(
     """
     train = {item.id: item for item in run.plan.data.train}
     pool = {example.item_id: example for example in answers}
-    pool |= {example.item_id: example for example in work.examples if example.item_id in train}
+    pool |= {
+        example.item_id: example
+        for example in work.state.current.examples
+        if example.item_id in train
+    }
     if not answers or any(len(rollout.turns) > 2 for rollout in rollouts):
         for rollout in rollouts:
             if rollout.score is None or run.is_failure(rollout):
@@ -383,10 +362,10 @@ def _draw_sets(
         most=CANDIDATES * (1 + work.is_stalled),
         max_bytes=room,
     )
-    if not work.examples:
+    if not work.state.current.examples:
         return draws.draw_first_sets()
     failed = {rollout.item_id for rollout in rollouts if run.is_failure(rollout)}
-    return draws.draw_variants(work.examples, failed)
+    return draws.draw_variants(work.state.current.examples, failed)
 
 
 # ---------------------------------------------------------------------------------- whole documents
@@ -398,7 +377,9 @@ async def propose_rewrites(
     """Return whole documents that the optimizer writes from at most ``most`` items."""
     rollouts = await _roll_out(run, work, most)
     cases = _build_cases(run, work, rollouts)
-    shown = {case.item.id for case in cases} | {example.item_id for example in work.examples}
+    shown = {case.item.id for case in cases} | {
+        example.item_id for example in work.state.current.examples
+    }
     material = RewriteInput(
         cases=cases,
         answers=tuple(answer for answer in _find_right_answers(run) if answer.item_id not in shown),
@@ -551,7 +532,7 @@ def _limit_batches(work: StepInput, most: int) -> tuple[tuple[Item, ...], ...]:
     allowed = most if work.max_items is None else min(most, work.max_items)
     if len(work.items) <= allowed:
         return work.batches
-    used = {example.item_id for example in work.examples}
+    used = {example.item_id for example in work.state.current.examples}
     chosen = sorted(dict.fromkeys(work.items), key=lambda item: item.id in used)[:allowed]
     return (tuple(chosen),)
 

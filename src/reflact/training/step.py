@@ -22,6 +22,7 @@ from reflact.skills.document import read_notes
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.evaluate import build_measurement
 from reflact.stages.execution_notes import update_appendix
+from reflact.stages.prompt_sections import show_buffer, show_meta
 from reflact.stages.reflect import group_failures
 from reflact.stages.select import edit_budget
 from reflact.training.gating import JudgedStep, judge_candidates
@@ -66,7 +67,8 @@ async def prepare_step(run: Run, state: RunState, step: int, epoch: int) -> Step
     dealt = plan_epoch(items, epoch=epoch, seed=config.seed, **sizes)
     index = state.step % run.plan.steps_per_epoch
     batches = tuple(tuple(items[item_id] for item_id in batch) for batch in dealt[index])
-    ids = tuple(item.id for batch in batches for item in batch)
+    batch_items = tuple(item for batch in batches for item in batch)
+    ids = tuple(item.id for item in batch_items)
     await run.emit(events.StepStarted(run_id=run.id, step=step, epoch=epoch, item_ids=ids))
 
     source = choose_source(list_sources(run), run.records, seed=config.seed, step=step)
@@ -77,7 +79,9 @@ async def prepare_step(run: Run, state: RunState, step: int, epoch: int) -> Step
         total = run.plan.total_steps
         max_edits = edit_budget(step, total, scheduler=select.scheduler, **bounds)
     planned = await plan_rollouts(run)
+    attempts = state.step_buffer if state.epoch == epoch else ()
     return StepInput(
+        step=step,
         source=source,
         is_stalled=is_stalled(run.records),
         epoch=epoch,
@@ -85,6 +89,10 @@ async def prepare_step(run: Run, state: RunState, step: int, epoch: int) -> Step
         state=state,
         skill=await run.find_skill(state.current.skill_hash),
         batches=batches,
+        items=batch_items,
+        attempts=attempts,
+        shown_attempts=show_buffer(attempts),
+        notes=show_meta(state.meta_skill),
         rejected_edits=_collect_edits(run, epoch),
         max_edits=max_edits,
         max_items=count_step_items(planned, config.reflect.minibatch_size),
