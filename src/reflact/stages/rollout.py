@@ -121,10 +121,6 @@ class RolloutJob(NamedTuple):
 ExceptionCallback = Callable[[RolloutJob, Exception, str], Awaitable[str]]
 
 
-async def _return_reason(job: RolloutJob, error: Exception, reason: str) -> str:
-    return reason
-
-
 @dataclass(kw_only=True)
 class RolloutRunner:
     """Rolls items out; what is stored, or logged as unmeasured, is not run again.
@@ -146,7 +142,7 @@ class RolloutRunner:
     feedback: bool
     limit: Limit
     on_rollout: RolloutCallback | None = None
-    on_exception: ExceptionCallback = _return_reason
+    on_exception: ExceptionCallback | None = None
     _known: dict[str, Rollout] = field(default_factory=dict, init=False)
     _logged: dict[str, JsonValue] = field(default_factory=dict, init=False)
     _stored: set[str] = field(default_factory=set, init=False)
@@ -164,7 +160,9 @@ class RolloutRunner:
         A rollout has no score if the provider or the environment failed. The caller logs it before
         it decides, so that a resumed run decides on the same evidence.
         """
-        return await self._run_groups([self._make_jobs(items, skill, trial) for trial in trials])
+        return await self._run_groups(
+            [[self.make_job(item, skill, trial) for item in items] for trial in trials]
+        )
 
     async def roll_out_pass(
         self, items: Sequence[Item], skill: Skill, *, trial: int
@@ -173,12 +171,14 @@ class RolloutRunner:
 
         An unmeasured rollout is retried once after all others have finished, unless it is refused.
         """
-        jobs = self._make_jobs(items, skill, trial)
-        (rollouts,) = await self._run_groups([jobs])
-        lost = {r.key for r in rollouts if r.score is None and not r.refused}
-        again = [job for job in jobs if job.key in lost]
-        retried = {r.key: r for r in await fan_out(self._retry, again, limit=self.limit)}
-        return tuple(retried.get(rollout.key, rollout) for rollout in rollouts)
+        (rollouts,) = await self.roll_out_trials(items, skill, (trial,))
+        again = []
+        for item, rollout in zip(items, rollouts, strict=True):
+            if rollout.score is None and not rollout.refused:
+                self._known.pop(rollout.key, None)
+                again.append(self.make_job(item, skill, trial))
+        await fan_out(self._run_once, again, limit=self.limit)
+        return tuple(self._known[rollout.key] for rollout in rollouts)
 
     async def roll_out_batches(
         self, batches: Sequence[Sequence[Item]], skills: Sequence[Skill]
@@ -197,7 +197,7 @@ class RolloutRunner:
         self, items: Sequence[Item], skill: Skill, *, trial: int
     ) -> tuple[Rollout, ...]:
         """Return those rollouts of a trial that are stored, in the order of the items."""
-        jobs = self._make_jobs(items, skill, trial)
+        jobs = [self.make_job(item, skill, trial) for item in items]
         await self.find_stored(jobs)
         return tuple(self._known[job.key] for job in jobs if job.key in self._known)
 
@@ -242,9 +242,6 @@ class RolloutRunner:
         """Return the rollout of a job that has run."""
         return self._known[job.key]
 
-    def _make_jobs(self, items: Sequence[Item], skill: Skill, trial: int) -> list[RolloutJob]:
-        return [self.make_job(item, skill, trial) for item in items]
-
     async def _run_groups(
         self, groups: Sequence[Sequence[RolloutJob]]
     ) -> tuple[tuple[Rollout, ...], ...]:
@@ -253,13 +250,6 @@ class RolloutRunner:
         await self.find_stored(jobs)
         finished = iter(await fan_out(self.run, jobs, limit=self.limit))
         return tuple(tuple(next(finished) for _ in group) for group in groups)
-
-    async def _retry(self, job: RolloutJob) -> Rollout:
-        """Run an unmeasured job again; equal jobs do it once."""
-        known = self._known.get(job.key)
-        if known is not None and known.score is None:
-            del self._known[job.key]
-        return await self._run_once(job)
 
     async def _run_once(self, job: RolloutJob) -> Rollout:
         """Return a job's known rollout, or wait for the same job, or run it."""
@@ -300,7 +290,8 @@ class RolloutRunner:
             reason = read_text(error)
             if not isinstance(error, ReflactError) or isinstance(error, EnvironmentFailure):
                 reason = describe_exception(job.item, error, self._target, session)
-                reason = await self.on_exception(job, error, reason)
+                if self.on_exception is not None:
+                    reason = await self.on_exception(job, error, reason)
             changes = {
                 "error": replace_surrogates(reason),
                 "turns": read_turns(session),

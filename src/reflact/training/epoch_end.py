@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from reflact.concurrency import fan_out
@@ -53,149 +54,162 @@ async def finish_epoch(run: Run, state: RunState) -> EpochRecord:
     measurement. Later epochs compare the skills after the last steps of this and the previous
     epoch, before any slow update.
     """
-    epoch = state.step // run.plan.steps_per_epoch
     current = await run.find_skill(state.current.skill_hash)
+    end = _EpochEnd(run, state, state.step // run.plan.steps_per_epoch, current)
     slow = run.config.slow_update
     fields: Fields = {"current": state.current, "best": state.best}
     async with run.timer.stage("slow_update", step=state.step, name="epoch end"):
-        if epoch > 1 and state.last_hash is not None:
-            fields |= await _compare_epochs(run, current, state, epoch)
+        if end.epoch > 1 and state.last_hash is not None:
+            fields |= await end.compare(await run.find_skill(state.last_hash))
         elif slow.enabled and not slow.gated:
             skill = replace_guidance(current, read_guidance(current.text))
             update = SlowUpdate(action="reserved", candidate_hash=skill.hash)
-            fields |= _write_guidance(run, epoch, update, skill, state)
-    record = EpochRecord(epoch=epoch, step=state.step, last_hash=current.hash, **fields)
+            fields |= end.write_guidance(update, skill)
+    record = EpochRecord(epoch=end.epoch, step=state.step, last_hash=current.hash, **fields)
     return choose_best(state, record)
 
 
-async def _compare_epochs(run: Run, current: Skill, state: RunState, epoch: int) -> Fields:
-    """Return what the comparison of two epochs' skills gives: their items, memory and guidance.
+@dataclass(frozen=True)
+class _EpochEnd:
+    """The end of an epoch, with the document that is current; its methods return record fields."""
 
-    Unmeasured rollouts are logged only after a model has answered about the items. If one outage
-    affects both, a restart then retries both.
-    """
-    config = run.config
-    step = state.step
-    earlier = await run.find_skill(state.last_hash or "")
-    rolled: dict[str, list[Rollout]] = {earlier.hash: [], current.hash: []}
+    run: Run
+    state: RunState
+    epoch: int
+    current: Skill
 
-    async def roll(items: Sequence[Item], skill: Skill) -> Sequence[Rollout]:
-        runner = make_runner(run, step, "slow_update", len(items))
-        (measured,) = await runner.roll_out_trials(items, skill, (0,))
-        rolled[skill.hash].extend(measured)
-        return measured
+    async def compare(self, earlier: Skill) -> Fields:
+        """Compare the current document with the last one of the epoch before, and learn from it."""
+        run = self.run
+        slow = run.config.slow_update
+        rolled: dict[str, list[Rollout]] = {earlier.hash: [], self.current.hash: []}
 
-    compared = await compare_skills(
-        run.plan.data.train,
-        earlier,
-        current,
-        roll=roll,
-        config=config.slow_update,
-        threshold=config.train.success_threshold,
-        seed=config.seed,
-        epoch=epoch,
-    )
-    fields: Fields = {
-        "comparisons": tuple(pair.comparison for pair in compared.chosen),
-        "left_out": tuple(pair.comparison for pair in compared.left_out),
-    }
-    if config.slow_update.enabled:
-        fields["slow_update"] = SlowUpdate(action="unchanged")
-    if not compared.chosen:
-        reason = "no item has an outcome of the selected kind"
-        fallback = Fallback(label="comparison", reason=reason, replacement="nothing changes")
-        return {**fields, "fallbacks": (fallback,)}
+        async def roll(items: Sequence[Item], skill: Skill) -> Sequence[Rollout]:
+            runner = make_runner(run, self.state.step, "slow_update", len(items))
+            (measured,) = await runner.roll_out_trials(items, skill, (0,))
+            rolled[skill.hash].extend(measured)
+            return measured
 
-    rollouts = [rollout for side in rolled.values() for rollout in side]
-    shared: Fields = {
-        "context": run.make_context(step),
-        "epoch": epoch,
-        "comparison": show_comparison(compared.chosen, tokens=config.reflect.trajectory_tokens),
-    }
+        compared = await compare_skills(
+            run.plan.data.train,
+            earlier,
+            self.current,
+            roll=roll,
+            config=slow,
+            threshold=run.config.train.success_threshold,
+            seed=run.config.seed,
+            epoch=self.epoch,
+        )
+        fields: Fields = {
+            "comparisons": tuple(pair.comparison for pair in compared.chosen),
+            "left_out": tuple(pair.comparison for pair in compared.left_out),
+        }
+        if slow.enabled:
+            fields["slow_update"] = SlowUpdate(action="unchanged")
+        if not compared.chosen:
+            reason = "no item has an outcome of the selected kind"
+            fallback = Fallback(label="comparison", reason=reason, replacement="nothing changes")
+            return {**fields, "fallbacks": (fallback,)}
+        shown = show_comparison(compared.chosen, tokens=run.config.reflect.trajectory_tokens)
+        rollouts = [rollout for side in rolled.values() for rollout in side]
+        return fields | await self._learn(earlier, shown, rollouts)
 
-    async def ask(mechanism: str) -> MemoryReply | GuidanceReply | NoReply:
-        reply: MemoryReply | GuidanceReply | NoReply
-        if mechanism == "slow_update":
-            guidance = read_guidance(current.text)
-            reply = await slow_update(earlier, current, guidance=guidance, **shared)
-        else:
-            attempts = show_buffer(state.step_buffer)
-            memory = state.meta_skill
-            async with run.timer.announce_stage("meta_skill", step=step):
-                reply = await update_meta_skill(
-                    earlier, current, attempts=attempts, memory=memory, **shared
-                )
-        await run.log_unmeasured(rollouts, step)
-        return reply
+    async def _learn(self, earlier: Skill, shown: str, rollouts: Sequence[Rollout]) -> Fields:
+        """Ask for the meta skill and for guidance about a comparison.
 
-    sections = {"meta_skill": config.meta_skill.enabled, "slow_update": config.slow_update.enabled}
-    mechanisms = [name for name, is_on in sections.items() if is_on]
-    fallbacks = []
-    for name, reply in zip(mechanisms, await fan_out(ask, mechanisms), strict=True):
-        if isinstance(reply, MemoryReply):
-            fields |= {"meta_skill": reply.memory, "meta_skill_reasoning": reply.reasoning}
-        elif isinstance(reply, GuidanceReply):
-            fields |= await _judge_guidance(run, epoch, reply, current, state)
-        else:
-            subject = "the meta skill"
-            if name == "slow_update":
-                subject = "the guidance"
-                fields["slow_update"] = SlowUpdate(action="no_reply")
-            kept = f"{subject} stays unchanged"
-            fallbacks.append(Fallback(label=name, reason=reply.reason, replacement=kept))
-    return {**fields, "fallbacks": tuple(fallbacks)}
+        Unmeasured rollouts are logged only after a model has answered about the items. If one
+        outage affects both, a restart then retries both.
+        """
+        run = self.run
+        state = self.state
+        shared: Fields = {
+            "context": run.make_context(state.step),
+            "epoch": self.epoch,
+            "comparison": shown,
+        }
 
+        async def ask(mechanism: str) -> MemoryReply | GuidanceReply | NoReply:
+            reply: MemoryReply | GuidanceReply | NoReply
+            if mechanism == "slow_update":
+                guidance = read_guidance(self.current.text)
+                reply = await slow_update(earlier, self.current, guidance=guidance, **shared)
+            else:
+                attempts = show_buffer(state.step_buffer)
+                memory = state.meta_skill
+                async with run.timer.announce_stage("meta_skill", step=state.step):
+                    reply = await update_meta_skill(
+                        earlier, self.current, attempts=attempts, memory=memory, **shared
+                    )
+            await run.log_unmeasured(rollouts, state.step)
+            return reply
 
-async def _judge_guidance(
-    run: Run, epoch: int, reply: GuidanceReply, current: Skill, state: RunState
-) -> Fields:
-    """Return what becomes of new guidance, which the gate judges if it is gated."""
-    gated = run.config.slow_update.gated
-    skill = replace_guidance(current, reply.guidance)
-    slow = SlowUpdate(
-        action="unchanged",
-        helped=reply.helped,
-        reasoning=reply.reasoning,
-        guidance=reply.guidance,
-        candidate_hash=skill.hash,
-    )
-    if skill.hash == current.hash or (gated and skill.hash in state.seen_hashes):
-        return {"slow_update": slow}
-    if not gated:
-        slow = slow.model_copy(update={"action": "forced"})
-        return _write_guidance(run, epoch, slow, skill, state)
+        config = run.config
+        on = {"meta_skill": config.meta_skill.enabled, "slow_update": config.slow_update.enabled}
+        mechanisms = [name for name, is_on in on.items() if is_on]
+        fields: Fields = {}
+        fallbacks = []
+        for name, reply in zip(mechanisms, await fan_out(ask, mechanisms), strict=True):
+            if isinstance(reply, MemoryReply):
+                fields |= {"meta_skill": reply.memory, "meta_skill_reasoning": reply.reasoning}
+            elif isinstance(reply, GuidanceReply):
+                fields |= await self._judge_guidance(reply)
+            else:
+                subject = "the meta skill"
+                if name == "slow_update":
+                    subject = "the guidance"
+                    fields["slow_update"] = SlowUpdate(action="no_reply")
+                kept = f"{subject} stays unchanged"
+                fallbacks.append(Fallback(label=name, reason=reply.reason, replacement=kept))
+        return {**fields, "fallbacks": tuple(fallbacks)}
 
-    verdict = await judge(run, skill, state, "slow update")
-    if verdict.accepted:
-        slow = slow.model_copy(update={"verdict": verdict, "action": "accepted"})
-        return _write_guidance(run, epoch, slow, skill, state)
-    run.add_document(skill)
-    version = find_current(state, verdict)
-    fields: Fields = {"slow_update": slow.model_copy(update={"verdict": verdict})}
-    if version.skill_hash != current.hash:
-        # An earlier version is current again; it gets the notes that it lacks.
-        noted = carry_notes(await run.find_skill(version.skill_hash), current)
-        if noted.hash != version.skill_hash:
-            origin = f"slow update {epoch} notes"
-            version = derive_version(version, state.latest_version + 1, noted, origin)
-            fields["created_versions"] = (version,)
-            run.add_document(noted)
-    return {**fields, "current": version}
+    async def _judge_guidance(self, reply: GuidanceReply) -> Fields:
+        """Return what becomes of new guidance, which the gate judges if it is gated."""
+        run = self.run
+        state = self.state
+        gated = run.config.slow_update.gated
+        skill = replace_guidance(self.current, reply.guidance)
+        slow = SlowUpdate(
+            action="unchanged",
+            helped=reply.helped,
+            reasoning=reply.reasoning,
+            guidance=reply.guidance,
+            candidate_hash=skill.hash,
+        )
+        if skill.hash == self.current.hash or (gated and skill.hash in state.seen_hashes):
+            return {"slow_update": slow}
+        if not gated:
+            return self.write_guidance(slow.model_copy(update={"action": "forced"}), skill)
 
+        verdict = await judge(run, skill, state, "slow update")
+        slow = slow.model_copy(update={"verdict": verdict})
+        if verdict.accepted:
+            return self.write_guidance(slow.model_copy(update={"action": "accepted"}), skill)
+        run.add_document(skill)
+        version = find_current(state, verdict)
+        fields: Fields = {"slow_update": slow}
+        if version.skill_hash != self.current.hash:
+            # An earlier version is current again; it gets the notes that it lacks.
+            noted = carry_notes(await run.find_skill(version.skill_hash), self.current)
+            if noted.hash != version.skill_hash:
+                origin = f"slow update {self.epoch} notes"
+                version = derive_version(version, state.latest_version + 1, noted, origin)
+                fields["created_versions"] = (version,)
+                run.add_document(noted)
+        return {**fields, "current": version}
 
-def _write_guidance(
-    run: Run, epoch: int, slow: SlowUpdate, skill: Skill, state: RunState
-) -> Fields:
-    """Return what guidance that is written changes: a new version, unless the text stays."""
-    if skill.hash == state.current.skill_hash:
-        return {"slow_update": slow}
-    number = state.latest_version + 1
-    version = derive_version(state.current, number, skill, f"slow update {epoch}", slow.verdict)
-    run.add_document(skill)
-    is_best = slow.verdict is not None and replaces_best(slow.verdict, state.best)
-    return {
-        "slow_update": slow,
-        "created_versions": (version,),
-        "current": version,
-        "best": version if is_best else state.best,
-    }
+    def write_guidance(self, slow: SlowUpdate, skill: Skill) -> Fields:
+        """Return what written guidance changes: a new version, unless the text stays."""
+        state = self.state
+        if skill.hash == state.current.skill_hash:
+            return {"slow_update": slow}
+        origin = f"slow update {self.epoch}"
+        number = state.latest_version + 1
+        version = derive_version(state.current, number, skill, origin, slow.verdict)
+        self.run.add_document(skill)
+        is_best = slow.verdict is not None and replaces_best(slow.verdict, state.best)
+        return {
+            "slow_update": slow,
+            "created_versions": (version,),
+            "current": version,
+            "best": version if is_best else state.best,
+        }

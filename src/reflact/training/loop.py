@@ -332,12 +332,19 @@ async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunS
         critic=_describe_critic(run, run.plan.critic),
         annotated_by=_describe_critic(run, find_critic(run.plan.annotator)),
     )
-    summary = summarize_history(summary, records, run.state)
-    if summary.best is not None:
-        best = await store.skill(summary.best.skill_hash)
+    summary = summarize_history(summary, records)
+    state = run.state
+    if state is not None:
+        best = await store.skill(state.best.skill_hash)
         added = len(best.text.encode()) - len(run.plan.initial_skill.text.encode())
-        update = {"added_tokens": round(added / BYTES_PER_TOKEN)}
-        summary = summary.model_copy(update=update)
+        summary = summary.model_copy(
+            update={
+                "best": state.best,
+                "final": state.current,
+                "deterministic": state.deterministic,
+                "added_tokens": round(added / BYTES_PER_TOKEN),
+            }
+        )
     if run.describe is not None:
         summary = summary.model_copy(update={"verdict": run.describe(summary)})
     await store.finish(run.id, status, reason, summary.model_dump_json())

@@ -206,21 +206,20 @@ def _build_step_events(base: dict[str, Any], record: StepRecord) -> Iterator[eve
     yield events.CandidateJudged(**base, verdict=record.verdict)
 
 
-def summarize_history(
-    summary: RunSummary, records: Sequence[StepRecord], state: RunState | None
-) -> RunSummary:
-    """Return a summary with counts of the committed steps, and a state's best and last skill."""
-    actions: Counter[str] = Counter(r.verdict.action for r in records)
-    update: dict[str, object] = {
-        "steps": len(records),
-        "accepts": sum(r.verdict.accepted for r in records),
-        "rejects": actions["reject"],
-        "skips": sum(actions[action] for action in UNCHANGED),
-        "actions": tuple(ActionCount(action=a, count=actions[a]) for a in ACTIONS if actions[a]),
-    }
-    if state is not None:
-        update |= {"best": state.best, "final": state.current, "deterministic": state.deterministic}
-    return summary.model_copy(update=update)
+def summarize_history(summary: RunSummary, records: Sequence[StepRecord]) -> RunSummary:
+    """Return a summary with counts of the committed steps."""
+    actions: Counter[str] = Counter(record.verdict.action for record in records)
+    return summary.model_copy(
+        update={
+            "steps": len(records),
+            "accepts": sum(record.verdict.accepted for record in records),
+            "rejects": actions["reject"],
+            "skips": sum(actions[action] for action in UNCHANGED),
+            "actions": tuple(
+                ActionCount(action=a, count=actions[a]) for a in ACTIONS if actions[a]
+            ),
+        }
+    )
 
 
 def find_unmeasured(records: Sequence[StepRecord]) -> tuple[str, ...]:
