@@ -11,14 +11,12 @@ import pytest
 from reflact.gate.greater_mean import GateSettings
 from reflact.gate.ranked_decision import REJECT_BELOW, build_pass, start_ranking
 from reflact.stages.evaluate import (
-    EvaluationResult,
     GateMetric,
+    RankedEvaluator,
     build_measurement,
     decide_without_evaluation,
     evaluate,
-    force_accept,
 )
-from reflact.stages.ranked_evaluation import RankedEvaluator
 from reflact.stages.reply_models import AnalystReply
 from reflact.stages.update import RewriteReply
 from reflact.testing import append_reply
@@ -35,6 +33,7 @@ from reflact.types import (
     Skill,
     Split,
     StepSize,
+    Verdict,
 )
 from toy_runs import WORLD, Actor, document, playing, run
 
@@ -79,20 +78,20 @@ def setting(**changes: Any) -> GateSettings:
 
 async def tried(
     marks: Marks, *, best: Skill = CURRENT, scale: GateMetric = HARD, **changes: Any
-) -> tuple[EvaluationResult | None, Field]:
+) -> tuple[Verdict | None, Field]:
     """Return the verdict on the candidate, or None for a noisy target, and what it took."""
     field = Field(marks)
-    evaluated = await evaluate(
+    verdict = await evaluate(
         CANDIDATE, CURRENT, best, settings=setting(**changes), metric=scale, run_pass=field.run
     )
-    return evaluated, field
+    return verdict, field
 
 
-async def judged(marks: Marks, **changes: Any) -> tuple[EvaluationResult, Field]:
+async def judged(marks: Marks, **changes: Any) -> tuple[Verdict, Field]:
     """Return the verdict that there must be, and what it took."""
-    evaluated, field = await tried(marks, **changes)
-    assert evaluated is not None
-    return evaluated, field
+    verdict, field = await tried(marks, **changes)
+    assert verdict is not None
+    return verdict, field
 
 
 def wins(*items: str, over: float = 0.0) -> Marks:
@@ -141,8 +140,7 @@ def test_a_step_size_of_0_is_the_reason(reasoning: str | None) -> None:
 async def test_a_deterministic_gain_is_repeated_where_the_sides_differ(
     solved: Sequence[str], repeated: Sequence[str]
 ) -> None:
-    evaluated, field = await judged(wins(*solved))
-    verdict = evaluated.verdict
+    verdict, field = await judged(wins(*solved))
     assert (verdict.action, verdict.deterministic) == ("accept_new_best", True)
     assert (verdict.candidate_score, verdict.current_score) == (len(solved) / 8, 0.0)
     passes = [(0, ITEMS), (1, repeated)]
@@ -171,7 +169,7 @@ async def test_what_counts_as_solved_is_the_success_threshold(threshold: float |
         return new if text == "candidate" else old
 
     scale = GateMetric(metric="hard", threshold=threshold)
-    assert (await judged(marks, scale=scale, no_regression=0))[0].verdict.action == action
+    assert (await judged(marks, scale=scale, no_regression=0))[0].action == action
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
@@ -179,23 +177,20 @@ async def test_below_coverage_nothing_is_decided(is_enabled: bool) -> None:
     def marks(text: str, item_id: str, trial: int) -> float | None:
         return None if item_id in {"v1", "v2"} else 1.0
 
-    evaluated = (await judged(marks))[0] if is_enabled else await unguarded(marks)
-    assert (evaluated.verdict.action, evaluated.verdict.accepted) == ("unmeasured", False)
-    assert evaluated.verdict.candidate is not None
-    assert evaluated.verdict.candidate.unmeasured == ("v1", "v2")
-    lost = {(r.item_id, r.skill_hash) for r in evaluated.unmeasured}
-    assert lost == {(i, s.hash) for i in ("v1", "v2") for s in (CANDIDATE, CURRENT)}
+    verdict = (await judged(marks))[0] if is_enabled else await unguarded(marks)
+    assert (verdict.action, verdict.accepted) == ("unmeasured", False)
+    assert verdict.candidate is not None
+    assert verdict.candidate.unmeasured == ("v1", "v2")
 
 
-async def test_a_lost_repeat_is_among_what_was_used() -> None:
+async def test_a_lost_repeat_is_no_disagreement() -> None:
     def marks(text: str, item_id: str, trial: int) -> float | None:
         if (text, item_id, trial) == ("candidate", "v1", 1):
             return None
         return float(text == "candidate" and item_id in {"v1", "v2"})
 
-    evaluated, _ = await judged(marks)
-    assert evaluated.verdict.action == "accept_new_best"
-    assert [(r.item_id, r.trial) for r in evaluated.unmeasured] == [("v1", 1)]
+    verdict, _ = await judged(marks)
+    assert verdict.action == "accept_new_best"
 
 
 @pytest.mark.parametrize(
@@ -207,8 +202,7 @@ async def test_a_new_best_must_win_against_the_best(of_best: int | None, action:
         solved = {"candidate": 5, "current": 0, "best": of_best}[text]
         return None if solved is None else float(ITEMS.index(item_id) < solved)
 
-    evaluated, field = await judged(marks, best=BEST, no_regression=0)
-    verdict = evaluated.verdict
+    verdict, field = await judged(marks, best=BEST, no_regression=0)
     assert verdict.action == action
     assert "best skill" in verdict.reason
     assert (verdict.candidate_score, verdict.current_score) == (0.625, 0.0)
@@ -223,18 +217,21 @@ async def test_the_metric_says_what_is_compared(metric: Any, action: str, score:
     def marks(text: str, item_id: str, trial: int) -> Score:
         return Score(hard=0.0, soft=0.5 if text == "candidate" else 0.25)
 
-    evaluated, _ = await judged(marks, scale=GateMetric(metric=metric, mixed_weight=0.2))
-    assert (evaluated.verdict.action, evaluated.verdict.candidate_score) == (action, score)
+    verdict, _ = await judged(marks, scale=GateMetric(metric=metric, mixed_weight=0.2))
+    assert (verdict.action, verdict.candidate_score) == (action, score)
 
 
-async def unguarded(marks: Marks) -> EvaluationResult:
+async def unguarded(marks: Marks) -> Verdict:
     """Return the verdict of a gate that is off."""
     field = Field(marks)
-    return await force_accept(CANDIDATE, CURRENT, settings=setting(), metric=HARD, run_pass=field.run)
+    settings = setting(is_open=True)
+    verdict = await evaluate(CANDIDATE, CURRENT, BEST, settings=settings, metric=HARD, run_pass=field.run)
+    assert verdict is not None
+    return verdict
 
 
 async def test_a_gate_that_is_off_accepts_what_is_worse_and_records_it() -> None:
-    verdict = (await unguarded(lambda text, item_id, trial: float(text == "current"))).verdict
+    verdict = await unguarded(lambda text, item_id, trial: float(text == "current"))
     assert verdict.action == "force_accept"
     assert (verdict.candidate_score, verdict.current_score) == (0.0, 1.0)
 
@@ -249,7 +246,7 @@ def share(**solved: int) -> Marks:
 
 async def ranked(
     marks: Marks, *, versions: Sequence[Skill] = (CURRENT,), **changes: Any
-) -> tuple[EvaluationResult, list[tuple[str, int, int]]]:
+) -> tuple[Verdict, list[tuple[str, int, int]]]:
     """Return the verdict on the candidate after two passes of each earlier version, and the passes it took."""
     field = Field(marks)
 
@@ -276,16 +273,15 @@ async def ranked(
         run_pass=field.run,
         read_pass=read,
     )
-    evaluated = await evaluator.evaluate(ranking)
-    return evaluated, [(text, trial, len(item_ids)) for text, trial, item_ids in field.asked]
+    verdict = await evaluator.evaluate(ranking)
+    return verdict, [(text, trial, len(item_ids)) for text, trial, item_ids in field.asked]
 
 
 @pytest.mark.parametrize(
     ("solved", "action"), [(16, "accept"), (11, "accept"), (9, "set_aside"), (4, "reject")]
 )
 async def test_the_version_that_is_believed_best_becomes_current(solved: int, action: str) -> None:
-    evaluated, _ = await ranked(share(candidate=solved, current=10))
-    verdict = evaluated.verdict
+    verdict, _ = await ranked(share(candidate=solved, current=10))
     assert verdict.action == action
     assert verdict.ranked is not None
     assert verdict.ranked.chosen == (CANDIDATE if action == "accept" else CURRENT).hash
@@ -304,8 +300,7 @@ async def test_a_clear_candidate_takes_one_pass_and_a_close_one_more() -> None:
 
 
 async def test_an_older_version_can_become_current_again() -> None:
-    evaluated, _ = await ranked(share(candidate=3, current=4, best=15), versions=(BEST, CURRENT))
-    verdict = evaluated.verdict
+    verdict, _ = await ranked(share(candidate=3, current=4, best=15), versions=(BEST, CURRENT))
     assert (verdict.action, verdict.accepted, verdict.refuted) == ("return", False, False)
     assert verdict.ranked is not None
     assert verdict.ranked.chosen == BEST.hash
@@ -314,12 +309,11 @@ async def test_an_older_version_can_become_current_again() -> None:
 
 @pytest.mark.parametrize(("lost", "is_decided"), [(3, False), (2, True)])
 async def test_below_coverage_no_belief_changes(lost: int, is_decided: bool) -> None:
-    evaluated, _ = await ranked(
+    verdict, _ = await ranked(
         lambda text, item_id, trial: None if text == "candidate" and MANY.index(item_id) < lost else 1.0
     )
-    assert (evaluated.verdict.ranked is not None) == is_decided
-    assert (evaluated.verdict.action == "unmeasured") != is_decided
-    assert len(evaluated.unmeasured) >= lost
+    assert (verdict.ranked is not None) == is_decided
+    assert (verdict.action == "unmeasured") != is_decided
 
 
 @pytest.mark.parametrize(("refused", "action"), [("all", "accept"), ("candidate", "reject")])
@@ -329,11 +323,9 @@ async def test_refused_items_count_if_the_candidate_alone_is_refused(refused: st
             return REFUSED if refused in {"all", text} else 0.0
         return float(text == "candidate")
 
-    evaluated, _ = await ranked(mark)
-    assert evaluated.verdict.action == action
-    assert (evaluated.verdict.ranked is None) == (action == "reject")
-    assert all(rollout.refused for rollout in evaluated.unmeasured)
-    assert len(evaluated.unmeasured) >= 5
+    verdict, _ = await ranked(mark)
+    assert verdict.action == action
+    assert (verdict.ranked is None) == (action == "reject")
 
 
 @pytest.mark.parametrize(("allowed", "action"), [(None, "accept"), (2, "accept"), (1, "reject")])
@@ -344,8 +336,7 @@ async def test_a_better_version_that_loses_items_is_vetoed(allowed: int | None, 
             return float(n < 5)
         return float(n >= 2 and (n != 2 or trial != 0))
 
-    evaluated, passes = await ranked(marks, no_regression=allowed)
-    verdict = evaluated.verdict
+    verdict, passes = await ranked(marks, no_regression=allowed)
     assert (verdict.action, verdict.refuted) == (action, action == "reject")
     assert ("no_regression" in verdict.reason) == verdict.refuted
     repeats = [(text, trial) for text, trial, size in passes if size < 20]

@@ -15,8 +15,7 @@ from reflact.stages.slow_update import GuidanceReply
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, append_reply, toy_optimizer
 from reflact.trainer import Trainer
-from reflact.training.final_test import REPORT_TRIALS
-from reflact.training.rollouts import FIRST_REPORT_TRIAL
+from reflact.training.rollouts import FIRST_REPORT_TRIAL, REPORT_TRIALS
 from reflact.types import Grade, Item, Rollout, Score, Skill, Split
 from toy_runs import LINES, WORLD, Actor, Part, playing, right, run, settings
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from reflact.gate.greater_mean import (
     GateSettings,
-    Ruling,
     ScorePair,
     count_required,
     decide,
@@ -31,6 +30,7 @@ from reflact.gate.intervals import (
     wilson_interval,
     within_item_interval,
 )
+from reflact.types import Verdict
 
 Sides = tuple[float | None, float | None]
 WON, LOST, BOTH, NEITHER = (1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.0, 0.0)
@@ -45,7 +45,7 @@ def trial(sides: Iterable[Sides | None]) -> list[ScorePair]:
     ]
 
 
-def ruled(sides: Iterable[Sides], **changes: Any) -> Ruling:
+def ruled(sides: Iterable[Sides], **changes: Any) -> Verdict:
     """Return the decision on one pass."""
     pairs = trial(sides)
     item_ids = tuple(each.item_id for each in pairs)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from profiles import cases
 from reflact.search.race import (
-    Contender,
     RaceResult,
     RaceSettings,
     plan_slices,
@@ -24,8 +23,8 @@ ITEMS = tuple(f"val-{n:02}" for n in range(20))
 SLICES = (6, 10, 20)
 
 
-def make_contender(text: str) -> Contender:
-    return Contender(label=text, candidate=Candidate(skill=Skill(text=text)), form=text)
+def make_candidate(text: str) -> Candidate:
+    return Candidate(skill=Skill(text=text), label=text)
 
 
 def solve_first(count: int) -> dict[str, float | None]:
@@ -50,7 +49,7 @@ async def race(
         return rollouts
 
     result = await run_race(
-        [make_contender(text) for text in scores if text != CURRENT],
+        [make_candidate(text) for text in scores if text != CURRENT],
         Skill(text=CURRENT),
         RaceSettings(item_ids=ITEMS, slices=slices, variance=0.0),
         measure=measure,

@@ -48,7 +48,7 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "ranked": {"target": {"deterministic": False}},
     "search": {"search": {"sources": ["rewrite", "examples", "edits"]}},
 }
-POINTS = {"patch": 21, "rewrite": 23, "full_rewrite": 19, "ranked": 21, "search": 21}
+POINTS = {"patch": 22, "rewrite": 24, "full_rewrite": 20, "ranked": 22, "search": 22}
 STAGES = ("analyst_failure", "analyst_success", "lapse_failure", "consolidate", "commit promotion")
 SEEDS = (7, 4, 5, 6, 8, 9, 11)
 """Where a run is looked for in which everything happens: the first of them should do."""

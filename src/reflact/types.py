@@ -318,7 +318,7 @@ class SelectResult(FrozenModel):
 
 
 class Candidate(FrozenModel):
-    """The document after the step's edits.
+    """The document after the step's edits, under a ``label`` such as ``8 examples``.
 
     ``summary`` is what a rewrite call says it changed. ``examples`` are the worked examples of the
     document; None: those of the document before.
@@ -329,6 +329,7 @@ class Candidate(FrozenModel):
     summary: str = ""
     fallbacks: tuple[Fallback, ...] = ()
     examples: tuple[WorkedExample, ...] | None = None
+    label: str = "edits"
 
 
 class AppendixResult(FrozenModel):

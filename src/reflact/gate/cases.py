@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Literal
 
 from pydantic import model_validator
@@ -52,9 +53,6 @@ def compare_cases(cases: Sequence[CaseScores], *, name: str) -> CaseComparison:
     side of no claim, since pooled scores vary more than those of one side.
 
     Source: N. Mantel and W. Haenszel, Journal of the National Cancer Institute 22 (1959), 719-748.
-
-    Raises:
-        ValueError: There are no cases, or two have the same id.
     """
     if not cases:
         raise ValueError("there are no cases to compare")
@@ -81,7 +79,7 @@ def compare_cases(cases: Sequence[CaseScores], *, name: str) -> CaseComparison:
         name=name,
         n_cases=len(cases),
         repeats=min(min(len(case.before), len(case.after)) for case in cases),
-        gain=math.fsum(_mean(case.after) - _mean(case.before) for case in cases) / len(cases),
+        gain=math.fsum(fmean(case.after) - fmean(case.before) for case in cases) / len(cases),
         chance_better=chance_better,
         chance_worse=chance_worse,
         proven=proven,
@@ -92,10 +90,7 @@ def compare_cases(cases: Sequence[CaseScores], *, name: str) -> CaseComparison:
 
 
 def find_repeats(n_cases: int, *, most: int = 20) -> int | None:
-    """Return the fewest repeats with which so many cases can prove a gain of them all.
-
-    None: not even ``most`` repeats can.
-    """
+    """Return the fewest repeats with which so many cases can prove a gain of them all."""
     for repeats in range(1, most + 1):
         if math.comb(2 * repeats, repeats) ** -n_cases <= CLAIM_LEVEL:
             return repeats
@@ -141,7 +136,7 @@ def _add(sums: dict[int, float], gains: dict[float, float], unit: float) -> dict
 
 
 def _flips(before: Sequence[float], after: Sequence[float]) -> bool:
-    return _mean(before) < 0.5 <= _mean(after)
+    return fmean(before) < 0.5 <= fmean(after)
 
 
 def _count_flips_by_chance(cases: Sequence[CaseScores]) -> float | None:
@@ -154,7 +149,3 @@ def _count_flips_by_chance(cases: Sequence[CaseScores]) -> float | None:
         solved = sum(score >= 0.5 for score in side)
         differ += 2 * solved * (len(side) - solved) / (len(side) * (len(side) - 1))
     return len(cases) * differ / len(sides)
-
-
-def _mean(scores: Sequence[float]) -> float:
-    return math.fsum(scores) / len(scores)

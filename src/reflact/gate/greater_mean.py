@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Literal
 
 from pydantic import Field
 
-from reflact.types import FrozenModel
+from reflact.types import FrozenModel, Verdict
 
 # Scores that differ by no more count as equal, because of rounding.
 SCORE_TOLERANCE = 1e-9
@@ -53,46 +52,52 @@ class ScorePair(FrozenModel):
 class GateSettings(FrozenModel):
     """The inputs of a decision beside the scores; see ``GateConfig`` for the settings.
 
-    ``item_ids`` are in the order in which they are run. ``confirms``: items that differ are
-    repeated before an acceptance, because nobody declared the target as deterministic. The ranked
-    gate alone uses ``worth`` and ``kept``, the versions that were ever current, the initial one
-    first.
+    ``item_ids`` are in the order in which they are run. ``is_open``: every candidate is accepted.
+    ``confirms``: items that differ are repeated before an acceptance, because nobody declared the
+    target as deterministic. The ranked gate alone uses ``worth`` and ``kept``, the versions that
+    were ever current, the initial one first.
     """
 
     item_ids: tuple[str, ...] = Field(min_length=1)
     coverage: float = Field(default=0.9, gt=0, le=1)
     no_regression: int | None = Field(default=None, ge=0)
+    is_open: bool = False
     confirms: bool = False
     kept: tuple[str, ...] = ()
     worth: float = Field(default=0.00005, ge=0)
 
 
-class Ruling(FrozenModel):
-    """The decision and its reason, in sentences."""
-
-    action: Literal["accept", "reject", "unmeasured"]
-    reason: str
-
-
-def decide(settings: GateSettings, pairs: Sequence[ScorePair], *, other: str = "current") -> Ruling:
+def decide(
+    settings: GateSettings, pairs: Sequence[ScorePair], *, other: str = "current"
+) -> Verdict:
     """Accept a strictly greater mean of the pairs that are measured on both sides.
 
-    ``other`` names the other skill.
+    ``other`` names the other skill. Pairs that are refused on both sides do not count.
     """
-    if (ruling := check_pairs(settings.coverage, pairs, other=other)) is not None:
-        return ruling
+    counted = [p for p in pairs if not (p.candidate_refused and p.current_refused)]
+    lack = check_coverage(
+        settings.coverage,
+        total=len(counted),
+        measured=sum(pair.difference is not None for pair in counted),
+        barred=sum(p.candidate_refused and p.current is not None for p in counted),
+        other=other,
+    )
+    if lack is not None:
+        return lack
+    if settings.is_open:
+        return Verdict(action="accept", reason="The gate is off: every candidate is accepted.")
     measured = [pair for pair in pairs if pair.difference is not None]
     new = math.fsum(pair.candidate or 0.0 for pair in measured) / len(measured)
     old = math.fsum(pair.current or 0.0 for pair in measured) / len(measured)
     is_greater = new - old > SCORE_TOLERANCE
     lost = sum(pair.is_lost for pair in pairs)
     if is_greater and settings.no_regression is not None and lost > settings.no_regression:
-        return Ruling(action="reject", reason=explain_veto(lost, settings.no_regression))
+        return Verdict(action="reject", reason=explain_veto(lost, settings.no_regression))
     n = f"{len(pairs)}" if len(measured) == len(pairs) else f"{len(measured)} of {len(pairs)}"
     means = f"above the {other} skill's {old:.4g}, on {n} items."
     if is_greater:
-        return Ruling(action="accept", reason=f"The candidate's {new:.4g} is {means}")
-    return Ruling(action="reject", reason=f"The candidate's {new:.4g} is not {means}")
+        return Verdict(action="accept", reason=f"The candidate's {new:.4g} is {means}")
+    return Verdict(action="reject", reason=f"The candidate's {new:.4g} is not {means}")
 
 
 def choose_repeats(pairs: Sequence[ScorePair]) -> tuple[str, ...]:
@@ -124,23 +129,9 @@ def count_required(coverage: float, total: int) -> int:
     return max(1, math.ceil(Fraction(repr(coverage)) * total))
 
 
-def check_pairs(
-    coverage: float, pairs: Sequence[ScorePair], *, other: str = "current"
-) -> Ruling | None:
-    """Return the decision if too few pairs are measured; refused on both sides do not count."""
-    counted = [p for p in pairs if not (p.candidate_refused and p.current_refused)]
-    return check_coverage(
-        coverage,
-        total=len(counted),
-        measured=sum(pair.difference is not None for pair in counted),
-        barred=sum(p.candidate_refused and p.current is not None for p in counted),
-        other=other,
-    )
-
-
 def check_coverage(
     coverage: float, *, total: int, measured: int, barred: int, other: str
-) -> Ruling | None:
+) -> Verdict | None:
     """Return the decision if too few of ``total`` items are measured; else None.
 
     ``barred`` counts the items that the endpoint refuses with the candidate alone. No retry can
@@ -154,6 +145,6 @@ def check_coverage(
         f"the gate needs a share of {coverage:g}."
     )
     if not is_barred:
-        return Ruling(action="unmeasured", reason=reason)
+        return Verdict(action="unmeasured", reason=reason)
     refused = f"The endpoint refuses {barred} with the candidate alone."
-    return Ruling(action="reject", reason=f"{reason} {refused}")
+    return Verdict(action="reject", reason=f"{reason} {refused}")

@@ -331,8 +331,7 @@ def choose_pass(
 
 def choose_version(posterior: Posterior, contenders: Sequence[str]) -> str:
     """Return the contender with the highest expected mean; the earlier one of equals."""
-    means = [posterior.find_mean(version) for version in contenders]
-    return contenders[means.index(max(means))]
+    return max(contenders, key=posterior.find_mean)
 
 
 def build_pass(
@@ -349,12 +348,12 @@ def build_pass(
     items stayed unmeasured, the mean is adjusted by the others' means on the missing items.
     """
     measured = {item: score for item, score in scores.items() if score is not None}
-    mean = raw = math.fsum(measured.values()) / len(measured)
+    mean = raw = fmean(measured.values())
     means = _mean_by_item(others or earlier)
     shared = [item for item in measured if item in means]
     missing = [item for item in scores if item not in measured and item in means]
     if shared and missing:
-        usual = math.fsum(means[item] for item in shared) / len(shared)
+        usual = fmean(means[item] for item in shared)
         mean += math.fsum(means[item] - usual for item in missing) / (len(measured) + len(missing))
     squares = 0.0
     repeats = 0
@@ -362,7 +361,7 @@ def build_pass(
         before = [known for each in earlier if (known := each.get(item)) is not None]
         if before:
             repeats += 1
-            gap = score - math.fsum(before) / len(before)
+            gap = score - fmean(before)
             squares += gap * gap * len(before) / (len(before) + 1)
     mean = min(1.0, max(0.0, mean))
     result = PassResult(
@@ -390,4 +389,4 @@ def _mean_by_item(passes: Sequence[ItemScores]) -> dict[str, float]:
         for item, score in each.items():
             if score is not None:
                 scores.setdefault(item, []).append(score)
-    return {item: math.fsum(values) / len(values) for item, values in scores.items()}
+    return {item: fmean(values) for item, values in scores.items()}

@@ -16,7 +16,6 @@ from statistics import NormalDist
 from reflact.config.training import BudgetConfig
 from reflact.data import make_rng
 from reflact.records import StepRecord, Usage
-from reflact.types import FrozenModel, RaceEntry, Rollout, Verdict
 
 # Steps in a row without a gain after which another source is tried, with more candidates.
 STALLED_STEPS = 3
@@ -37,35 +36,20 @@ LEAST_COST = 20.0
 FADING = 0.8
 
 
-class SourceChoice(FrozenModel):
-    """The source of a step; ``is_stalled``: no step gained anything lately."""
-
-    name: str
-    is_stalled: bool = False
-
-
 def choose_source(
     sources: Sequence[str], records: Sequence[StepRecord], *, seed: int, step: int
-) -> SourceChoice:
-    """Return the source of the next step.
-
-    Args:
-        sources: The allowed sources, in the order in which they are tried first.
-        records: The committed steps.
-        seed: The run's seed.
-        step: The next step.
-    """
-    usable = list(sources)
+) -> str:
+    """Return the source of a step after the committed ones; ``sources`` are in order of trial."""
     tried = {record.source for record in records}
-    untried = [name for name in usable if name not in tried]
-    stalled = is_stalled(records)
-    if untried:
-        return SourceChoice(name=untried[0], is_stalled=stalled)
-    if stalled and len(usable) > 1:
+    for name in sources:
+        if name not in tried:
+            return name
+    usable = list(sources)
+    if is_stalled(records) and len(usable) > 1:
         usable = [name for name in usable if name != records[-1].source]
     rng = make_rng(seed, f"source/{step}")
     worths = {name: _draw_worth(name, records, rng) for name in usable}
-    return SourceChoice(name=max(usable, key=lambda name: worths[name]), is_stalled=stalled)
+    return max(worths, key=worths.__getitem__)
 
 
 def is_stalled(records: Sequence[StepRecord]) -> bool:
@@ -74,24 +58,28 @@ def is_stalled(records: Sequence[StepRecord]) -> bool:
     return len(last) == STALLED_STEPS and not any(record.verdict.accepted for record in last)
 
 
-def count_cost(record: StepRecord) -> float:
-    """Return what a step cost, in rollouts."""
-    return record.n_rollouts + record.n_tokens / TOKENS_PER_ROLLOUT
-
-
 def _draw_worth(name: str, records: Sequence[StepRecord], rng: Random) -> float:
     """Return a draw of the expected gain of a source for each rollout that it costs."""
-    own = [record for record in records if record.source == name]
-    weights = [FADING ** (len(own) - 1 - place) for place in range(len(own))]
-    gains = [_find_gain(record) for record in own]
-    wins = sum(weight for weight, gain in zip(weights, gains, strict=True) if gain > 0)
-    losses = sum(weights) - wins
-    gain = (PRIOR_GAIN + sum(w * g for w, g in zip(weights, gains, strict=True))) / (1 + wins)
-    costs = [max(LEAST_COST, count_cost(record)) for record in own]
-    cost = (PRIOR_COST + sum(w * c for w, c in zip(weights, costs, strict=True))) / (
-        1 + sum(weights)
-    )
-    return _draw_rate(1 + wins, 1 + losses, rng) * gain / cost
+    wins = 0.0
+    losses = 0.0
+    gains = PRIOR_GAIN
+    costs = PRIOR_COST
+    weight = 1.0
+    for record in reversed([record for record in records if record.source == name]):
+        verdict = record.verdict
+        gain = 0.0  # in the gate's metric; that of any step but an accepted one
+        if verdict.accepted and None not in {verdict.candidate_score, verdict.current_score}:
+            gain = max(0.0, (verdict.candidate_score or 0.0) - (verdict.current_score or 0.0))
+        if gain > 0:
+            wins += weight
+        else:
+            losses += weight
+        gains += weight * gain
+        cost = record.n_rollouts + record.n_tokens / TOKENS_PER_ROLLOUT
+        costs += weight * max(LEAST_COST, cost)
+        weight *= FADING
+    rate = _draw_rate(1 + wins, 1 + losses, rng)
+    return rate * gains / (1 + wins) / (costs / (1 + wins + losses))
 
 
 def _draw_rate(wins: float, losses: float, rng: Random) -> float:
@@ -103,17 +91,8 @@ def _draw_rate(wins: float, losses: float, rng: Random) -> float:
     return min(1.0, max(0.0, NormalDist(mean, deviation).inv_cdf(quantile)))
 
 
-def _find_gain(record: StepRecord) -> float:
-    """Return the gain of an accepted candidate in the gate's metric; 0 for any other step."""
-    verdict = record.verdict
-    if not verdict.accepted or verdict.candidate_score is None or verdict.current_score is None:
-        return 0.0
-    return max(0.0, verdict.candidate_score - verdict.current_score)
-
-
 # A step rolls out at most this part of a run's rollouts on train items, and at least one minibatch.
 STEPS_PER_BUDGET = 30
-
 
 # The part of a budget that is planned for rollouts.
 TARGET_SHARE = 0.7
@@ -137,28 +116,23 @@ def count_step_items(planned: float, minibatch_size: int) -> int | None:
     return max(minibatch_size, int(planned) // STEPS_PER_BUDGET)
 
 
-def count_new_rollouts(
-    rollouts: Sequence[Rollout],
-    race: Sequence[RaceEntry],
-    verdict: Verdict,
-    candidate: str,
-    *,
-    current: str,
-    earlier: Sequence[StepRecord],
-) -> int:
+def count_new_rollouts(record: StepRecord, earlier: Sequence[StepRecord]) -> int:
     """Return how many rollouts a step took that no earlier step had.
 
-    They are those of train items under the ``current`` document, of the race, and of the gate
-    beyond what the race had measured of the ``candidate`` (hashes).
+    They are those of train items, of the race, and of the gate beyond what the race had measured.
     """
-    known = {
-        item for record in earlier if record.skill_before == current for item in record.item_ids
-    }
-    gate = 0 if verdict.candidate is None else verdict.candidate.n
+    known: set[str] = set()
+    documents: set[str] = set()
+    for step in earlier:
+        documents |= {step.candidate_hash, step.skill_before}
+        if step.skill_before == record.skill_before:
+            known |= {*step.item_ids}
+    verdict = record.verdict
+    gate = 0
     if verdict.ranked is not None:
         gate = sum(result.n for result in verdict.ranked.passes)
-    elif any(candidate in {record.candidate_hash, record.skill_before} for record in earlier):
-        gate = 0
-    shared = sum(entry.n for entry in race if entry.skill_hash == candidate)
-    trained = len({rollout.item_id for rollout in rollouts} - known)
-    return trained + sum(entry.n for entry in race) + max(0, gate - shared)
+    elif verdict.candidate is not None and record.candidate_hash not in documents:
+        gate = verdict.candidate.n
+    shared = sum(entry.n for entry in record.race if entry.skill_hash == record.candidate_hash)
+    raced = sum(entry.n for entry in record.race)
+    return len({*record.item_ids} - known) + raced + max(0, gate - shared)

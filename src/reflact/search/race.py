@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 
 from reflact.concurrency import fan_out
 from reflact.gate.ranked_decision import EffectBelief, ItemScores, compare_paired
+from reflact.skills.document import digest_form
 from reflact.types import Candidate, FrozenModel, RaceEntry, Rollout, Skill
 
 # The least items of a first look.
@@ -37,16 +37,8 @@ BEATEN_BELOW = 0.2
 Measure = Callable[[Skill, Sequence[str]], Awaitable[Sequence[Rollout]]]
 
 
-class Contender(FrozenModel):
-    """A candidate in a race, and what it is in words."""
-
-    label: str
-    candidate: Candidate
-    form: str
-
-
 class RaceResult(FrozenModel):
-    """What a race measured of each contender, in order, and the index of the winner."""
+    """What a race measured of each candidate, in order, and the index of the winner."""
 
     entries: tuple[RaceEntry, ...]
     winner: int | None = None
@@ -67,6 +59,17 @@ class RaceSettings(FrozenModel):
     slices: tuple[int, ...]
     variance: float
 
+    def compare(self, scores: ItemScores, others: ItemScores) -> EffectBelief | None:
+        """Return the belief about the difference of two documents; None without a common item."""
+        differences = []
+        for item, score in scores.items():
+            other = others.get(item)
+            if score is not None and other is not None:
+                differences.append(score - other)
+        if not differences:
+            return None
+        return compare_paired(differences, n_items=len(self.item_ids), variance=self.variance)
+
 
 def plan_slices(n_items: int, passes: float) -> tuple[int, ...]:
     """Return the sizes of a race's slices: a first look, half, and all ``n_items``.
@@ -79,55 +82,50 @@ def plan_slices(n_items: int, passes: float) -> tuple[int, ...]:
     return tuple(sorted({first, half, n_items}))
 
 
-def limit_contenders(
-    contenders: Sequence[Contender], slices: Sequence[int], rollouts: float
-) -> Sequence[Contender]:
-    """Return as many contenders as so many rollouts pay for, at least one."""
+def limit_candidates(
+    candidates: Sequence[Candidate], slices: Sequence[int], rollouts: float
+) -> Sequence[Candidate]:
+    """Return as many candidates as so many rollouts pay for, at least one."""
     first = slices[0]
     half = slices[max(0, len(slices) - 2)]
-    whole = slices[-1]
-    most = len(contenders)
-    while (
-        most > 1 and most * first + math.ceil(most / 2) * (half - first) + whole - half > rollouts
-    ):
-        most -= 1
-    return contenders[:most]
+    rest = slices[-1] - half
+    n = len(candidates)
+    while n > 1 and n * first + math.ceil(n / 2) * (half - first) + rest > rollouts:
+        n -= 1
+    return candidates[:n]
 
 
 def order_items(item_ids: Sequence[str], current: ItemScores) -> tuple[str, ...]:
     """Return the items so that each slice holds solved and failed items in proportion.
 
-    ``current`` are the current document's scores. Items without one stay where they are among the
-    solved. Without this order, a first look might hold no item that a good document fails, and
-    nothing could be gained on it.
+    ``current`` are the current document's scores; items without one count as solved. Without this
+    order, a first look might hold no item that a good document fails, and nothing could be gained.
     """
     failed = [item for item in item_ids if (score := current.get(item)) is not None and score < 1]
     others = [item for item in item_ids if item not in set(failed)]
-    ranks = {
-        item: (place + 0.5) / len(group)
-        for group in (failed, others)
-        for place, item in enumerate(group)
-    }
-    ranks |= dict.fromkeys(
-        failed[:1], 0.0
-    )  # the first look holds a failed item, however few there are
+    ranks = {}
+    for group in (failed, others):
+        for place, item in enumerate(group):
+            ranks[item] = (place + 0.5) / len(group)
+    # The first look holds a failed item, however few there are.
+    ranks |= dict.fromkeys(failed[:1], 0.0)
     return tuple(sorted(item_ids, key=lambda item: ranks[item]))
 
 
 async def run_race(
-    contenders: Sequence[Contender],
+    candidates: Sequence[Candidate],
     current: Skill,
     settings: RaceSettings,
     *,
     measure: Measure,
     score: Callable[[Rollout], float | None],
 ) -> RaceResult:
-    """Measure contenders and the current document on growing slices, and return who is left.
+    """Measure candidates and the current document on growing slices, and return who is left.
 
     Losers are dropped after each slice; one at most is left before the last slice, which the gate
     measures.
     """
-    skills = [current, *(contender.candidate.skill for contender in contenders)]
+    skills = [current, *(candidate.skill for candidate in candidates)]
     scores: list[dict[str, float | None]] = [{} for _ in skills]
     lost: list[Rollout] = []
     alive = list(range(1, len(skills)))
@@ -136,96 +134,68 @@ async def run_race(
     for size in looks:
         fresh = settings.item_ids[done:size]
         runners = [0, *alive]
-        rolled = await fan_out(partial(_measure, skills, fresh, measure), runners)
+
+        async def look(index: int, items: Sequence[str] = fresh) -> Sequence[Rollout]:
+            return await measure(skills[index], items)
+
+        rolled = await fan_out(look, runners)
         for index, rollouts in zip(runners, rolled, strict=True):
             scores[index] |= {rollout.item_id: score(rollout) for rollout in rollouts}
             lost += [rollout for rollout in rollouts if rollout.score is None]
         done = size
-        alive = choose_survivors(
-            {index: scores[index] for index in alive},
-            scores[0],
-            settings,
-            most=1 if size == looks[-1] else max(1, (len(alive) + 1) // 2),
-        )
+        most = 1 if size == looks[-1] else max(1, (len(alive) + 1) // 2)
+        racing = {index: scores[index] for index in alive}
+        alive = choose_survivors(racing, scores[0], settings, most=most)
         if not alive:
             break
-    winner = alive[0] if alive else None
-    entries = tuple(
-        _build_entry(contender, scores[index], scores[0], settings, judged=index == winner)
-        for index, contender in enumerate(contenders, 1)
-    )
-    return RaceResult(
-        entries=entries, winner=None if winner is None else winner - 1, unmeasured=tuple(lost)
-    )
-
-
-async def _measure(
-    skills: Sequence[Skill], item_ids: Sequence[str], measure: Measure, index: int
-) -> Sequence[Rollout]:
-    return await measure(skills[index], item_ids)
+    entries = []
+    for index, candidate in enumerate(candidates, 1):
+        is_judged = alive[:1] == [index]
+        entries.append(_build_entry(candidate, scores[index], scores[0], settings, is_judged))
+    winner = alive[0] - 1 if alive else None
+    return RaceResult(entries=tuple(entries), winner=winner, unmeasured=tuple(lost))
 
 
 def choose_survivors(
-    contenders: Mapping[int, ItemScores],
-    current: ItemScores,
-    settings: RaceSettings,
-    *,
-    most: int,
+    racing: Mapping[int, ItemScores], current: ItemScores, settings: RaceSettings, *, most: int
 ) -> list[int]:
-    """Return the contenders that stay in a race, the best first, the earlier one of equals.
+    """Return the candidates that stay in a race, the best first, the earlier one of equals.
 
     One of which nothing could be measured stays only if that holds for all.
     """
-    beliefs = {index: _compare(scores, current, settings) for index, scores in contenders.items()}
+    beliefs = {index: settings.compare(scores, current) for index, scores in racing.items()}
     measured = {index: belief for index, belief in beliefs.items() if belief is not None}
     if not measured:
-        return list(contenders)[:most]
-    order = sorted(
-        (index for index, belief in measured.items() if belief.p_better >= DROP_BELOW),
-        key=lambda index: (-measured[index].mean, index),
-    )
-    if not order:
-        return []
-    leader = contenders[order[0]]
-    return [index for index in order if not _is_beaten(contenders[index], leader, settings)][:most]
-
-
-def _is_beaten(scores: ItemScores, leader: ItemScores, settings: RaceSettings) -> bool:
-    belief = None if scores is leader else _compare(scores, leader, settings)
-    return belief is not None and belief.p_better < BEATEN_BELOW
-
-
-def _compare(scores: ItemScores, others: ItemScores, settings: RaceSettings) -> EffectBelief | None:
-    """Return the belief about the difference of two documents; None without a common item."""
-    pairs = [(score, others.get(item)) for item, score in scores.items()]
-    differences = [
-        mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None
-    ]
-    if not differences:
-        return None
-    return compare_paired(differences, n_items=len(settings.item_ids), variance=settings.variance)
+        return list(racing)[:most]
+    hopeful = [index for index, belief in measured.items() if belief.p_better >= DROP_BELOW]
+    hopeful.sort(key=lambda index: (-measured[index].mean, index))
+    alive = hopeful[:1]
+    for index in hopeful[1:]:
+        belief = settings.compare(racing[index], racing[hopeful[0]])
+        if belief is None or belief.p_better >= BEATEN_BELOW:
+            alive.append(index)
+    return alive[:most]
 
 
 def _build_entry(
-    contender: Contender,
+    candidate: Candidate,
     scores: ItemScores,
     current: ItemScores,
     settings: RaceSettings,
-    *,
-    judged: bool,
+    is_judged: bool,
 ) -> RaceEntry:
     measured = {item: score for item, score in scores.items() if score is not None}
     before = [score for item in measured if (score := current.get(item)) is not None]
-    belief = _compare(scores, current, settings)
+    belief = settings.compare(scores, current)
     return RaceEntry(
-        label=contender.label,
-        skill_hash=contender.candidate.skill.hash,
-        form=contender.form,
+        label=candidate.label,
+        skill_hash=candidate.skill.hash,
+        form=digest_form(candidate.skill.text),
         n=len(measured),
         score=_average(list(measured.values())),
         current_score=_average(before),
         p_better=None if belief is None else belief.p_better,
-        judged=judged,
+        judged=is_judged,
     )
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from reflact.concurrency import fan_out
 from reflact.data import shuffle
-from reflact.messages import NoReply, RenderedPrompt, Text
+from reflact.messages import NoReply, Text
 from reflact.skills.document import editable_text
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import (
@@ -52,9 +52,6 @@ async def write_documents(
     """Return ``n`` new documents, each by a call of its own that sees the cases in another order.
 
     A call without a valid reply gives a ``Rewrite`` with the reason.
-
-    Raises:
-        ProviderError: The endpoint refused, failed or could not be reached.
     """
     return tuple(await fan_out(partial(_write, skill, material, context, seed), range(n)))
 
@@ -66,24 +63,19 @@ async def _write(
     cases = shuffle(material.cases, seed, label)
     answers = shuffle(material.answers, seed, label)
 
-    def render(tokens: int) -> RenderedPrompt:
-        values = {
-            "task": context.task,
+    rollouts = [case.rollout for case in cases]
+    texts = list_material([case.item for case in cases], rollouts)
+    reply = await context.ask_or_fallback(
+        PURPOSE,
+        {
             "document": show_skill(skill),
             "attempts": material.notes,
-            "cases": _show_material(cases, answers, tokens),
-        }
-        return context.prompts.render(PURPOSE, values)
-
-    rollouts = [case.rollout for case in cases]
-    material_texts = list_material([case.item for case in cases], rollouts)
-    reply = await context.ask_rendered(
-        render(CASE_TOKENS),
+            "cases": _show_material(cases, answers, CASE_TOKENS),
+        },
         Text,
-        purpose=PURPOSE,
         part=str(number),
-        check=lambda reply: check_whole_document(skill, read_document(reply.text), material_texts),
-        shorten=lambda: render(CASE_TOKENS // 3),
+        check=lambda reply: check_whole_document(skill, read_document(reply.text), texts),
+        shorten=lambda: {"cases": _show_material(cases, answers, CASE_TOKENS // 3)},
     )
     if isinstance(reply, NoReply):
         return Rewrite(reason=reply.reason, number=number)
@@ -103,9 +95,6 @@ def read_document(reply: str) -> str:
     Blocks within the document that name a language belong to it, and so do those with fewer or
     other marks. Small models often leave the closing fence out: then the document ends with the
     reply. One that was cut off is judged as it is.
-
-    Raises:
-        ValueError: Nothing is left of the document.
     """
     blocks = _read_blocks(reply)
     document = editable_text(max(blocks, key=len) if blocks else reply).strip()

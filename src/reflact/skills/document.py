@@ -49,9 +49,10 @@ KNOWN_REASON = "the document says this already"
 
 NOTES_HEADING = "## Execution Notes Appendix"
 
-# The mark of a list's entry.
 # Two letters or digits between which a word is cut, in scripts that put spaces between words.
 SPLIT_WORD = re.compile(r"[0-9A-Za-z\u00c0-\u052f\u0300-\u036f]{2}")
+
+# The mark of a list's entry.
 LIST_MARK = re.compile(r"^(?:[-*+\u2022]|\d+[.)])\s+")
 
 _FENCE = re.compile(r"\ufeff?---[ \t]*(?=\r?\n|\Z)")
@@ -83,12 +84,7 @@ class _Rejected(Exception):
 
 
 def check_document(text: str) -> None:
-    """Check that a document's protected regions are well-formed.
-
-    Raises:
-        SkillError: Front matter or a region is unclosed, unopened, nested or repeated; names the
-            line.
-    """
+    """Check that a document's protected regions are well-formed."""
     problem = _layout(text).problem
     if problem is not None:
         raise SkillError(f"the skill document is malformed: {problem}")
@@ -114,6 +110,8 @@ def _layout(text: str) -> _Layout:
                 "***)",
             )
     start: re.Match[str] | None = None
+    wrong: re.Match[str] | None = None
+    problem: str | None = None
     for mark in MARK.finditer(text, position):
         if mark["path"] is not None:
             if start is None:
@@ -121,16 +119,24 @@ def _layout(text: str) -> _Layout:
             continue
         problem = _explain_misplaced_marker(mark, start, regions)
         if problem is not None:
-            return _protect_rest(text, regions, start or mark, mark, problem)
+            wrong = mark
+            break
         if start is None:
             start = mark
         else:
             name = _read_name(mark)
             regions.append(Region(name=name, start=start.start(), end=mark.end()))
             start = None
-    if start is not None:
-        return _protect_rest(text, regions, start, start, f"{start[0]} is never closed")
-    return _Layout(tuple(regions))
+    if start is not None and wrong is None:
+        wrong = start
+        problem = f"{start[0]} is never closed"
+    if wrong is None:
+        return _Layout(tuple(regions))
+    # All of a malformed document is protected from the region's first marker on.
+    first = start or wrong
+    regions.append(Region(name=_read_name(first), start=first.start(), end=len(text)))
+    line = text.count("\n", 0, wrong.start()) + 1
+    return _Layout(tuple(regions), f"line {line}: {problem}")
 
 
 def _explain_misplaced_marker(
@@ -147,15 +153,6 @@ def _explain_misplaced_marker(
     if any(region.name == _read_name(marker) for region in regions):
         return f"{marker[0]} opens this region a second time"
     return None
-
-
-def _protect_rest(
-    text: str, regions: Sequence[Region], first: re.Match[str], wrong: re.Match[str], problem: str
-) -> _Layout:
-    """Return the layout of a malformed document, protected from the ``first`` marker on."""
-    rest = Region(name=_read_name(first), start=first.start(), end=len(text))
-    line = text.count("\n", 0, wrong.start()) + 1
-    return _Layout((*regions, rest), f"line {line}: {problem}")
 
 
 def _read_name(marker: re.Match[str]) -> RegionName:
@@ -209,12 +206,7 @@ def remove_markers(text: str) -> str:
 
 
 def join_files(main: str, others: Sequence[tuple[str, str]]) -> str:
-    """Return the document that joins a text and further files, each with its path.
-
-    Raises:
-        SkillError: One of the texts has the mark of a file, or a further one that of another
-            protected region.
-    """
+    """Return the document that joins a text and further files, each with its path."""
     marks = [("the first file", mark) for mark in MARK.finditer(main) if mark["path"] is not None]
     marks += [(path, mark) for path, content in others for mark in ANY_MARKER.finditer(content)]
     if marks:
@@ -424,10 +416,6 @@ def replace_guidance(skill: Skill, new: str) -> Skill:
 
     A new region is added at the end of the document, or before an appendix at the end. White space
     around the guidance is stripped.
-
-    Raises:
-        SkillError: The document is malformed.
-        ValueError: The guidance contains a marker.
     """
     check_document(skill.text)
     check_region_text(new)
@@ -461,10 +449,6 @@ def replace_notes(skill: Skill, new: Sequence[str]) -> Skill:
 
     A new region is added at the end of the document. Without notes, no region is added and an
     existing one is emptied, because its removal would change the text around it.
-
-    Raises:
-        SkillError: The document is malformed.
-        ValueError: A note contains a marker.
     """
     check_document(skill.text)
     notes = tuple(flat for note in new if (flat := _flatten(note)))

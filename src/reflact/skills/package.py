@@ -79,10 +79,6 @@ def load_skill(path: Path, files: Sequence[str] = ()) -> Skill:
     """Return the skill document in a file, or in the ``SKILL.md`` of a folder.
 
     ``files`` are further Markdown files that belong to the document, relative to the folder.
-
-    Raises:
-        SkillError: A file cannot be read or may not belong to the document, or the document is
-            malformed.
     """
     if not path.is_dir():
         if files:
@@ -213,11 +209,7 @@ def check_description(description: str) -> None:
 
 
 def read_front_matter(text: str) -> dict[str, object]:
-    """Return the values of a document's front matter; empty if it has none.
-
-    Raises:
-        SkillError: It is no YAML mapping, or its name or description is not text.
-    """
+    """Return the values of a document's front matter; empty if it has none."""
     inside = _FRONT_MATTER.fullmatch(text[: _front_matter_end(text)])
     if inside is None:
         return {}
@@ -287,11 +279,7 @@ def _check_front_matter(path: Path, text: str) -> None:
 
 
 def _read_folder(folder: Path) -> tuple[list[PackageFile], list[str]]:
-    """Return the files of a skill's folder, and the names of what no package has.
-
-    Raises:
-        SkillError: The folder is gone or too large for a skill, or a file cannot be read.
-    """
+    """Return the files of a skill's folder, and the names of what no package has."""
     if not folder.is_dir():
         raise SkillError(
             f"the folder {folder}, whose other files belong to the skill, is gone; bring it back, "

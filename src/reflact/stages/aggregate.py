@@ -167,37 +167,28 @@ class _Merger:
         merged = []
         for change in reply.edits:
             sources = [proposals[number - 1] for number in change.list_sources()]
-            merged.append(self._credit(change.build_edit(), sources))
+            level = 1 + max(source.edit.merge_level for source in sources)
+            evidence = dict.fromkeys(s.edit.evidence for s in sources if s.edit.evidence)
+            edit = change.build_edit()
+            merged.append(
+                self._combine(edit, sources, merge_level=level, evidence="; ".join(evidence))
+            )
         return _Node(reasoning, tuple(merged))
 
     def join(self, proposals: Sequence[_Proposal]) -> tuple[_Proposal, ...]:
         """Return the proposals in order without equal edits, each supported by all that have it."""
-        unique: dict[tuple[str, str, str], _Proposal] = {}
+        equal: dict[tuple[str, str, str], list[_Proposal]] = {}
         for proposal in proposals:
-            key = _identify(proposal.edit)
-            first = unique.setdefault(key, proposal)
-            if first is not proposal:
-                values = self._summarize([first, proposal])
-                reports = first.reports | proposal.reports
-                unique[key] = _Proposal(first.edit.model_copy(update=values), reports)
-        return tuple(unique.values())
+            equal.setdefault(_identify(proposal.edit), []).append(proposal)
+        return tuple(
+            same[0] if len(same) == 1 else self._combine(same[0].edit, same)
+            for same in equal.values()
+        )
 
-    def _credit(self, edit: Edit, sources: Sequence[_Proposal]) -> _Proposal:
-        """Return a merged edit with the source, support, level and evidence of its sources."""
-        evidence = dict.fromkeys(source.edit.evidence for source in sources)
-        values = {
-            **self._summarize(sources),
-            "merge_level": 1 + max(source.edit.merge_level for source in sources),
-            "evidence": "; ".join(text for text in evidence if text),
-        }
-        reports = frozenset[int]().union(*(source.reports for source in sources))
-        return _Proposal(edit.model_copy(update=values), reports)
-
-    def _summarize(self, sources: Sequence[_Proposal]) -> dict[str, object]:
-        """Return the source, and the support by the cases of all reports, of several proposals."""
+    def _combine(self, edit: Edit, sources: Sequence[_Proposal], **values: object) -> _Proposal:
+        """Return an edit that stands for several, supported by the cases of all their reports."""
         kinds = {source.edit.source_type for source in sources}
-        reports = {position for source in sources for position in source.reports}
-        return {
-            "source_type": kinds.pop() if len(kinds) == 1 else None,
-            "support_count": max(1, sum(self.cases[position] for position in reports)),
-        }
+        reports = frozenset[int]().union(*(source.reports for source in sources))
+        values["source_type"] = kinds.pop() if len(kinds) == 1 else None
+        values["support_count"] = max(1, sum(self.cases[position] for position in reports))
+        return _Proposal(edit.model_copy(update=values), reports)

@@ -18,18 +18,6 @@ from reflact.types import Rollout
 REPLY_TOKENS = 300
 
 
-@dataclass
-class AskedTokens:
-    """The estimated tokens of a step's calls; the same for a resumed step with stored replies."""
-
-    tokens: int = 0
-
-    def add(self, prompt: RenderedPrompt) -> None:
-        """Count a call."""
-        size = sum(len(message.content.encode("utf-8", "replace")) for message in prompt.messages)
-        self.tokens += size // BYTES_PER_TOKEN + REPLY_TOKENS
-
-
 class Journal(DecisionLog):
     """The outcomes of a loop of your own, in memory: what is known is not done again.
 
@@ -72,6 +60,7 @@ class StageContext:
         decision_log: By default one in memory, as for a loop of your own.
         step: The number of the step, from 1.
         task: The prompt section on the tasks, the score and the agent (``show_task``).
+        asked: The estimated tokens of each call so far, whether its reply was stored or not.
     """
 
     llm: LLM
@@ -79,7 +68,7 @@ class StageContext:
     decision_log: DecisionLog = field(default_factory=Journal)
     step: int = 1
     task: str = ""
-    asked: AskedTokens = field(default_factory=AskedTokens)
+    asked: list[int] = field(default_factory=list)
 
     async def ask_or_fallback(
         self,
@@ -125,12 +114,9 @@ class StageContext:
         If the prompt is too long, the call is repeated once with the prompt of ``shorten``. That
         and a missing reply are logged before they are used, so that a resumed run does the same.
         ``check`` raises ValueError if a reply cannot be used.
-
-        Raises:
-            ProviderError: The endpoint refuses all calls, failed or could not be reached; nothing
-                is logged.
         """
-        self.asked.add(prompt)
+        size = sum(len(message.content.encode("utf-8", "replace")) for message in prompt.messages)
+        self.asked.append(size // BYTES_PER_TOKEN + REPLY_TOKENS)
         call_id = CallId(role="optimizer", purpose=purpose, step=self.step, part=part)
         no_reply = f"no_reply/{call_id.label}"
         shortened = f"shortened_prompt/{call_id.label}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -75,18 +75,6 @@ class CompactReply(ReplyModel):
     notes: list[Note] = Field(min_length=1, description="The notes, each one short sentence.")
 
 
-@lru_cache(maxsize=64)
-def lapse_reply_type(*, cases: int) -> type[LapseReply]:
-    """Return the reply type for ``cases`` failures."""
-    return narrow_reply_type(LapseReply, lapses=(list[Lapse], {"max_length": cases}))
-
-
-@lru_cache(maxsize=16)
-def compact_reply_type(*, most: int) -> type[CompactReply]:
-    """Return the reply type for at most ``most`` notes."""
-    return narrow_reply_type(CompactReply, notes=list_between(Note, 1, most))
-
-
 @dataclass(frozen=True, kw_only=True)
 class LapseTriage:
     """Takes lapses out of a minibatch and leaves the other cases to ``analyse``.
@@ -107,38 +95,40 @@ class LapseTriage:
         A document without rules has no lapses. If the optimizer gives no valid reply, the analyst
         gets all cases, and the report states the reason.
         """
-        if not _read_rules(self.skill).strip():
+        is_success = batch.source == "success"
+        if not _read_rules(self.skill).strip() or (is_success and not self.successes):
             return await self.analyse(batch)
-        if batch.source == "success":
-            return await self._remind(batch) if self.successes else await self.analyse(batch)
-        cases = len(batch.items)
-        check = partial(_check_lapses, skill=self.skill, cases=cases)
-        reply = await self._ask(batch, lapse_reply_type(cases=cases), check)
-        if isinstance(reply, NoReply):
-            report = await self.analyse(batch)
-            return report.model_copy(update={"triage_no_reply_reason": reply.reason})
-        lapsed = {lapse.case - 1 for lapse in reply.lapses}
-        others = [n for n in range(cases) if n not in lapsed]
+        n = len(batch.items)
+        lapses: dict[int, Lapse] = {}
+        reply: LapseReply | ReminderReply | NoReply
+        if is_success:
+            reply = await self._ask(batch, ReminderReply, lambda r: _check_notes(r.reminders))
+        else:
+            check = partial(_check_lapses, skill=self.skill, cases=n)
+            reply_type = narrow_reply_type(LapseReply, lapses=(list[Lapse], {"max_length": n}))
+            reply = await self._ask(batch, reply_type, check)
+        if isinstance(reply, LapseReply):
+            lapses = {lapse.case - 1: lapse for lapse in reply.lapses}
+
+        others = [number for number in range(n) if number not in lapses]
         report = batch.empty_report
         if others:
-            items = tuple(batch.items[n] for n in others)
-            rollouts = tuple(batch.rollouts[n] for n in others)
+            items = tuple(batch.items[number] for number in others)
+            rollouts = tuple(batch.rollouts[number] for number in others)
             rest = batch.model_copy(update={"items": items, "rollouts": rollouts})
             report = await self.analyse(rest)
+        if isinstance(reply, NoReply):
+            return report.model_copy(update={"triage_no_reply_reason": reply.reason})
+        reminders = [lapse.reminder for lapse in lapses.values()]
+        if isinstance(reply, ReminderReply):
+            reminders = reply.reminders
         return report.model_copy(
             update={
                 "item_ids": batch.empty_report.item_ids,
-                "reminders": tuple(lapse.reminder for lapse in reply.lapses),
-                "lapses": tuple(batch.items[n].id for n in sorted(lapsed)),
+                "reminders": tuple(reminders),
+                "lapses": tuple(batch.items[number].id for number in sorted(lapses)),
             }
         )
-
-    async def _remind(self, batch: Minibatch) -> AnalystReport:
-        reply = await self._ask(batch, ReminderReply, lambda reply: _check_notes(reply.reminders))
-        report = await self.analyse(batch)
-        if isinstance(reply, NoReply):
-            return report.model_copy(update={"triage_no_reply_reason": reply.reason})
-        return report.model_copy(update={"reminders": tuple(reply.reminders)})
 
     async def _ask(
         self, batch: Minibatch, reply_type: type[R], check: Callable[[R], None]
@@ -201,7 +191,7 @@ async def update_appendix(
         reply = await context.ask_or_fallback(
             "consolidate",
             {"document": show_skill(skill), "notes": notes, "most": str(threshold)},
-            compact_reply_type(most=threshold),
+            narrow_reply_type(CompactReply, notes=list_between(Note, 1, threshold)),
             check=lambda reply: _check_notes(reply.notes),
         )
         if isinstance(reply, NoReply):

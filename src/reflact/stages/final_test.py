@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 from reflact.gate.cases import CaseScores, compare_cases
 from reflact.gate.intervals import (
@@ -80,14 +81,14 @@ def measure_improvement(
     metric: GateMetric,
 ) -> Improvement | None:
     """Return the improvement over the baseline, paired by item; None without a common item."""
-    before, after = _pair_by_item(baseline, rollouts, metric)
-    if not before:
+    cases = _pair_by_item(baseline, rollouts, metric)
+    if not cases:
         return None
-    mean, low, high = improvement_interval(before, after)
+    mean, low, high = improvement_interval(*_list_means(cases))
     return Improvement(
         name=name,
         split=split,
-        n=len(before),
+        n=len(cases),
         mean=mean,
         low=low,
         high=high,
@@ -102,34 +103,27 @@ def compare_on_cases(
 
     The comparison is None without an item that is measured on both sides.
     """
-    before = _group_by_item(baseline, metric)
-    after = _group_by_item(rollouts, metric)
-    cases = [
-        CaseScores(case_id=item_id, before=tuple(before[item_id]), after=tuple(after[item_id]))
-        for item_id in after
-        if item_id in before
-    ]
+    cases = _pair_by_item(baseline, rollouts, metric)
     compared = compare_cases(cases, name=name) if cases else None
-
-    means_before = _mean_by_item(baseline, metric)
-    means_after = _mean_by_item(rollouts, metric)
+    before = _mean_by_item(baseline, metric)
+    after = _mean_by_item(rollouts, metric)
     # The first answers stand for all trials.
     answers_before = {r.item_id: r.answer for r in reversed(baseline)}
     answers_after = {r.item_id: r.answer for r in reversed(rollouts)}
     shown = answers_after.keys() - {case.case_id for case in cases}
     if compared is not None:
         shown |= {*compared.better, *compared.worse}
-    sides = (
-        ItemSides(
+    sides = []
+    for item_id in sorted(shown):
+        side = ItemSides(
             name=name,
             item_id=item_id,
-            before=means_before.get(item_id),
-            after=means_after.get(item_id),
+            before=before.get(item_id),
+            after=after.get(item_id),
             answer_before=answers_before.get(item_id, ""),
             answer_after=answers_after[item_id],
         )
-        for item_id in sorted(shown)
-    )
+        sides.append(side)
     return compared, tuple(sides)
 
 
@@ -148,44 +142,46 @@ def judge_claim(
     gain = measure_improvement("best", split, baseline, best, metric=metric)
     if gain is None:
         return None
-    before = _group_by_item(baseline, metric)
-    after = _group_by_item(best, metric)
-    repeated = [i for i in before if len(before[i]) > 1 and len(after.get(i, ())) > 1]
+    cases = _pair_by_item(baseline, best, metric)
+    repeated = [case for case in cases if len(case.before) > 1 and len(case.after) > 1]
     if on_these_items and repeated:
         mean, low, high = within_item_interval(
-            [before[i] for i in repeated], [after[i] for i in repeated]
+            [case.before for case in repeated], [case.after for case in repeated]
         )
         gain = gain.model_copy(update={"n": len(repeated), "mean": mean, "low": low, "high": high})
-        cases = [
-            CaseScores(case_id=i, before=tuple(before[i]), after=tuple(after[i])) for i in repeated
-        ]
-        chance = compare_cases(cases, name="baseline").chance_better
+        chance = compare_cases(repeated, name="baseline").chance_better
     else:
-        chance = compute_chance(*_pair_by_item(baseline, best, metric))
+        chance = compute_chance(*_list_means(cases))
     return Claim(improvement=gain, confirmed=gain.low > 0 and chance <= CLAIM_LEVEL, chance=chance)
 
 
 def _pair_by_item(
     before: Sequence[Rollout], after: Sequence[Rollout], metric: GateMetric
-) -> tuple[list[float], list[float]]:
-    """Return the mean scores of the items that were measured on both sides, in the same order."""
-    first = _mean_by_item(before, metric)
-    second = _mean_by_item(after, metric)
-    common = [item_id for item_id in first if item_id in second]
-    return [first[item_id] for item_id in common], [second[item_id] for item_id in common]
+) -> list[CaseScores]:
+    """Return the scores of the items that were measured on both sides."""
+    first = _group_by_item(before, metric)
+    second = _group_by_item(after, metric)
+    return [
+        CaseScores(case_id=item_id, before=tuple(first[item_id]), after=tuple(second[item_id]))
+        for item_id in first
+        if item_id in second
+    ]
+
+
+def _list_means(cases: Sequence[CaseScores]) -> tuple[list[float], list[float]]:
+    return [fmean(case.before) for case in cases], [fmean(case.after) for case in cases]
 
 
 def _mean_by_item(rollouts: Sequence[Rollout], metric: GateMetric) -> dict[str, float]:
-    scores = _group_by_item(rollouts, metric)
-    return {item_id: math.fsum(scores[item_id]) / len(scores[item_id]) for item_id in scores}
+    return {item: fmean(scores) for item, scores in _group_by_item(rollouts, metric).items()}
 
 
 def _group_by_item(rollouts: Sequence[Rollout], metric: GateMetric) -> dict[str, list[float]]:
     scores: dict[str, list[float]] = {}
-    for rollout in rollouts:
+    for rollout in sorted(rollouts, key=lambda rollout: rollout.item_id):
         if (score := metric.score_rollout(rollout)) is not None:
             scores.setdefault(rollout.item_id, []).append(score)
-    return {item_id: scores[item_id] for item_id in sorted(scores)}
+    return scores
 
 
 def _score_task_types(

@@ -20,9 +20,6 @@ from reflact.types import Item, Skill, Turn, canonical_json
 
 REFUSAL = "I cannot help with that"
 
-# The most train items on which each constant is graded before the training.
-MAX_CHECKED_ITEMS = 50
-
 # A constant with at least this mean hard score on train items is worth a warning.
 WARNING_SHARE = 0.5
 
@@ -61,13 +58,6 @@ def find_frequent_answer(environment: Environment, items: Sequence[Item]) -> str
     return answer if count > 1 else None
 
 
-def choose_checked_items(items: Sequence[Item]) -> tuple[Item, ...]:
-    """Return at most ``MAX_CHECKED_ITEMS`` items, evenly spread, because data is often sorted."""
-    n = len(items)
-    most = min(n, MAX_CHECKED_ITEMS)
-    return tuple(items[number * n // most] for number in range(most))
-
-
 def describe_high_scores(scores: Sequence[SkillScore]) -> str | None:
     """Return a warning about the best constant if it has a high score on train items."""
     best = max(scores, key=lambda score: score.hard or 0.0, default=None)
@@ -103,12 +93,7 @@ class ConstantSession:
         self.turns: tuple[Turn, ...] = ()
 
     async def reply(self, message: str) -> str:
-        """Return the text.
-
-        Raises:
-            ContextOverflow: The conversation does not end. A model's context would be full too, so
-            the score is 0.
-        """
+        """Return the text."""
         await checkpoint()
         if len(self.turns) >= 2 * MAX_REPLIES:
             raise ContextOverflow(f"the conversation did not end after {MAX_REPLIES} equal replies")

@@ -114,33 +114,34 @@ class Analyst:
         """Return the report on a minibatch; without a valid reply it holds the reason alone."""
         prompt = f"{ANALYST_PROMPTS[self.config.mode]}_{batch.source}"
         kinds = list_allowed_operations(self.skill, list_edit_kinds(self.config))
-        cases = None
-        reasoned = self.context.prompts.is_reasoned(prompt)
+        is_reasoned = self.context.prompts.is_reasoned(prompt)
+        cases = len(batch.items) if batch.source == "failure" else None
         reply_type: type[AnalysisReply] = success_reply_type(kinds, most=self.max_edits)
-        if batch.source == "failure":
-            cases = len(batch.items)
+        if cases is not None:
             reply_type = failure_reply_type(
-                kinds, cases=cases, most=self.max_edits, reasoned=reasoned
+                kinds, cases=cases, most=self.max_edits, reasoned=is_reasoned
             )
+        check = partial(
+            check_reply,
+            skill=self.skill,
+            cases=cases,
+            items=batch.items if is_reasoned else (),
+            material=list_material(batch.items, batch.rollouts),
+        )
+        variables = {
+            "document": show_skill(self.skill),
+            "attempts": self.notes(batch),
+            "max_edits": str(self.max_edits),
+        }
         reply = await ask_about_minibatch(
             self.context,
             batch,
             prompt,
-            {
-                "document": show_skill(self.skill),
-                "attempts": self.notes(batch),
-                "max_edits": str(self.max_edits),
-            },
+            variables,
             reply_type,
             purpose=f"analyst_{batch.source}",
             tokens=self.tokens,
-            check=partial(
-                check_reply,
-                skill=self.skill,
-                cases=cases,
-                items=batch.items if reasoned else (),
-                material=list_material(batch.items, batch.rollouts),
-            ),
+            check=check,
         )
         if isinstance(reply, NoReply):
             return batch.empty_report.model_copy(update={"no_reply_reason": reply.reason})
@@ -244,16 +245,13 @@ def group_failures(
         reason = " ".join((rollout.feedback or "").split())
         if reason and is_failure(rollout, threshold):
             groups.setdefault(reason, []).append(rollout.item_id)
-    largest = sorted(groups, key=lambda reason: (-len(groups[reason]), reason))
-    return tuple(
-        FailurePattern(
-            type="feedback",
-            count=len(groups[reason]),
-            description=truncate(reason, FAIL_REASON_BYTES),
-            item_ids=tuple(groups[reason]),
-        )
-        for reason in largest[:MAX_FAIL_REASONS]
-    )
+    patterns = []
+    for reason in sorted(groups, key=lambda reason: (-len(groups[reason]), reason)):
+        ids = tuple(groups[reason])
+        shown = truncate(reason, FAIL_REASON_BYTES)
+        pattern = FailurePattern(type="feedback", count=len(ids), description=shown, item_ids=ids)
+        patterns.append(pattern)
+    return tuple(patterns[:MAX_FAIL_REASONS])
 
 
 _NOTES_ADAPTER: TypeAdapter[tuple[str, ...]] = TypeAdapter(tuple[str, ...])
@@ -284,10 +282,6 @@ async def annotate_failures(
     return batch.model_copy(update={"rollouts": await fan_out(annotate, cases)})
 
 
-# A minibatch, and the finished prefix of its batch's order.
-_ReadyMinibatch = tuple[Minibatch, Sequence[Rollout]]
-
-
 async def roll_out_and_reflect(
     batches: Sequence[Sequence[Item]],
     skill: Skill,
@@ -303,55 +297,36 @@ async def roll_out_and_reflect(
     Returns:
         The rollouts in the order of the items, and the reports batch by batch, failures before
         successes.
-
-    Raises:
-        RunFailed: No rollout could be measured; nothing is logged.
-        ModelError: An endpoint serves no request of this kind, or an analyst's cannot be reached.
     """
     jobs = runner.make_batch_jobs(batches, skill)
     await runner.find_stored([job for row in jobs for job in row])
-    ordered = [
-        shuffle_batch(row, seed=seed, step=runner.step, batch=n) for n, row in enumerate(jobs)
-    ]
+    order = [shuffle_batch(row, seed=seed, step=runner.step, batch=n) for n, row in enumerate(jobs)]
     dealers = [
         MinibatchDealer([job.item for job in row], config, batch=n, threshold=threshold)
-        for n, row in enumerate(ordered)
+        for n, row in enumerate(order)
     ]
+    roll = runner.run
+    if not config.overlap:
+        await fan_out(roll, [job for row in order for job in row], limit=runner.limit)
+        roll = runner.recall
 
-    def find_ready(batch: int, prefix: Sequence[Rollout]) -> list[_ReadyMinibatch]:
+    def deal(batch: int, prefix: Sequence[Rollout]) -> list[tuple[Minibatch, Sequence[Rollout]]]:
         return [(minibatch, prefix) for minibatch in dealers[batch].add(prefix[-1])]
 
-    def find_nothing(batch: int, prefix: Sequence[Rollout]) -> list[_ReadyMinibatch]:
-        return []
+    async def report(dealt: tuple[Minibatch, Sequence[Rollout]]) -> AnalystReport:
+        minibatch, finished = dealt
+        reported = await analyse(minibatch)
+        await log_unmeasured(finished, decision_log=runner.decision_log, step=runner.step)
+        return reported
 
-    async def report(case: _ReadyMinibatch) -> AnalystReport:
-        minibatch, known = case
-        finished = await analyse(minibatch)
-        await log_unmeasured(known, decision_log=runner.decision_log, step=runner.step)
-        return finished
-
-    ready = find_ready if config.overlap else find_nothing
-    rows, early = await fan_out_then(
-        runner.run,
-        ordered,
-        ready=ready,
-        then=report,
-        limit=runner.limit,
-        then_limit=config.concurrency,
+    rows, reported = await fan_out_then(
+        roll, order, ready=deal, then=report, limit=runner.limit, then_limit=config.concurrency
     )
     by_key = {rollout.key: rollout for row in rows for rollout in row}
     rollouts = tuple(by_key[job.key] for row in jobs for job in row)
     require_coverage(rollouts, 0.0)
-    reports = [r for batch_reports in early for r in batch_reports]
-    if not config.overlap:
-        cases = [
-            case
-            for batch, row in enumerate(rows)
-            for n in range(1, len(row) + 1)
-            for case in find_ready(batch, row[:n])
-        ]
-        reports += await fan_out(report, cases, limit=config.concurrency)
     await log_unmeasured(rollouts, decision_log=runner.decision_log, step=runner.step)
+    reports = [report for row in reported for report in row]
     reports.sort(key=lambda r: (r.batch, SOURCES.index(r.source_type), r.index))
     return rollouts, tuple(reports)
 
@@ -366,11 +341,10 @@ class MinibatchDealer:
     def __init__(
         self, order: Sequence[Item], config: ReflectConfig, *, batch: int, threshold: float | None
     ) -> None:
-        self._order = order
+        self._left = list(reversed(order))
         self._size = config.minibatch_size
         self._batch = batch
         self._threshold = threshold
-        self._taken = 0
         self._n_dealt: Counter[RolloutSource] = Counter()
         self._members: dict[RolloutSource, list[tuple[Item, Rollout]]] = {
             source: [] for source in (SOURCES[:1] if config.failure_only else SOURCES)
@@ -379,21 +353,23 @@ class MinibatchDealer:
     def add(self, rollout: Rollout) -> tuple[Minibatch, ...]:
         """Take the next rollout of the order, and return the minibatches that it completes."""
         source: RolloutSource = "failure" if is_failure(rollout, self._threshold) else "success"
+        item = self._left.pop()
         if rollout.score is not None and source in self._members:
-            self._members[source].append((self._order[self._taken], rollout))
-        self._taken += 1
-        is_last = self._taken == len(self._order)
-        return tuple(
-            self._deal(source)
-            for source, members in self._members.items()
-            if len(members) == self._size or (is_last and members)
-        )
-
-    def _deal(self, source: RolloutSource) -> Minibatch:
-        items, rollouts = zip(*self._members[source], strict=True)
-        index = self._n_dealt[source]
-        self._n_dealt[source] += 1
-        self._members[source] = []
-        return Minibatch(
-            source=source, index=index, items=items, rollouts=rollouts, batch=self._batch
-        )
+            self._members[source].append((item, rollout))
+        complete = []
+        for source, members in self._members.items():
+            if len(members) == self._size or (members and not self._left):
+                items, rollouts = zip(*members, strict=True)
+                index = self._n_dealt[source]
+                complete.append(
+                    Minibatch(
+                        source=source,
+                        index=index,
+                        items=items,
+                        rollouts=rollouts,
+                        batch=self._batch,
+                    )
+                )
+                self._n_dealt[source] += 1
+                members.clear()
+        return tuple(complete)

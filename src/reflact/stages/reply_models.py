@@ -305,13 +305,6 @@ def merge_reply_type(
     return narrow_reply_type(base, edits=edits)
 
 
-@lru_cache(maxsize=64)
-def rank_reply_type(*, proposals: int, budget: int) -> type[ReasonedRankReply]:
-    """Return the reply type of a ranking that selects ``budget`` of ``proposals`` edits."""
-    number = Annotated[int, Field(ge=1, le=proposals)]
-    return narrow_reply_type(ReasonedRankReply, selected=list_between(number, budget, budget))
-
-
 def list_allowed_operations(skill: Skill, allowed: tuple[EditKind, ...]) -> tuple[EditKind, ...]:
     """Return the kinds of edit that a document admits; an empty one has no text for an anchor."""
     if allowed == ("suggest",) or editable_text(skill.text).strip():
@@ -334,10 +327,6 @@ def check_reply(
 
     No edit may only record the answer of one of ``items``. ``material`` is what the cases or the
     proposals say, without the tags around them.
-
-    Raises:
-        ValueError: A pattern claims more cases than there are, an edit cannot be applied or only
-            records an answer, or a text holds a placeholder of the prompt.
     """
     if cases is not None and isinstance(reply, AnalystReply):
         high = [p.type for p in reply.patterns if isinstance(p, PatternReply) and p.count > cases]

@@ -86,9 +86,8 @@ def build_rollout_key(
     )
 
 
-def label_unmeasured(key: str) -> str:
-    """Return the label under which a rollout is logged as unmeasured."""
-    return f"unmeasured/{key}"
+# The label under which a rollout is logged as unmeasured begins so, and ends with its key.
+UNMEASURED = "unmeasured/"
 
 
 async def log_unmeasured(
@@ -97,16 +96,11 @@ async def log_unmeasured(
     """Log the unmeasured rollouts among those that a decision of the step is about to use."""
     for rollout in rollouts:
         if rollout.score is None:
-            await decision_log.put(step, label_unmeasured(rollout.key), rollout.error)
+            await decision_log.put(step, UNMEASURED + rollout.key, rollout.error)
 
 
 def require_coverage(rollouts: Sequence[Rollout], coverage: float) -> None:
-    """Check that enough rollouts are measured; those that are refused for ever do not count.
-
-    Raises:
-        RunFailed: No rollout is measured, or less than the share ``coverage``, 0..1; see
-            ``count_required``.
-    """
+    """Check that enough rollouts are measured; those that are refused for ever do not count."""
     missing = [r for r in rollouts if r.score is None]
     measured = len(rollouts) - len(missing)
     if missing and measured < count_required(coverage, sum(not r.refused for r in rollouts)):
@@ -125,10 +119,6 @@ class RolloutJob(NamedTuple):
 
 # Keeps an exception of the caller's code; it returns why the rollout is unmeasured, or raises.
 ExceptionCallback = Callable[[RolloutJob, Exception, str], Awaitable[str]]
-
-
-async def _return_reason(job: RolloutJob, error: Exception, reason: str) -> str:
-    return reason
 
 
 @dataclass(kw_only=True)
@@ -152,7 +142,7 @@ class RolloutRunner:
     feedback: bool
     limit: Limit
     on_rollout: RolloutCallback | None = None
-    on_exception: ExceptionCallback = _return_reason
+    on_exception: ExceptionCallback | None = None
     _known: dict[str, Rollout] = field(default_factory=dict, init=False)
     _logged: dict[str, JsonValue] = field(default_factory=dict, init=False)
     _stored: set[str] = field(default_factory=set, init=False)
@@ -170,7 +160,9 @@ class RolloutRunner:
         A rollout has no score if the provider or the environment failed. The caller logs it before
         it decides, so that a resumed run decides on the same evidence.
         """
-        return await self._run_groups([self._make_jobs(items, skill, trial) for trial in trials])
+        return await self._run_groups(
+            [[self.make_job(item, skill, trial) for item in items] for trial in trials]
+        )
 
     async def roll_out_pass(
         self, items: Sequence[Item], skill: Skill, *, trial: int
@@ -179,12 +171,14 @@ class RolloutRunner:
 
         An unmeasured rollout is retried once after all others have finished, unless it is refused.
         """
-        jobs = self._make_jobs(items, skill, trial)
-        (rollouts,) = await self._run_groups([jobs])
-        lost = {r.key for r in rollouts if r.score is None and not r.refused}
-        again = [job for job in jobs if job.key in lost]
-        retried = {r.key: r for r in await fan_out(self._retry, again, limit=self.limit)}
-        return tuple(retried.get(rollout.key, rollout) for rollout in rollouts)
+        (rollouts,) = await self.roll_out_trials(items, skill, (trial,))
+        again = []
+        for item, rollout in zip(items, rollouts, strict=True):
+            if rollout.score is None and not rollout.refused:
+                self._known.pop(rollout.key, None)
+                again.append(self.make_job(item, skill, trial))
+        await fan_out(self._run_once, again, limit=self.limit)
+        return tuple(self._known[rollout.key] for rollout in rollouts)
 
     async def roll_out_batches(
         self, batches: Sequence[Sequence[Item]], skills: Sequence[Skill]
@@ -192,9 +186,6 @@ class RolloutRunner:
         """Return the rollouts of a step's batches under each skill, in the order of the items.
 
         The caller logs unmeasured ones.
-
-        Raises:
-            RunFailed: No rollout of a skill could be measured.
         """
         rows = [self.make_batch_jobs(batches, skill) for skill in skills]
         groups = await self._run_groups([[job for jobs in row for job in jobs] for row in rows])
@@ -206,7 +197,7 @@ class RolloutRunner:
         self, items: Sequence[Item], skill: Skill, *, trial: int
     ) -> tuple[Rollout, ...]:
         """Return those rollouts of a trial that are stored, in the order of the items."""
-        jobs = self._make_jobs(items, skill, trial)
+        jobs = [self.make_job(item, skill, trial) for item in items]
         await self.find_stored(jobs)
         return tuple(self._known[job.key] for job in jobs if job.key in self._known)
 
@@ -237,7 +228,7 @@ class RolloutRunner:
         stored = await self.store.find_rollouts([job.key for job in jobs])
         self._known.update(stored)
         self._stored.update(stored)
-        labels = [label_unmeasured(job.key) for job in jobs if job.key not in self._known]
+        labels = [UNMEASURED + job.key for job in jobs if job.key not in self._known]
         self._logged.update(await self.decision_log.find(self.step, labels))
 
     async def run(self, job: RolloutJob) -> Rollout:
@@ -247,8 +238,9 @@ class RolloutRunner:
             await self.on_rollout(rollout, job.key in self._stored)
         return rollout
 
-    def _make_jobs(self, items: Sequence[Item], skill: Skill, trial: int) -> list[RolloutJob]:
-        return [self.make_job(item, skill, trial) for item in items]
+    async def recall(self, job: RolloutJob) -> Rollout:
+        """Return the rollout of a job that has run."""
+        return self._known[job.key]
 
     async def _run_groups(
         self, groups: Sequence[Sequence[RolloutJob]]
@@ -258,13 +250,6 @@ class RolloutRunner:
         await self.find_stored(jobs)
         finished = iter(await fan_out(self.run, jobs, limit=self.limit))
         return tuple(tuple(next(finished) for _ in group) for group in groups)
-
-    async def _retry(self, job: RolloutJob) -> Rollout:
-        """Run an unmeasured job again; equal jobs do it once."""
-        known = self._known.get(job.key)
-        if known is not None and known.score is None:
-            del self._known[job.key]
-        return await self._run_once(job)
 
     async def _run_once(self, job: RolloutJob) -> Rollout:
         """Return a job's known rollout, or wait for the same job, or run it."""
@@ -283,7 +268,7 @@ class RolloutRunner:
         blank = Rollout(
             key=job.key, item_id=job.item.id, skill_hash=job.skill.hash, trial=job.trial
         )
-        logged = self._logged.get(label_unmeasured(job.key))
+        logged = self._logged.get(UNMEASURED + job.key)
         if logged is not None:
             return blank.model_copy(update={"error": str(logged), "refused": True})
 
@@ -305,7 +290,8 @@ class RolloutRunner:
             reason = read_text(error)
             if not isinstance(error, ReflactError) or isinstance(error, EnvironmentFailure):
                 reason = describe_exception(job.item, error, self._target, session)
-                reason = await self.on_exception(job, error, reason)
+                if self.on_exception is not None:
+                    reason = await self.on_exception(job, error, reason)
             changes = {
                 "error": replace_surrogates(reason),
                 "turns": read_turns(session),

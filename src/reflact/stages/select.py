@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from reflact.messages import NoReply, ReplyModel
 from reflact.stages.context import StageContext
 from reflact.stages.prompt_sections import show_edits, show_skill
-from reflact.stages.reply_models import check_ranking, narrow_reply_type, rank_reply_type
+from reflact.stages.reply_models import (
+    ReasonedRankReply,
+    check_ranking,
+    list_between,
+    narrow_reply_type,
+)
 from reflact.types import AggregateResult, Edit, Fallback, Patch, SelectResult, Skill, StepSize
 
 
@@ -26,12 +30,6 @@ class ReasonedStepSizeReply(ReplyModel):
     count: int = Field(ge=0, description="How many of the proposals to apply.")
     confidence: float = Field(ge=0, le=1, description="How sure this is, from 0 to 1.")
     risks: str = Field(description="What could go wrong; empty if nothing.")
-
-
-@lru_cache(maxsize=64)
-def step_size_reply_type(*, offered: int) -> type[ReasonedStepSizeReply]:
-    """Return the reply type of a step size of at most ``offered`` proposals."""
-    return narrow_reply_type(ReasonedStepSizeReply, count=(int, {"ge": 0, "le": offered}))
 
 
 async def choose_step_size(
@@ -52,7 +50,7 @@ async def choose_step_size(
     reply = await context.ask_or_fallback(
         "step_size",
         {**_describe_pool(pool, skill, notes), "figures": figures},
-        step_size_reply_type(offered=len(pool)),
+        narrow_reply_type(ReasonedStepSizeReply, count=(int, {"ge": 0, "le": len(pool)})),
     )
     if isinstance(reply, NoReply):
         replacement = f"at most {default} edits"
@@ -82,10 +80,12 @@ async def select(
         return outcome
     if budget == 0:
         return outcome.model_copy(update={"patch": Patch(reasoning=merged.patch.reasoning)})
+    number = Annotated[int, Field(ge=1, le=len(pool))]
+    selected = list_between(number, budget, budget)
     reply = await context.ask_or_fallback(
         "ranking",
         {**_describe_pool(pool, skill, notes), "attempts": attempts, "budget": str(budget)},
-        rank_reply_type(proposals=len(pool), budget=budget),
+        narrow_reply_type(ReasonedRankReply, selected=selected),
         check=check_ranking,
     )
     if isinstance(reply, NoReply):

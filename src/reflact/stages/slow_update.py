@@ -59,10 +59,7 @@ async def slow_update(
     comparison: str,
     guidance: str,
 ) -> GuidanceReply | NoReply:
-    """Return new guidance from the comparison of the skills at the last steps of two epochs.
-
-    ``comparison`` is the text of ``show_comparison``; ``guidance`` is the current one, or empty.
-    """
+    """Return new guidance from the comparison of the skills at the last steps of two epochs."""
     return await context.ask_or_fallback(
         "slow_update",
         {
@@ -121,29 +118,22 @@ CATEGORY_WORDS: Mapping[ComparisonCategory, str] = {
 
 
 class ComparedItem(FrozenModel):
-    """One item with its rollouts under the earlier and the later skill."""
+    """One item with its rollouts under the earlier and the later skill, and their scores."""
 
     item: Item
-    category: ComparisonCategory
     before: Rollout
     after: Rollout
+    comparison: ItemComparison
+
+    @property
+    def category(self) -> ComparisonCategory:
+        """How its outcome changed."""
+        return self.comparison.category
 
     @property
     def is_changed(self) -> bool:
         """Whether its outcome differs."""
         return self.category in CHANGED_CATEGORIES
-
-    @property
-    def comparison(self) -> ItemComparison:
-        """The scores without the trajectories, for the record."""
-        assert self.before.score is not None
-        assert self.after.score is not None
-        return ItemComparison(
-            item_id=self.item.id,
-            category=self.category,
-            before=self.before.score,
-            after=self.after.score,
-        )
 
 
 class Comparison(FrozenModel):
@@ -170,9 +160,6 @@ async def compare_skills(
     and ``unchanged`` select items whose outcome differs, or does not. They roll out as many further
     items at a time until there are enough or none are left; the others that were measured are left
     out. The order of completion has no effect.
-
-    Raises:
-        RunFailed: No item of the first round was measured under both skills.
     """
     order = shuffle(items, seed + 2000 * epoch, "slow")
     samples = config.samples
@@ -208,16 +195,16 @@ def categorize_items(
     threshold: float | None,
 ) -> tuple[ComparedItem, ...]:
     """Return the items with their categories, without those unmeasured on either side."""
-    return tuple(
-        ComparedItem(
-            item=item,
-            category=CATEGORIES[is_failure(old, threshold), is_failure(new, threshold)],
-            before=old,
-            after=new,
+    pairs = []
+    for item, old, new in zip(items, before, after, strict=True):
+        if old.score is None or new.score is None:
+            continue
+        category = CATEGORIES[is_failure(old, threshold), is_failure(new, threshold)]
+        comparison = ItemComparison(
+            item_id=item.id, category=category, before=old.score, after=new.score
         )
-        for item, old, new in zip(items, before, after, strict=True)
-        if old.score is not None and new.score is not None
-    )
+        pairs.append(ComparedItem(item=item, before=old, after=new, comparison=comparison))
+    return tuple(pairs)
 
 
 def show_comparison(pairs: Sequence[ComparedItem], *, tokens: int) -> str:

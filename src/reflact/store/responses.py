@@ -173,15 +173,6 @@ class SQLiteResponseStore:
         self._n_rollouts_reused += len(found)
         return {key: found[key] for key in keys if key in found}
 
-    async def list_rollouts(self, skill_hashes: Sequence[str]) -> tuple[Rollout, ...]:
-        """Return the stored rollouts of all runs under some documents, in the order of storing."""
-        sql = (
-            "SELECT key, rollout, checksum FROM rollouts WHERE json_extract(rollout, "
-            "'$.skill_hash') IN (SELECT value FROM json_each(?)) ORDER BY rowid"
-        )
-        rows = await self._database.fetch_rows(sql, (json.dumps(list(skill_hashes)),))
-        return tuple(_parse_outcome(Rollout.model_validate_json, "rollout", *row) for row in rows)
-
     async def rollout_usage(self) -> Mapping[str, Usage]:
         """Return the usage of the calls that were made for each rollout, by its key."""
         rows = await self._database.fetch_rows(ROLLOUT_CALLS_QUERY)

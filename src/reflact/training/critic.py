@@ -36,10 +36,7 @@ ACCURACY_ADAPTER: TypeAdapter[CriticAccuracy | None] = TypeAdapter(CriticAccurac
 
 
 async def connect_critic(plan: RunPlan, store: SQLiteRunStore, llm: LLM) -> tuple[RunPlan, Critic]:
-    """Return a plan whose environment or annotator is the run's critic, and the critic.
-
-    It has the pairs that were promoted at the run's first start.
-    """
+    """Return a plan whose environment or annotator is the run's critic, and the critic."""
     config = plan.config
     settings = config.critic
 
@@ -70,12 +67,7 @@ async def connect_critic(plan: RunPlan, store: SQLiteRunStore, llm: LLM) -> tupl
 
 
 async def measure_critic(run: Run, critic: Critic) -> CriticDescription:
-    """Return a run's critic with its accuracy on the memory's anchors, scored once in a run.
-
-    Raises:
-        ProviderError, BudgetSpent: Its endpoint or the run's budget failed.
-        StoreError: The memory cannot be read.
-    """
+    """Return a run's critic with its accuracy on the memory's anchors, scored once in a run."""
     config = run.config
 
     async def measure() -> CriticAccuracy | None:

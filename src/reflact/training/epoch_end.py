@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from reflact.concurrency import open_task_group
+from reflact.concurrency import fan_out
 from reflact.messages import NoReply
-from reflact.records import EpochRecord, RunState, SkillVersion, SlowUpdate
+from reflact.records import EpochRecord, RunState, SlowUpdate
 from reflact.skills.document import read_guidance, replace_guidance
 from reflact.stages.execution_notes import carry_notes
 from reflact.stages.prompt_sections import show_buffer
@@ -21,8 +23,11 @@ from reflact.stages.slow_update import (
 from reflact.training.gating import judge
 from reflact.training.rollouts import make_runner
 from reflact.training.run import Run
-from reflact.training.state import choose_best, find_current, inherit_version, replaces_best
+from reflact.training.state import choose_best, derive_version, find_current, replaces_best
 from reflact.types import Fallback, Item, Rollout, Skill
+
+# The fields of an epoch's record that one of its parts decides.
+Fields = dict[str, Any]
 
 
 def is_epoch_end_due(run: Run, state: RunState) -> bool:
@@ -48,191 +53,163 @@ async def finish_epoch(run: Run, state: RunState) -> EpochRecord:
     guidance brings its region along: an empty region before would leave a current skill without a
     measurement. Later epochs compare the skills after the last steps of this and the previous
     epoch, before any slow update.
-
-    Raises:
-        RunFailed: No train item could be measured under both skills.
-        Unmeasured: Too little could be measured to decide on the guidance.
     """
-    epoch = state.step // run.plan.steps_per_epoch
     current = await run.find_skill(state.current.skill_hash)
-    record = EpochRecord(
-        epoch=epoch, step=state.step, last_hash=current.hash, current=state.current, best=state.best
-    )
+    end = _EpochEnd(run, state, state.step // run.plan.steps_per_epoch, current)
     slow = run.config.slow_update
+    fields: Fields = {"current": state.current, "best": state.best}
     async with run.timer.stage("slow_update", step=state.step, name="epoch end"):
-        if epoch > 1 and state.last_hash is not None:
-            earlier = await run.find_skill(state.last_hash)
-            record = await _compare_epochs(run, earlier, current, state, record)
+        if end.epoch > 1 and state.last_hash is not None:
+            fields |= await end.compare(await run.find_skill(state.last_hash))
         elif slow.enabled and not slow.gated:
             skill = replace_guidance(current, read_guidance(current.text))
             update = SlowUpdate(action="reserved", candidate_hash=skill.hash)
-            record = _write_guidance(run, record, update, skill, state)
+            fields |= end.write_guidance(update, skill)
+    record = EpochRecord(epoch=end.epoch, step=state.step, last_hash=current.hash, **fields)
     return choose_best(state, record)
 
 
-async def _compare_epochs(
-    run: Run, earlier: Skill, current: Skill, state: RunState, record: EpochRecord
-) -> EpochRecord:
-    """Return the record after the skills of two epochs were compared, with memory and guidance.
+@dataclass(frozen=True)
+class _EpochEnd:
+    """The end of an epoch, with the document that is current; its methods return record fields."""
 
-    Unmeasured rollouts are logged only after a model has answered about the items. If one outage
-    affects both, a restart then retries both.
-    """
-    config = run.config
-    step = state.step
-    context = run.make_context(step)
-    sides: dict[str, list[Rollout]] = {earlier.hash: [], current.hash: []}
+    run: Run
+    state: RunState
+    epoch: int
+    current: Skill
 
-    async def roll(items: Sequence[Item], skill: Skill) -> Sequence[Rollout]:
-        runner = make_runner(run, step, "slow_update", len(items))
-        (measured,) = await runner.roll_out_trials(items, skill, (0,))
-        sides[skill.hash].extend(measured)
-        return measured
+    async def compare(self, earlier: Skill) -> Fields:
+        """Compare the current document with the last one of the epoch before, and learn from it."""
+        run = self.run
+        slow = run.config.slow_update
+        rolled: dict[str, list[Rollout]] = {earlier.hash: [], self.current.hash: []}
 
-    async def ask_for_memory() -> MemoryReply | NoReply | None:
-        if not config.meta_skill.enabled:
-            return None
-        async with run.timer.announce_stage("meta_skill", step=step):
-            reply = await update_meta_skill(
-                earlier,
-                current,
-                context=context,
-                epoch=record.epoch,
-                comparison=shown,
-                attempts=show_buffer(state.step_buffer),
-                memory=state.meta_skill,
-            )
-        await run.log_unmeasured(rollouts, step)
-        return reply
+        async def roll(items: Sequence[Item], skill: Skill) -> Sequence[Rollout]:
+            runner = make_runner(run, self.state.step, "slow_update", len(items))
+            (measured,) = await runner.roll_out_trials(items, skill, (0,))
+            rolled[skill.hash].extend(measured)
+            return measured
 
-    async def ask_for_guidance() -> GuidanceReply | NoReply | None:
-        if not config.slow_update.enabled:
-            return None
-        reply = await slow_update(
+        compared = await compare_skills(
+            run.plan.data.train,
             earlier,
-            current,
-            context=context,
-            epoch=record.epoch,
-            comparison=shown,
-            guidance=read_guidance(current.text),
+            self.current,
+            roll=roll,
+            config=slow,
+            threshold=run.config.train.success_threshold,
+            seed=run.config.seed,
+            epoch=self.epoch,
         )
-        await run.log_unmeasured(rollouts, step)
-        return reply
+        fields: Fields = {
+            "comparisons": tuple(pair.comparison for pair in compared.chosen),
+            "left_out": tuple(pair.comparison for pair in compared.left_out),
+        }
+        if slow.enabled:
+            fields["slow_update"] = SlowUpdate(action="unchanged")
+        if not compared.chosen:
+            reason = "no item has an outcome of the selected kind"
+            fallback = Fallback(label="comparison", reason=reason, replacement="nothing changes")
+            return {**fields, "fallbacks": (fallback,)}
+        shown = show_comparison(compared.chosen, tokens=run.config.reflect.trajectory_tokens)
+        rollouts = [rollout for side in rolled.values() for rollout in side]
+        return fields | await self._learn(earlier, shown, rollouts)
 
-    compared = await compare_skills(
-        run.plan.data.train,
-        earlier,
-        current,
-        roll=roll,
-        config=config.slow_update,
-        threshold=config.train.success_threshold,
-        seed=config.seed,
-        epoch=record.epoch,
-    )
-    update: dict[str, object] = {
-        "comparisons": tuple(pair.comparison for pair in compared.chosen),
-        "left_out": tuple(pair.comparison for pair in compared.left_out),
-    }
-    if config.slow_update.enabled:
-        update["slow_update"] = SlowUpdate(action="unchanged")
-    if not compared.chosen:
-        reason = "no item has an outcome of the selected kind"
-        fallback = Fallback(label="comparison", reason=reason, replacement="nothing changes")
-        return record.model_copy(update={**update, "fallbacks": (fallback,)})
+    async def _learn(self, earlier: Skill, shown: str, rollouts: Sequence[Rollout]) -> Fields:
+        """Ask for the meta skill and for guidance about a comparison.
 
-    rollouts = [rollout for side in sides.values() for rollout in side]
-    shown = show_comparison(compared.chosen, tokens=config.reflect.trajectory_tokens)
-    async with open_task_group() as tasks:
-        asking_for_memory = tasks.start_soon(ask_for_memory)
-        asking_for_guidance = tasks.start_soon(ask_for_guidance)
-    memory = asking_for_memory.return_value
-    reply = asking_for_guidance.return_value
-    fallbacks: list[Fallback] = []
-    if isinstance(memory, MemoryReply):
-        update |= {"meta_skill": memory.memory, "meta_skill_reasoning": memory.reasoning}
-    elif isinstance(memory, NoReply):
-        kept = "the meta skill stays unchanged"
-        fallbacks.append(Fallback(label="meta_skill", reason=memory.reason, replacement=kept))
-    if isinstance(reply, NoReply):
-        kept = "the guidance stays unchanged"
-        fallbacks.append(Fallback(label="slow_update", reason=reply.reason, replacement=kept))
-        update["slow_update"] = SlowUpdate(action="no_reply")
-    record = record.model_copy(update={**update, "fallbacks": tuple(fallbacks)})
-    if isinstance(reply, GuidanceReply):
-        record = await _judge_guidance(run, reply, current, state, record)
-    return record
+        Unmeasured rollouts are logged only after a model has answered about the items. If one
+        outage affects both, a restart then retries both.
+        """
+        run = self.run
+        state = self.state
+        shared: Fields = {
+            "context": run.make_context(state.step),
+            "epoch": self.epoch,
+            "comparison": shown,
+        }
 
+        async def ask(mechanism: str) -> MemoryReply | GuidanceReply | NoReply:
+            reply: MemoryReply | GuidanceReply | NoReply
+            if mechanism == "slow_update":
+                guidance = read_guidance(self.current.text)
+                reply = await slow_update(earlier, self.current, guidance=guidance, **shared)
+            else:
+                attempts = show_buffer(state.step_buffer)
+                memory = state.meta_skill
+                async with run.timer.announce_stage("meta_skill", step=state.step):
+                    reply = await update_meta_skill(
+                        earlier, self.current, attempts=attempts, memory=memory, **shared
+                    )
+            await run.log_unmeasured(rollouts, state.step)
+            return reply
 
-async def _judge_guidance(
-    run: Run, reply: GuidanceReply, current: Skill, state: RunState, record: EpochRecord
-) -> EpochRecord:
-    """Return the record with what becomes of new guidance, which the gate judges if it is gated."""
-    gated = run.config.slow_update.gated
-    skill = replace_guidance(current, reply.guidance)
-    slow = SlowUpdate(
-        action="unchanged",
-        helped=reply.helped,
-        reasoning=reply.reasoning,
-        guidance=reply.guidance,
-        candidate_hash=skill.hash,
-    )
-    if skill.hash == current.hash or (gated and skill.hash in state.seen_hashes):
-        return record.model_copy(update={"slow_update": slow})
-    if not gated:
-        slow = slow.model_copy(update={"action": "forced"})
-        return _write_guidance(run, record, slow, skill, state)
+        config = run.config
+        on = {"meta_skill": config.meta_skill.enabled, "slow_update": config.slow_update.enabled}
+        mechanisms = [name for name, is_on in on.items() if is_on]
+        fields: Fields = {}
+        fallbacks = []
+        for name, reply in zip(mechanisms, await fan_out(ask, mechanisms), strict=True):
+            if isinstance(reply, MemoryReply):
+                fields |= {"meta_skill": reply.memory, "meta_skill_reasoning": reply.reasoning}
+            elif isinstance(reply, GuidanceReply):
+                fields |= await self._judge_guidance(reply)
+            else:
+                subject = "the meta skill"
+                if name == "slow_update":
+                    subject = "the guidance"
+                    fields["slow_update"] = SlowUpdate(action="no_reply")
+                kept = f"{subject} stays unchanged"
+                fallbacks.append(Fallback(label=name, reason=reply.reason, replacement=kept))
+        return {**fields, "fallbacks": tuple(fallbacks)}
 
-    subject = f"the slow update of epoch {record.epoch}"
-    verdict = await judge(run, skill, state, step=state.step, part="slow update", subject=subject)
-    slow = slow.model_copy(update={"verdict": verdict})
-    if verdict.accepted:
-        slow = slow.model_copy(update={"action": "accepted"})
-        return _write_guidance(run, record, slow, skill, state)
-    run.add_document(skill)
-    version = find_current(state, verdict)
-    created: tuple[SkillVersion, ...] = ()
-    if version.skill_hash != current.hash:
-        # An earlier version is current again; it gets the notes that it lacks.
-        returned = await run.find_skill(version.skill_hash)
-        noted = carry_notes(returned, current)
-        if noted.hash != returned.hash:
-            origin = f"slow update {record.epoch} notes"
-            number = state.latest_version + 1
-            version = inherit_version(version, number=number, skill=noted, origin=origin)
-            created = (version,)
-            run.add_document(noted)
-    return record.model_copy(
-        update={"slow_update": slow, "created_versions": created, "current": version}
-    )
-
-
-def _write_guidance(
-    run: Run, record: EpochRecord, slow: SlowUpdate, skill: Skill, state: RunState
-) -> EpochRecord:
-    """Return the record with guidance that is written: a new version, unless the text stays."""
-    if skill.hash == state.current.skill_hash:
-        return record.model_copy(update={"slow_update": slow})
-    number = state.latest_version + 1
-    origin = f"slow update {record.epoch}"
-    best = state.best
-    if slow.verdict is None:
-        version = inherit_version(state.current, number=number, skill=skill, origin=origin)
-    else:
-        version = SkillVersion(
-            number=number,
-            skill_hash=skill.hash,
-            origin=origin,
-            score=slow.verdict.candidate_score,
-            examples=state.current.examples,
+    async def _judge_guidance(self, reply: GuidanceReply) -> Fields:
+        """Return what becomes of new guidance, which the gate judges if it is gated."""
+        run = self.run
+        state = self.state
+        gated = run.config.slow_update.gated
+        skill = replace_guidance(self.current, reply.guidance)
+        slow = SlowUpdate(
+            action="unchanged",
+            helped=reply.helped,
+            reasoning=reply.reasoning,
+            guidance=reply.guidance,
+            candidate_hash=skill.hash,
         )
-        if replaces_best(slow.verdict, best):
-            best = version
-    run.add_document(skill)
-    return record.model_copy(
-        update={
+        if skill.hash == self.current.hash or (gated and skill.hash in state.seen_hashes):
+            return {"slow_update": slow}
+        if not gated:
+            return self.write_guidance(slow.model_copy(update={"action": "forced"}), skill)
+
+        verdict = await judge(run, skill, state, "slow update")
+        slow = slow.model_copy(update={"verdict": verdict})
+        if verdict.accepted:
+            return self.write_guidance(slow.model_copy(update={"action": "accepted"}), skill)
+        run.add_document(skill)
+        version = find_current(state, verdict)
+        fields: Fields = {"slow_update": slow}
+        if version.skill_hash != self.current.hash:
+            # An earlier version is current again; it gets the notes that it lacks.
+            noted = carry_notes(await run.find_skill(version.skill_hash), self.current)
+            if noted.hash != version.skill_hash:
+                origin = f"slow update {self.epoch} notes"
+                version = derive_version(version, state.latest_version + 1, noted, origin)
+                fields["created_versions"] = (version,)
+                run.add_document(noted)
+        return {**fields, "current": version}
+
+    def write_guidance(self, slow: SlowUpdate, skill: Skill) -> Fields:
+        """Return what written guidance changes: a new version, unless the text stays."""
+        state = self.state
+        if skill.hash == state.current.skill_hash:
+            return {"slow_update": slow}
+        origin = f"slow update {self.epoch}"
+        number = state.latest_version + 1
+        version = derive_version(state.current, number, skill, origin, slow.verdict)
+        self.run.add_document(skill)
+        is_best = slow.verdict is not None and replaces_best(slow.verdict, state.best)
+        return {
             "slow_update": slow,
             "created_versions": (version,),
             "current": version,
-            "best": best,
+            "best": version if is_best else state.best,
         }
-    )

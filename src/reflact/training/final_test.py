@@ -12,6 +12,7 @@ from reflact.protocols import EventCallback
 from reflact.records import (
     EVALUATION_LABEL,
     CaseComparison,
+    Improvement,
     ItemSides,
     PromotionRecord,
     RunState,
@@ -20,6 +21,7 @@ from reflact.records import (
     SkillVersion,
 )
 from reflact.search.examples import apply_examples, shuffle_answers
+from reflact.stages.evaluate import GateMetric
 from reflact.stages.final_test import (
     compare_on_cases,
     judge_claim,
@@ -33,6 +35,7 @@ from reflact.training.plan import RunPlan
 from reflact.training.preflight import check_skill
 from reflact.training.rollouts import (
     FIRST_REPORT_TRIAL,
+    REPORT_TRIALS,
     UNMEASURABLE,
     MeasuredSkill,
     list_constants,
@@ -56,10 +59,6 @@ SCORE_ORDER = (
     "final",
 )
 
-# New trials for the validation scores of a noisy target without a test split: fewer decide on few
-# gains.
-REPORT_TRIALS = 4
-
 # A split, and the hash of the document that is measured on it.
 DocumentKey = tuple[Split, str]
 
@@ -80,21 +79,15 @@ def find_promotion_rival(state: RunState) -> SkillVersion | None:
 
 
 async def judge_promotion(run: Run, state: RunState) -> PromotionRecord:
-    """Compare the last skill with the best one, and return the record.
-
-    Raises:
-        Unmeasured: Too little could be measured to decide.
-    """
+    """Compare the last skill with the best one, and return the record."""
     rival = find_promotion_rival(state)
     assert rival is not None
     before = state.model_copy(update={"current": rival})
     last = await run.find_skill(state.current.skill_hash)
-    subject = "the last skill could not be compared with the best"
     async with run.timer.stage("evaluate", step=state.step, name="promotion"):
-        verdict = await judge(run, last, before, step=state.step, part="promotion", subject=subject)
-    current = state.current.model_copy(
-        update={"score": verdict.candidate_score, "inherited": False}
-    )
+        verdict = await judge(run, last, before, "promotion")
+    update = {"score": verdict.candidate_score, "inherited": False}
+    current = state.current.model_copy(update=update)
     if verdict.ranked is not None and not verdict.accepted:
         current = find_current(before, verdict)
     best = current if replaces_best(verdict, state.best) else state.best
@@ -133,7 +126,15 @@ async def final_test(run: Run, state: RunState) -> None:
             for split in splits:
                 measured = await _measure_documents(run, split, documents, state, take)
                 await _measure_improvements(run, split, measured, state)
-            _judge_claim(run, last, measured, state)
+            is_new = state.best.skill_hash != run.plan.initial_skill.hash
+            if is_new and {"baseline", "best"} <= measured.keys():
+                run.results.claim = judge_claim(
+                    last,
+                    measured["baseline"].rollouts,
+                    measured["best"].rollouts,
+                    metric=run.plan.metric,
+                    on_these_items=last is Split.val and not state.deterministic,
+                )
             for answer in constants:
                 try:
                     graded = await measure_constant(run, answer, last, step=state.step)
@@ -200,20 +201,6 @@ async def _measure_improvements(
         await run.emit(events.ImprovementMeasured(run_id=run.id, step=state.step, improvement=gain))
 
 
-def _judge_claim(
-    run: Run, split: Split, measured: Mapping[str, MeasuredSkill], state: RunState
-) -> None:
-    is_new = state.best.skill_hash != run.plan.initial_skill.hash
-    if is_new and "baseline" in measured and "best" in measured:
-        run.results.claim = judge_claim(
-            split,
-            measured["baseline"].rollouts,
-            measured["best"].rollouts,
-            metric=run.plan.metric,
-            on_these_items=split is Split.val and not state.deterministic,
-        )
-
-
 async def _add_score(run: Run, score: SkillScore, state: RunState) -> None:
     """Add a score in the order of reports, and emit it."""
     splits = list(Split)
@@ -235,7 +222,7 @@ def _is_selected(run: Run, name: str, skill: Skill, split: Split, state: RunStat
         return False
     if not run.config.gate.enabled:
         return name == "best"
-    is_fresh = FIRST_REPORT_TRIAL in _list_trials(run, split, state)
+    is_fresh = _list_trials(run, split, state) != (0,)
     return not is_fresh and name in {"best", "final"}
 
 
@@ -262,7 +249,6 @@ async def compare_skill(
     on_event: EventCallback,
 ) -> SkillComparison:
     """Measure a document beside others on a split, paired by item; see ``Trainer.compare``."""
-    trials = range(repeats)
     if not plan.data.items(split):
         raise DataError(
             f"there is no {split.value} split, so no document can be measured on it; choose "
@@ -281,44 +267,51 @@ async def compare_skill(
     async with open_run(plan, on_event) as run:
         await start(run, resume=False)
         run.budget.report_usage()
+        opened = manage_environment(run.plan.environment, run.failures)
         with run.tracing.run("reflact.eval"):
-            async with manage_environment(run.plan.environment, run.failures):
+            async with opened:
                 await check_skill(run)
                 await check_judge(run)
                 for name, document in documents.items():
                     if split is Split.test:
                         await open_test_split(run, f"eval {document.hash}")
                     measured.append(
-                        await measure_skill(run, name, document, split, step=0, trials=trials)
+                        await measure_skill(
+                            run, name, document, split, step=0, trials=range(repeats)
+                        )
                     )
                 constants = list_constants(run) if "null" in against else ()
                 measured += [await measure_constant(run, c, split, step=0) for c in constants]
         first, *others = measured
         label = f"{EVALUATION_LABEL}{split.value}/{skill.hash}/{first.score.n}"
         await run.decision_log.put(0, label, first.score.model_dump(mode="json"))
+    compared = await _compare_measured(first, others, split, plan.metric)
+    return compared.model_copy(update={"judge": run.results.judge})
 
-    gains = [
-        measure_improvement(
-            other.score.name, split, other.rollouts, first.rollouts, metric=plan.metric
-        )
-        for other in others
-    ]
+
+async def _compare_measured(
+    first: MeasuredSkill, others: Sequence[MeasuredSkill], split: Split, metric: GateMetric
+) -> SkillComparison:
+    """Return how a measured document stands beside others, item by item."""
+    improvements: list[Improvement] = []
     on_cases: list[CaseComparison] = []
     items: list[ItemSides] = []
-    for beside in others:
-        name = beside.score.name
-        compare = partial(
-            compare_on_cases, name, beside.rollouts, first.rollouts, metric=plan.metric
+    for other in others:
+        name = other.score.name
+        sides = (other.rollouts, first.rollouts)
+        gain = measure_improvement(name, split, *sides, metric=metric)
+        compared, differing = await run_beside_loop(
+            partial(compare_on_cases, name, *sides, metric=metric)
         )
-        compared, sides = await run_beside_loop(compare)
-        items += sides
+        items += differing
+        if gain is not None:
+            improvements.append(gain)
         if compared is not None:
             on_cases.append(compared)
     return SkillComparison(
         skill=first.score,
         others=tuple(other.score for other in others),
-        improvements=tuple(gain for gain in gains if gain is not None),
+        improvements=tuple(improvements),
         on_cases=tuple(on_cases),
         items=tuple(items),
-        judge=run.results.judge,
     )

@@ -13,27 +13,26 @@ from reflact.errors import Unmeasured
 from reflact.events import GatePowerEstimated
 from reflact.gate.greater_mean import GateSettings
 from reflact.gate.intervals import describe_claim
-from reflact.gate.ranked_decision import MAX_PASSES, REJECT_BELOW, start_ranking
+from reflact.gate.ranked_decision import MAX_PASSES, REJECT_BELOW
 from reflact.records import CandidateReview, DecisionPoint, RunState, SkillVersion
 from reflact.search.race import (
-    Contender,
     RaceResult,
     RaceSettings,
-    limit_contenders,
+    limit_candidates,
     order_items,
     plan_slices,
     run_race,
 )
 from reflact.skills.document import diff_texts, digest_form
 from reflact.stages.evaluate import (
-    EvaluationResult,
+    PassRunner,
+    RankedEvaluator,
     decide_without_evaluation,
     evaluate,
-    force_accept,
 )
-from reflact.stages.ranked_evaluation import RankedEvaluator
+from reflact.text import name_count
 from reflact.training.plan import RunPlan
-from reflact.training.rollouts import make_pass_runner
+from reflact.training.rollouts import make_pass_reader, make_pass_runner
 from reflact.training.run import Run
 from reflact.training.sources import StepInput, StepProposal
 from reflact.training.state import name_documents
@@ -42,7 +41,6 @@ from reflact.types import (
     Candidate,
     FrozenModel,
     RaceEntry,
-    Ranking,
     Rollout,
     Skill,
     Verdict,
@@ -73,58 +71,58 @@ class JudgedStep(FrozenModel):
 
 async def judge_candidates(run: Run, work: StepInput, proposed: StepProposal) -> JudgedStep:
     """Drop candidates that are known, race the others, and let the gate judge the one left."""
-    decided = _decide_without_race(run, work, proposed)
-    if decided is not None:
-        return decided
+    if proposed.verdict is not None:
+        return JudgedStep(verdict=proposed.verdict, candidate=Candidate(skill=work.skill))
+    candidate = proposed.candidates[0]
+    if proposed.merged is not None and proposed.chosen is not None:
+        verdict = decide_without_evaluation(
+            candidate,
+            work.skill,
+            merged=proposed.merged,
+            chosen=proposed.chosen,
+            known=_name_settled(run, work.state),
+        )
+        if verdict is not None:
+            return JudgedStep(verdict=verdict, candidate=candidate)
     entries: tuple[RaceEntry, ...] = ()
-    contender = proposed.contenders[0]
     if not run.config.search.is_published or run.plan.proposer is not None:
         known = await _name_forms(run, work.state)
-        fresh: dict[str, Contender] = {}
-        for each in proposed.contenders:
-            if each.form not in known:
-                fresh.setdefault(each.form, each)
-        racing: Sequence[Contender] = list(fresh.values())
+        fresh: dict[str, Candidate] = {}
+        for each in proposed.candidates:
+            if (form := digest_form(each.skill.text)) not in known:
+                fresh.setdefault(form, each)
+        racing: Sequence[Candidate] = list(fresh.values())
         if not racing:
-            name = known[contender.form]
+            name = known[digest_form(candidate.skill.text)]
             reason = (
                 f"Every candidate says the same as a document that is known ({name}), so none was "
                 "measured."
             )
             verdict = Verdict(action="no_change", reason=reason, repeats=name)
-            return JudgedStep(verdict=verdict, candidate=contender.candidate)
-        contender = racing[0]
+            return JudgedStep(verdict=verdict, candidate=candidate)
+        candidate = racing[0]
         if run.config.gate.enabled:
             n = len(run.plan.data.val)
             passes = work.passes - len(proposed.rollouts) / n
-            racing = limit_contenders(racing, plan_slices(n, passes), passes * n)
-            raced = await race(run, racing, work.skill, work.state, step=work.step, passes=passes)
+            racing = limit_candidates(racing, plan_slices(n, passes), passes * n)
+            raced = await race(run, racing, work, passes=passes)
             entries = raced.entries
             if raced.winner is None:
                 return _reject_race(racing, entries)
-            contender = racing[raced.winner]
+            candidate = racing[raced.winner]
 
-    skill = contender.candidate.skill
-    subject = f"step {work.step} is unmeasured"
-    verdict = await judge(run, skill, work.state, step=work.step, part="step", subject=subject)
-    return JudgedStep(verdict=verdict, candidate=contender.candidate, race=entries)
+    verdict = await judge(run, candidate.skill, work.state, "step")
+    return JudgedStep(verdict=verdict, candidate=candidate, race=entries)
 
 
-def _decide_without_race(run: Run, work: StepInput, proposed: StepProposal) -> JudgedStep | None:
-    """Return the decision on a step without a candidate to measure; None if there is one."""
-    if proposed.verdict is not None:
-        return JudgedStep(verdict=proposed.verdict, candidate=Candidate(skill=work.skill))
-    if proposed.merged is None or proposed.chosen is None:
-        return None
-    candidate = proposed.contenders[0].candidate
-    known: Mapping[str, str] = name_documents(work.state, run.records)
-    if not run.config.gate.enabled:  # an earlier document may come back, with its stored score
-        vetoed = {record.candidate_hash for record in run.records if record.verdict.veto}
-        known = {document: name for document, name in known.items() if document in vetoed}
-    verdict = decide_without_evaluation(
-        candidate, work.skill, merged=proposed.merged, chosen=proposed.chosen, known=known
-    )
-    return None if verdict is None else JudgedStep(verdict=verdict, candidate=candidate)
+def _name_settled(run: Run, state: RunState) -> Mapping[str, str]:
+    """Return where each document that edits may not lead to again is from, by hash."""
+    known = name_documents(state, run.records)
+    if run.config.gate.enabled:
+        return known
+    # Without a gate an earlier document may come back, with its stored score.
+    vetoed = {record.candidate_hash for record in run.records if record.verdict.veto}
+    return {document: name for document, name in known.items() if document in vetoed}
 
 
 async def _name_forms(run: Run, state: RunState) -> dict[str, str]:
@@ -144,11 +142,10 @@ async def _name_forms(run: Run, state: RunState) -> dict[str, str]:
     return names
 
 
-def _reject_race(contenders: Sequence[Contender], entries: tuple[RaceEntry, ...]) -> JudgedStep:
-    """Return the decision on a race that nobody won.
+def _reject_race(candidates: Sequence[Candidate], entries: tuple[RaceEntry, ...]) -> JudgedStep:
+    """Return the decision on a race that nobody won, whose scores stay in its entries.
 
-    Its verdict has no scores: those of the race are means on a part of the items, and stay in its
-    entries.
+    Its verdict has none: those of the race are means on a part of the items.
     """
     scores = [-1.0 if entry.score is None else entry.score for entry in entries]
     best = scores.index(max(scores))
@@ -158,17 +155,11 @@ def _reject_race(contenders: Sequence[Contender], entries: tuple[RaceEntry, ...]
     reason = f"{subject} better than the current document. Best in the race: {entries[best].words}."
     is_refuted = all(e.p_better is not None and e.p_better < REJECT_BELOW for e in entries)
     verdict = Verdict(action="reject" if is_refuted else "set_aside", reason=reason)
-    return JudgedStep(verdict=verdict, candidate=contenders[best].candidate, race=entries)
+    return JudgedStep(verdict=verdict, candidate=candidates[best], race=entries)
 
 
 async def race(
-    run: Run,
-    contenders: Sequence[Contender],
-    current: Skill,
-    state: RunState,
-    *,
-    step: int,
-    passes: float,
+    run: Run, candidates: Sequence[Candidate], work: StepInput, *, passes: float
 ) -> RaceResult:
     """Race a step's candidates.
 
@@ -176,93 +167,94 @@ async def race(
     which rollouts an interrupted start happened to leave in the store. If an item is unmeasured
     now, a later start may measure it, so the order is logged.
     """
+    current = work.skill
     all_items = run.plan.gate_order
     metric = run.plan.metric
-    run_pass = make_pass_runner(run, step=step, part="step")
-    known = await run_pass(current, 0, all_items)
-    scores = {rollout.item_id: metric.score_rollout(rollout) for rollout in known}
+    run_pass = make_pass_runner(run, work.step, "step", [])
+    scores = metric.score_items(await run_pass(current, 0, all_items))
 
     async def order() -> tuple[str, ...] | None:
         return order_items(all_items, scores) if None in scores.values() else None
 
-    logged = await run.decision_log.once(step, f"race_order/{current.hash}", order, ORDER_ADAPTER)
-    variance = HARD_VARIANCE if state.ranking is None else state.ranking.variance
+    label = f"race_order/{current.hash}"
+    logged = await run.decision_log.once(work.step, label, order, ORDER_ADAPTER)
+    ranking = work.state.ranking
+    variance = HARD_VARIANCE if ranking is None else ranking.variance
     settings = RaceSettings(
         item_ids=logged or order_items(all_items, scores),
         slices=plan_slices(len(all_items), passes),
-        variance=0.0 if state.deterministic else variance,
+        variance=0.0 if work.state.deterministic else variance,
     )
 
     async def measure(skill: Skill, item_ids: Sequence[str]) -> Sequence[Rollout]:
         return await run_pass(skill, 0, item_ids)
 
     result = await run_race(
-        contenders, current, settings, measure=measure, score=metric.score_rollout
+        candidates, current, settings, measure=measure, score=metric.score_rollout
     )
     judged = set[str]()  # the gate measures these again, so it logs what stays unmeasured
     if result.winner is not None:
-        judged = {current.hash, contenders[result.winner].candidate.skill.hash}
+        judged = {current.hash, candidates[result.winner].skill.hash}
     others = [rollout for rollout in result.unmeasured if rollout.skill_hash not in judged]
-    await run.log_unmeasured(others, step)
+    await run.log_unmeasured(others, work.step)
     return result
 
 
-def rank_baseline(plan: RunPlan, passes: Sequence[Sequence[Rollout]]) -> Ranking | None:
-    """Return the ranking after the baseline's passes; None unless the gate ranks versions."""
-    gate = plan.config.gate
-    if not gate.enabled or gate.policy != "ranked":
-        return None
-    scores = [{r.item_id: plan.metric.score_rollout(r) for r in rollouts} for rollouts in passes]
-    return start_ranking(plan.initial_skill.hash, scores, is_hard=gate.metric == "hard")
-
-
-async def judge(
-    run: Run, candidate: Skill, state: RunState, *, step: int, part: DecisionPoint, subject: str
-) -> Verdict:
+async def judge(run: Run, candidate: Skill, state: RunState, part: DecisionPoint) -> Verdict:
     """Return the gate's verdict on a candidate, which the approver may veto.
 
     Raises:
-        Unmeasured: Too little could be measured; ``subject`` begins the message. Nothing is logged,
-            so that a retry can measure everything again.
+        Unmeasured: Too little could be measured. Nothing is logged, so that a retry can measure
+            everything again.
     """
+    step = state.step + (part == "step")
     current = await run.find_skill(state.current.skill_hash)
-    evaluated = await _evaluate(run, candidate, current, state, step=step, part=part)
-    verdict = evaluated.verdict
+    passes: list[list[Rollout]] = []
+    run_pass = make_pass_runner(run, step, part, passes)
+    verdict = await _evaluate(run, candidate, current, state, run_pass)
+    # A rollout may have been measured when a later pass repeated it.
+    used = {rollout.key: rollout for rollouts in passes for rollout in rollouts}
     if verdict.action == "unmeasured":
-        first = next((f" The first failure: {lost.error}" for lost in evaluated.unmeasured), "")
-        raise Unmeasured(f"{subject}: {verdict.reason}{first}")
-    await run.log_unmeasured(evaluated.unmeasured, step)
+        subjects: dict[DecisionPoint, str] = {
+            "step": f"step {step} is unmeasured",
+            "slow update": f"the slow update of epoch {state.epoch}",
+            "promotion": "the last skill could not be compared with the best",
+        }
+        lost = [rollout for rollout in used.values() if rollout.score is None]
+        first = f" The first failure: {lost[0].error}" if lost else ""
+        raise Unmeasured(f"{subjects[part]}: {verdict.reason}{first}")
+    await run.log_unmeasured(list(used.values()), step)
     return await _ask_approver(run, verdict, candidate, current, step=step, part=part)
 
 
 async def _evaluate(
-    run: Run, candidate: Skill, current: Skill, state: RunState, *, step: int, part: DecisionPoint
-) -> EvaluationResult:
+    run: Run, candidate: Skill, current: Skill, state: RunState, run_pass: PassRunner
+) -> Verdict:
+    """Return the gate's verdict by the rule that the run's policy and state call for."""
     gate = run.config.gate
     metric = run.plan.metric
-    run_pass = make_pass_runner(run, step=step, part=part)
+    planned = run.config.train.max_rollouts
     confirms = gate.policy == "ranked" and run.config.target.deterministic is not True
-    if run.config.train.max_rollouts is not None and len(state.kept) > CONFIRMED_VERSIONS:
-        confirms = False
+    worth = gate.worth
+    if planned is not None:  # a small budget asks for more gain of each pass
+        confirms = confirms and len(state.kept) <= CONFIRMED_VERSIONS
+        worth = max(worth, WORTH_OF_BUDGET / planned)
     settings = GateSettings(
         item_ids=run.plan.gate_order,
         coverage=gate.coverage,
         no_regression=gate.no_regression,
+        is_open=not gate.enabled,
         confirms=confirms,
         kept=tuple(version.skill_hash for version in state.kept),
-        worth=_find_worth(run.plan),
+        worth=worth,
     )
-    if not gate.enabled:
-        return await force_accept(
-            candidate, current, settings=settings, metric=metric, run_pass=run_pass
-        )
-    if state.ranking is None or state.deterministic:
+    if settings.is_open or state.ranking is None or state.deterministic:
         best = await run.find_skill(state.best.skill_hash)
-        evaluated = await evaluate(
+        verdict = await evaluate(
             candidate, current, best, settings=settings, metric=metric, run_pass=run_pass
         )
-        if evaluated is not None:
-            return evaluated
+        if verdict is not None:
+            return verdict
     assert state.ranking is not None, "only the ranked policy repeats items"
     evaluator = RankedEvaluator(
         candidate=candidate,
@@ -270,16 +262,9 @@ async def _evaluate(
         settings=settings,
         metric=metric,
         run_pass=run_pass,
-        read_pass=make_pass_runner(run, step=step, part=part, is_stored=True),
+        read_pass=make_pass_reader(run),
     )
     return await evaluator.evaluate(state.ranking, measures_current=state.deterministic)
-
-
-def _find_worth(plan: RunPlan) -> float:
-    """Return the least gain for each rollout of a further pass; a small budget asks for more."""
-    worth = plan.config.gate.worth
-    planned = plan.config.train.max_rollouts
-    return worth if planned is None else max(worth, WORTH_OF_BUDGET / planned)
 
 
 async def _ask_approver(
@@ -321,7 +306,7 @@ def describe_few_items(n: int) -> str:
     """Return a warning about a small validation split, with the noise of a difference."""
     points = 100 * math.sqrt(0.5 / n)
     return (
-        f"Only {n} validation item{'s' * (n != 1)}: by chance alone, two equally good skills often "
+        f"Only {name_count(n, 'validation item')}: by chance alone, two equally good skills often "
         f"differ by {points:.0f} points. Use at least {FEW_ITEMS}, better {USEFUL_SIZE}."
     )
 
@@ -331,7 +316,7 @@ def estimate_gate_power(plan: RunPlan) -> GatePowerEstimated:
     gate = plan.config.gate
     n = len(plan.data.val)
     trials = 1
-    items = f"{n} validation item{'s' * (n != 1)}"
+    items = name_count(n, "validation item")
     if not gate.enabled:
         words = "The gate is off: every candidate is accepted."
     elif gate.policy == "strict":

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
-
-from pydantic import JsonValue
 
 from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
 from reflact.jsonutil import parse_stored
 from reflact.records import ComparisonCategory, DocumentResult, ItemResult, SkillVersion
 from reflact.stages.rollout import build_rollout_key
-from reflact.training.rollouts import FIRST_REPORT_TRIAL
-from reflact.types import Item, Rollout, Split
+from reflact.training.rollouts import FIRST_REPORT_TRIAL, REPORT_TRIALS
+from reflact.training.run import IDENTITIES_ADAPTER, IDENTITIES_LABEL
+from reflact.types import Item, Split
 
 if TYPE_CHECKING:
     from reflact.store.runs import RunRow, SQLiteRunStore
@@ -37,7 +35,6 @@ async def read_items(
         UsageError: Nothing is measured on the split.
         StoreError: The items are missing or damaged.
     """
-    summary = await store.summary(run.run_id)
     last = await store.last_commit(run.run_id)
     if last is None:
         raise UsageError(
@@ -45,72 +42,49 @@ async def read_items(
             "reflact train"
         )
     if split is None:
+        summary = await store.summary(run.run_id)
         opened = summary is not None and summary.score("best", Split.test) is not None
         split = Split.test if opened else Split.val
-    identity = await store.identity(run.run_id)
     what = f"configuration of run {run.run_id}"
     config = parse_stored(TrainerConfig.model_validate, run.config, what)
+    identity = await store.identity(run.run_id)
+    items = (await store.items(str(identity["data"]))).items(split)
+    documents = (str(identity["skill"]), (version or last.best).skill_hash)
+    logged = await store.decision_log(run.run_id).get(0, IDENTITIES_LABEL)
+    target, environment = parse_stored(IDENTITIES_ADAPTER.validate_python, logged, IDENTITIES_LABEL)
     usage = await store.rollout_usage()
     errors = await store.unmeasured(run.run_id)
-    documents = (str(identity["skill"]), (version or last.best).skill_hash)
-    by_item: defaultdict[tuple[str, str], dict[int, Rollout]] = defaultdict(dict)
-    target = _identify_target(config, identity)
+    # Fresh trials stand in place of the first one.
+    trials = (0, *range(FIRST_REPORT_TRIAL, FIRST_REPORT_TRIAL + REPORT_TRIALS))
+    keys: dict[tuple[str, str], list[str]] = {}
+    for item in items:
+        for skill_hash in documents:
+            build_key = partial(
+                build_rollout_key, item, skill_hash, target=target, environment=environment
+            )
+            keys[item.id, skill_hash] = [build_key(feedback=False, trial=n) for n in trials]
+    stored = await store.find_rollouts([key for own in keys.values() for key in own])
 
-    def make_key(item: Item, skill_hash: str, trial: int) -> str:
-        return build_rollout_key(
-            item,
-            skill_hash,
-            target=target,
-            environment=str(identity["environment"]),
-            feedback=False,
-            trial=trial,
-        )
-
-    items = (await store.items(str(identity["data"]))).items(split)
-    known = {item.id: item for item in items}
-    for rollout in await store.list_rollouts(documents):
-        item = known.get(rollout.item_id)
-        if item is None:
-            continue
-        # A store may have rollouts of other runs. A critic's grades belong to no key that can be
-        # told from the run's identity, so all of them count.
-        is_own = rollout.key == make_key(item, rollout.skill_hash, rollout.trial)
-        if is_own or config.environment.grader == "critic":
-            by_item[item.id, rollout.skill_hash][rollout.trial] = rollout
-
-    def find_result(item: Item, skill_hash: str) -> DocumentResult:
-        trials = by_item[item.id, skill_hash]
-        reported = sorted(trial for trial in trials if trial >= FIRST_REPORT_TRIAL) or [0]
-        rollouts = tuple(trials[trial] for trial in reported if trial in trials)
-        spent = [usage[rollout.key] for rollout in rollouts if rollout.key in usage]
+    def find_result(item_id: str, skill_hash: str) -> DocumentResult:
+        first, *fresh = keys[item_id, skill_hash]
+        own = [key for key in fresh if key in stored] or [key for key in [first] if key in stored]
+        spent = [usage[key] for key in own if key in usage]
         return DocumentResult(
-            rollouts=rollouts,
+            rollouts=tuple(stored[key] for key in own),
             usage=sum(spent[1:], spent[0]) if spent else None,
-            error=None if rollouts else errors.get(make_key(item, skill_hash, 0)),
+            error=None if own else errors.get(first),
         )
 
-    threshold = config.train.success_threshold
     results = []
     for item in items:
-        baseline, best = (find_result(item, skill_hash) for skill_hash in documents)
-        results.append(_compare(item, split, baseline, best, threshold))
+        baseline, best = (find_result(item.id, skill_hash) for skill_hash in documents)
+        results.append(_compare(item, split, baseline, best, config.train.success_threshold))
     if not any(result.baseline.rollouts or result.best.rollouts for result in results):
         raise UsageError(
             f"run {run.run_id} has measured nothing on the {split.value} split; choose another "
             "split"
         )
     return tuple(results)
-
-
-def _identify_target(config: TrainerConfig, identity: Mapping[str, JsonValue]) -> str:
-    """Return the identity of a run's target in the keys of its rollouts."""
-    if "target" in identity:
-        return str(identity["target"])
-    from reflact.llm.client import identify_model
-    from reflact.targets.chat import identify_chat_target
-
-    model = identify_model(config.models.target)
-    return identify_chat_target(model, preamble=config.target.preamble, postamble="")
 
 
 def _compare(

@@ -25,6 +25,7 @@ from reflact.errors import (
     StoreError,
     Unmeasured,
 )
+from reflact.gate.ranked_decision import start_ranking
 from reflact.llm.pricing import BYTES_PER_TOKEN
 from reflact.messages import NO_REPORTS, NO_VALID_REPLY
 from reflact.records import (
@@ -41,7 +42,7 @@ from reflact.store import artifacts
 from reflact.text import name_count
 from reflact.training.epoch_end import finish_epoch, is_epoch_end_due
 from reflact.training.final_test import final_test, find_promotion_rival, judge_promotion
-from reflact.training.gating import estimate_gate_power, rank_baseline
+from reflact.training.gating import estimate_gate_power
 from reflact.training.open_run import start
 from reflact.training.preflight import check_run
 from reflact.training.rollouts import manage_environment, roll_out_trials
@@ -87,13 +88,20 @@ FORESEEN = (BudgetSpent, ModelError, EnvironmentFailure, RunFailed)
 Task = Callable[[Run, RunState], Awaitable[CommitRecord]]
 
 
-async def train(run: Run) -> RunSummary:
-    """Run to the end, or on from an earlier start, and return the summary, also of a failure.
+async def run_loop(run: Run) -> None:
+    """Do what comes next until nothing is left, commit each record, and measure the result."""
+    await announce_run(run)
+    await check_run(run)
+    state = run.state or await measure_baseline(run)
+    await restore(run, state)
+    while (task := await choose_next(run, state)) is not None:
+        record = await retry_once(run, state, task)
+        state = await commit(run, record, state.after([record]))
+    await final_test(run, state)
 
-    Raises:
-        StoreError: The database is locked or cannot be written.
-        Exception: Any other error that is no end of a run; its summary is stored all the same.
-    """
+
+async def train(run: Run) -> RunSummary:
+    """Run to the end, or on from an earlier start, and return the summary, also of a failure."""
     try:
         await start(run)
         with run.graceful_stop.cancel_scope():
@@ -105,11 +113,7 @@ async def train(run: Run) -> RunSummary:
 
 
 async def train_to_end(run: Run) -> None:
-    """Train within the run's time, which is stored as it passes.
-
-    Raises:
-        BudgetSpent: The budget has no room for a call, or its time is over.
-    """
+    """Train within the run's time, which is stored as it passes."""
     with anyio.CancelScope(deadline=run.budget.deadline) as time:
         async with open_task_group() as tasks:
             tasks.start_soon(keep_time, run)
@@ -117,18 +121,6 @@ async def train_to_end(run: Run) -> None:
             tasks.cancel_scope.cancel()
     if time.cancelled_caught:
         raise run.budget.out_of_time()
-
-
-async def run_loop(run: Run) -> None:
-    """Do what comes next until nothing is left, commit each record, and measure the result."""
-    await announce_run(run)
-    await check_run(run)
-    state = run.state or await measure_baseline(run)
-    await restore(run, state)
-    while (task := await choose_next(run, state)) is not None:
-        record = await retry_once(run, state, task)
-        state = await commit(run, record, state.after([record]))
-    await final_test(run, state)
 
 
 async def announce_run(run: Run) -> None:
@@ -147,11 +139,7 @@ async def announce_run(run: Run) -> None:
 
 
 async def choose_next(run: Run, state: RunState) -> Task | None:
-    """Return what comes next; None if the training is over.
-
-    Raises:
-        RunFailed: No analyst ever gave a valid reply.
-    """
+    """Return what comes next; None if the training is over."""
     if is_epoch_end_due(run, state):
         return finish_epoch
     if state.step < run.plan.total_steps and run.results.stop_reason is None:
@@ -185,7 +173,11 @@ async def measure_baseline(run: Run) -> RunState:
     )
     run.add_document(initial)
     is_deterministic = run.config.target.deterministic is not False
-    ranking = rank_baseline(plan, passes)
+    ranking = None
+    gate = run.config.gate
+    if gate.enabled and gate.policy == "ranked":
+        scores = [plan.metric.score_items(rollouts) for rollouts in passes]
+        ranking = start_ranking(initial.hash, scores, is_hard=gate.metric == "hard")
     state = build_first_state(initial, score, deterministic=is_deterministic, ranking=ranking)
     return await commit(run, None, state)
 
@@ -257,11 +249,7 @@ async def _read_edits_of_others(run: Run) -> tuple[RejectedEdit, ...]:
 
 
 def require_reports(records: Sequence[StepRecord], config: TrainerConfig) -> None:
-    """Check that an analyst gave a valid reply, unless none was asked or a candidate raced.
-
-    Raises:
-        RunFailed: None did, so the run could not learn anything.
-    """
+    """Check that an analyst gave a valid reply, unless none was asked or a candidate raced."""
     reasons = [report.no_reply_reason for record in records for report in record.reports]
     is_measured = any(record.race for record in records)
     if not reasons or None in reasons or is_measured:
@@ -285,11 +273,7 @@ async def keep_time(run: Run) -> None:
 
 
 async def finish(run: Run, error: BaseException | None) -> RunSummary:
-    """Store and return how the run ended; then raise an error that is no end of a run.
-
-    Raises:
-        BaseException: ``error``, if it is a cancellation or nothing that a run foresees.
-    """
+    """Store and return how the run ended; then raise an error that is no end of a run."""
     status, reason = _describe_end(run, error)
     if error is None or isinstance(error, FORESEEN):
         storing = partial(store_summary, run, status, reason)
@@ -349,12 +333,19 @@ async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunS
         judge=run.results.judge,
         annotated_by=_describe_critic(run, find_critic(run.plan.annotator)),
     )
-    summary = summarize_history(summary, records, run.state)
-    if summary.best is not None:
-        best = await store.skill(summary.best.skill_hash)
+    summary = summarize_history(summary, records)
+    state = run.state
+    if state is not None:
+        best = await store.skill(state.best.skill_hash)
         added = len(best.text.encode()) - len(run.plan.initial_skill.text.encode())
-        update = {"added_tokens": round(added / BYTES_PER_TOKEN)}
-        summary = summary.model_copy(update=update)
+        summary = summary.model_copy(
+            update={
+                "best": state.best,
+                "final": state.current,
+                "deterministic": state.deterministic,
+                "added_tokens": round(added / BYTES_PER_TOKEN),
+            }
+        )
     if run.describe is not None:
         summary = summary.model_copy(update={"verdict": run.describe(summary)})
     await store.finish(run.id, status, reason, summary.model_dump_json())

@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reflact.adapters import TargetAdapter, adapt_target
+from pydantic import JsonValue
+
+from reflact.adapters import EnvironmentAdapter, TargetAdapter, adapt_target
 from reflact.concurrency import open_outbox
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError
-from reflact.events import BudgetUpdated, Event, RateLimited
+from reflact.events import BudgetUpdated, Event, ModelCallFinished, RateLimited
 from reflact.llm.budget import Account, Budget, cover_rollout
 from reflact.messages import CallReservation
 from reflact.protocols import LLM, Approver, EventCallback
@@ -21,7 +23,7 @@ from reflact.records import FaultKind, Usage
 from reflact.store.artifacts import choose_exports, resolve_inside
 from reflact.training.judge import connect_judge
 from reflact.training.plan import RunPlan, list_roles, sends_requests
-from reflact.training.run import Run, ignore_event
+from reflact.training.run import IDENTITIES_LABEL, Run, ignore_event
 from reflact.training.shutdown import GracefulStop, StoppableAnnotator, StoppableLLM
 from reflact.training.trouble import RunWatch
 from reflact.types import Grade, Item
@@ -46,18 +48,6 @@ async def open_run(
     """Own the run, open its store and connect its models; closes all of them.
 
     Its paths are absolute, since code of the caller may change the current folder.
-
-    Args:
-        plan: The prepared run.
-        on_event: Called with all events.
-        approve: Asked about each candidate that would be accepted.
-        graceful_stop: Stops the run's work; None: nothing stops it but cancellation.
-
-    Raises:
-        RunConflict: The folder holds another run, or another process works in it or owns the run.
-        ConfigError: A key is missing.
-        CassetteError: The cassette is missing or malformed.
-        StoreError: The database cannot be opened, or is damaged.
     """
     from reflact.store.lock import own_run
     from reflact.store.runs import open_store
@@ -91,78 +81,38 @@ async def connect_run(
     """Connect a run's models and environment to an open store, under the run's budget.
 
     Layers around models and environments are put on here and nowhere else.
-
-    Raises:
-        ConfigError: A key is missing.
     """
     from reflact.integrations.opentelemetry import TracedLLM, Tracing
 
-    config = plan.config
-    overrides = plan.overrides
     stop = graceful_stop or GracefulStop()
-
-    async def emit_with_step(event: Event) -> None:
-        """Pass an event on; a live one without a step, such as a call's, gets the current one."""
-        if not (event.step or event.durable):
-            event = event.model_copy(update={"step": budget.current_stage.step})
-        await on_event(event)
-
-    def post_usage(usage: Usage, worst: Usage, seconds: float) -> None:
-        update = BudgetUpdated(run_id=plan.run_id, usage=usage, worst_case=worst, seconds=seconds)
-        post(update.model_copy(update=config.budget.model_dump()))
-
-    # One callback for all roles, so that an endpoint that they share calls it once.
-    def post_back_off(change: LimitChange) -> None:
-        post(RateLimited(run_id=plan.run_id, **change._asdict()))
-
-    emit = on_event if on_event is ignore_event else emit_with_step
     async with AsyncExitStack() as stack:
-        hide = await _make_redactor(plan) if config.telemetry.content else None
-        tracing = Tracing(plan.run_id, overrides.telemetry, hide=hide)
-        post = await stack.enter_async_context(open_outbox(emit))
-        budget = Budget(config.budget, on_usage=post_usage)
-        watch = RunWatch(plan.run_id, post, config, overrides.label)
-        log = store.decision_log(plan.run_id)
-        account = Account(plan.run_id, store, log, budget)
-        models = _Models(
-            plan=plan,
-            account=account,
-            watch=watch,
-            tracing=tracing,
-            stack=stack,
-            on_event=None if emit is ignore_event else watch.follow(emit),
-            on_limit=post_back_off,
-        )
+        hide = await _make_redactor(plan) if plan.config.telemetry.content else None
+        tracing = Tracing(plan.run_id, plan.overrides.telemetry, hide=hide)
+        models = await _open_models(plan, store, on_event, tracing, stack)
 
         plan, critic, judge = await _connect_graders(plan, store, models)
 
         target = await models.connect_target()
-        optimizer = overrides.optimizer
+        optimizer = plan.overrides.optimizer
         if optimizer is None:
             optimizer = await models.connect("optimizer")
         else:
             optimizer = TracedLLM(optimizer, tracing)
 
-        environment = plan.environment
-        if config.executor.name != "local":
-            from reflact.executors.ray import place_environment
-
-            is_named = overrides.environment is None
-            placing = place_environment(environment, config, target, named=is_named)
-            environment = await stack.enter_async_context(placing)
+        account = models.account
+        environment = await _place_environment(plan, target, stack)
         surround = partial(_surround_rollout, stop=stop, account=account, tracing=tracing)
         plan = replace(plan, environment=environment.surround(surround))
         if plan.annotator is not None:
             plan = replace(plan, annotator=StoppableAnnotator(plan.annotator, stop))
-
         yield Run(
             plan,
             store,
             target,
             StoppableLLM(optimizer, stop),
-            budget,
+            account.budget,
             tracing,
-            on_event=tracing.count_events(emit),
+            on_event=tracing.count_events(models.report),
             approve=approve,
             graceful_stop=stop,
             critic=critic,
@@ -190,6 +140,46 @@ async def _connect_graders(
     return plan, critic, judge
 
 
+async def _open_models(
+    plan: RunPlan,
+    store: SQLiteRunStore,
+    on_event: EventCallback,
+    tracing: Tracing,
+    stack: AsyncExitStack,
+) -> _Models:
+    """Return the opener of a run's models, under its budget, and with its events."""
+
+    async def report(event: Event) -> None:
+        """Pass an event on; a live one without a step, such as a call's, gets the current one."""
+        if not (event.step or event.durable):
+            event = event.model_copy(update={"step": budget.current_stage.step})
+        await on_event(event)
+        if isinstance(event, ModelCallFinished):
+            watch.observe_call(event)
+
+    def post_usage(usage: Usage, worst: Usage, seconds: float) -> None:
+        update = BudgetUpdated(run_id=plan.run_id, usage=usage, worst_case=worst, seconds=seconds)
+        post(update.model_copy(update=plan.config.budget.model_dump()))
+
+    # One callback for all roles, so that an endpoint that they share calls it once.
+    def post_back_off(change: LimitChange) -> None:
+        post(RateLimited(run_id=plan.run_id, **change._asdict()))
+
+    emit = on_event if on_event is ignore_event else report
+    post = await stack.enter_async_context(open_outbox(emit))
+    budget = Budget(plan.config.budget, on_usage=post_usage)
+    watch = RunWatch(plan.run_id, post, plan.config, plan.overrides.label)
+    return _Models(
+        plan=plan,
+        account=Account(plan.run_id, store, store.decision_log(plan.run_id), budget),
+        watch=watch,
+        tracing=tracing,
+        stack=stack,
+        report=emit,
+        on_limit=post_back_off,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Models:
     """Opens the models of a run's roles: their calls are stored, charged, watched and traced."""
@@ -199,7 +189,7 @@ class _Models:
     watch: RunWatch
     tracing: Tracing
     stack: AsyncExitStack
-    on_event: EventCallback | None
+    report: EventCallback
     on_limit: Callable[[LimitChange], None]
 
     async def open_client(self, role: str) -> Client:
@@ -217,7 +207,7 @@ class _Models:
             role,
             replace(self.account, on_attempt=observe),
             transport=self.plan.overrides.transport,
-            on_event=self.on_event,
+            on_event=None if self.report is ignore_event else self.report,
             on_limit=self.on_limit,
         )
         return await self.stack.enter_async_context(client)
@@ -248,8 +238,23 @@ async def start(run: Run, *, resume: bool = True) -> None:
     config = run.config.model_dump(mode="json")
     run.state = await run.store.open_run(run.id, run.plan.identity, config, resume=resume)
     await run.store.store_items(run.plan.data)
+    identities: JsonValue = [run.target.identity, run.plan.environment.identity]
+    await run.decision_log.put(0, IDENTITIES_LABEL, identities)
     seconds = await run.store.add_seconds(run.id, 0.0)
     run.budget.begin(await run.store.spend(run.id), seconds)
+
+
+async def _place_environment(
+    plan: RunPlan, target: TargetAdapter, stack: AsyncExitStack
+) -> EnvironmentAdapter:
+    """Return the run's environment, on the workers of its executor if it names one."""
+    if plan.config.executor.name == "local":
+        return plan.environment
+    from reflact.executors.ray import place_environment
+
+    is_named = plan.overrides.environment is None
+    placing = place_environment(plan.environment, plan.config, target, named=is_named)
+    return await stack.enter_async_context(placing)
 
 
 @asynccontextmanager

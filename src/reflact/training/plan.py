@@ -134,12 +134,7 @@ class RunPlan:
 
 
 def check_config(config: TrainerConfig, overrides: Overrides) -> None:
-    """Refuse a configuration that cannot work with what the caller passes; reads no data.
-
-    Raises:
-        ConfigError: A model, a cap or a package is missing, an object lacks a method, or two
-            settings contradict each other.
-    """
+    """Refuse a configuration that cannot work with what the caller passes; reads no data."""
     for role, value in overrides.objects:
         check_object(role, value)
     is_named = config.target.kind != "chat"
@@ -183,11 +178,7 @@ def _check_critic(config: TrainerConfig, overrides: Overrides) -> None:
 
 
 def refuse_idle_keys(config: TrainerConfig, overrides: Overrides) -> None:
-    """Refuse keys of the configuration that have no effect, because an object takes their place.
-
-    Raises:
-        ConfigError: There is such a key; names all of them.
-    """
+    """Refuse keys of the configuration that have no effect, because an object takes their place."""
     idle = {
         "environment": ("environment.", "data."),
         "target": ("target.kind", "target.options", "target.preamble"),
@@ -230,11 +221,7 @@ def sends_requests(config: TrainerConfig, overrides: Overrides) -> bool:
 def prepare_run(
     config: TrainerConfig, overrides: Overrides, needed: Sequence[Split] = TRAINING_SPLITS
 ) -> RunPlan:
-    """Read and check all that a run on the needed splits takes; nothing is opened or sent.
-
-    Raises:
-        UsageError: Something is missing, malformed or contradictory.
-    """
+    """Read and check all that a run on the needed splits takes; nothing is opened or sent."""
     from reflact.environments.dataset import build_environment
 
     given = overrides

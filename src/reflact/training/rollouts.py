@@ -17,13 +17,17 @@ from reflact.records import SkillScore
 from reflact.stages.evaluate import PassRunner
 from reflact.stages.final_test import score_skill
 from reflact.stages.null_answers import ConstantTarget, NullAnswer, list_null_answers
-from reflact.stages.rollout import RolloutCallback, RolloutRunner, require_coverage
+from reflact.stages.rollout import RolloutRunner, require_coverage
 from reflact.training.run import Run
 from reflact.training.trouble import FailureLog
 from reflact.types import Item, Rollout, Skill, Split
 
 # The first trial for reported scores; the gate uses only trials below it.
 FIRST_REPORT_TRIAL = 1_000_000_000
+
+# New trials for the validation scores of a noisy target without a test split: fewer decide on few
+# gains.
+REPORT_TRIALS = 4
 
 # Errors that leave a measurement beside the training out; all others end the run.
 UNMEASURABLE = (ModelError, EnvironmentFailure, RunFailed)
@@ -46,23 +50,6 @@ def make_runner(
     All rollouts of the run share its ``train.rollout_concurrency`` slots; those that are asked for
     first go first. Rollouts for decisions and scores carry no feedback.
     """
-    return RolloutRunner(
-        target=target or run.target,
-        environment=run.plan.environment,
-        store=run.store,
-        decision_log=run.decision_log,
-        step=step,
-        feedback=stage in {"rollout", "slow_update"},
-        limit=run.slots,
-        on_rollout=_make_progress_counter(run, stage, step, total, note),
-        on_exception=partial(run.failures.record_rollout, step=step),
-    )
-
-
-def _make_progress_counter(
-    run: Run, stage: events.Stage, step: int, total: int, note: str
-) -> RolloutCallback:
-    """Return a function that reports one more finished rollout of a stage."""
     done = 0
     n_stored = 0
 
@@ -81,7 +68,17 @@ def _make_progress_counter(
         )
         await run.on_event(progress)
 
-    return count
+    return RolloutRunner(
+        target=target or run.target,
+        environment=run.plan.environment,
+        store=run.store,
+        decision_log=run.decision_log,
+        step=step,
+        feedback=stage in {"rollout", "slow_update"},
+        limit=run.slots,
+        on_rollout=count,
+        on_exception=partial(run.failures.record_rollout, step=step),
+    )
 
 
 async def roll_out_trials(
@@ -95,16 +92,11 @@ async def roll_out_trials(
     note: str = "",
     target: Target | None = None,
 ) -> tuple[tuple[Rollout, ...], ...]:
-    """Roll a skill out on a split, or some of its ``items``, once for each trial.
+    """Roll a skill out on a split, or some of its ``items``, once for each trial, all together.
 
-    All trials run together. A ``target`` takes the place of the run's own. ``note`` says in
-    progress what is measured.
-
-    Raises:
-        RunFailed: Too few items of a trial could be measured; nothing is logged.
+    A ``target`` takes the place of the run's own. ``note`` says in progress what is measured.
     """
-    if items is None:
-        items = run.plan.data.items(split)
+    items = run.plan.data.items(split) if items is None else items
     stage: events.Stage = "final_test" if split is Split.test else "evaluate"
     total = len(trials) * len(items)
     runner = make_runner(run, step, stage, total, note=note, target=target)
@@ -162,35 +154,45 @@ async def measure_constant(
     return measured._replace(score=score)
 
 
-def make_pass_runner(run: Run, *, step: int, part: str, is_stored: bool = False) -> PassRunner:
-    """Return the function that rolls a skill out on one trial for a decision.
+def make_pass_runner(run: Run, step: int, part: str, passes: list[list[Rollout]]) -> PassRunner:
+    """Return the function that rolls a skill out for a decision, and adds each pass to ``passes``.
 
-    ``is_stored``: it reads the stored rollouts of an earlier trial instead.
+    The passes stand in the order in which they are asked for.
     """
-    validation = {item.id: item for item in run.plan.data.val}
 
     async def roll(skill: Skill, trial: int, item_ids: Sequence[str]) -> Sequence[Rollout]:
         n = len(item_ids)
-        items = [validation[item_id] for item_id in item_ids]
         runner = make_runner(run, step, "evaluate", n, note=f"{skill.hash}, trial {trial}")
-        if is_stored:
-            return await runner.read_stored(items, skill, trial=trial)
         requested = events.TrialRequested(run_id=run.id, step=step, part=part, trial=trial, n=n)
+        rollouts: list[Rollout] = []
+        passes.append(rollouts)
         await run.on_event(requested)
-        return await runner.roll_out_pass(items, skill, trial=trial)
+        rollouts += await runner.roll_out_pass(_find_items(run, item_ids), skill, trial=trial)
+        return rollouts
 
     return roll
+
+
+def make_pass_reader(run: Run) -> PassRunner:
+    """Return the function that reads the stored rollouts of an earlier pass."""
+
+    async def read(skill: Skill, trial: int, item_ids: Sequence[str]) -> Sequence[Rollout]:
+        runner = make_runner(run, 0, "evaluate", len(item_ids))
+        return await runner.read_stored(_find_items(run, item_ids), skill, trial=trial)
+
+    return read
+
+
+def _find_items(run: Run, item_ids: Sequence[str]) -> list[Item]:
+    validation = {item.id: item for item in run.plan.data.val}
+    return [validation[item_id] for item_id in item_ids]
 
 
 @asynccontextmanager
 async def manage_environment(
     environment: EnvironmentAdapter, failures: FailureLog
 ) -> AsyncIterator[None]:
-    """Set an environment up and close it; cancelled runs give it ``CLOSE_SECONDS``.
-
-    Raises:
-        RunFailed: It could not be set up, or not be closed after work without an error.
-    """
+    """Set an environment up and close it; cancelled runs give it ``CLOSE_SECONDS``."""
     async with failures.explain("the environment could not be set up"):
         await environment.set_up()
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
+from pydantic import TypeAdapter
 
 from reflact.adapters import TargetAdapter
 from reflact.concurrency import Slots
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
     from reflact.environments.rubric import RubricGrader
     from reflact.integrations.opentelemetry import Tracing
     from reflact.store.runs import SQLiteRunStore
+
+# What the keys of a run's rollouts have in common: the identities of its target and environment.
+IDENTITIES_LABEL = "rollout_identities"
+IDENTITIES_ADAPTER: TypeAdapter[tuple[str, str]] = TypeAdapter(tuple[str, str])
 
 # A step, and what is measured in it.
 StageKey = tuple[int, str]
@@ -159,22 +164,20 @@ class Run:
         )
 
 
+@dataclass
 class StageTimer:
     """Measures active time since the last reading, in total and by step and stage.
 
     ``current`` is told what the run works on. Stages that are measured follow one another.
     """
 
-    def __init__(
-        self, run_id: str, on_event: EventCallback, tracing: Tracing, current: CurrentStage
-    ) -> None:
-        self._run_id = run_id
-        self._on_event = on_event
-        self._tracing = tracing
-        self._current = current
-        self._spent: dict[StageKey, float] = {}
-        self._running: dict[StageKey, float] = {}
-        self._since = anyio.current_time()
+    run_id: str
+    on_event: EventCallback
+    tracing: Tracing
+    current: CurrentStage
+    _spent: dict[StageKey, float] = field(default_factory=dict)
+    _running: dict[StageKey, float] = field(default_factory=dict)
+    _since: float = field(default_factory=anyio.current_time)
 
     @asynccontextmanager
     async def stage(
@@ -183,7 +186,7 @@ class StageTimer:
         """Measure the time of the block, even if it fails; step 0 is the baseline."""
         key = (step, " and ".join(stages) if name is None else name)
         self._running[key] = anyio.current_time()
-        self._current.step, self._current.stage = key
+        self.current.step, self.current.stage = key
         try:
             async with AsyncExitStack() as stack:
                 for stage in stages:
@@ -203,12 +206,12 @@ class StageTimer:
     async def announce_stage(self, stage: Stage, *, step: int) -> AsyncIterator[None]:
         """Emit the start of a stage and, unless the block fails, its end."""
         start = anyio.current_time()
-        with self._tracing.stage(stage, step=step):
-            await self._on_event(StageStarted(run_id=self._run_id, step=step, stage=stage))
+        with self.tracing.stage(stage, step=step):
+            await self.on_event(StageStarted(run_id=self.run_id, step=step, stage=stage))
             yield
             seconds = anyio.current_time() - start
-            await self._on_event(
-                StageFinished(run_id=self._run_id, step=step, stage=stage, seconds=seconds)
+            await self.on_event(
+                StageFinished(run_id=self.run_id, step=step, stage=stage, seconds=seconds)
             )
 
     def read_and_reset(self, ahead: float = 0.0) -> tuple[float, dict[StageKey, float]]:

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from reflact.messages import NoReply, RenderedPrompt
 from reflact.protocols import R, StepEvidence
 from reflact.records import RunState, StepBufferEntry
-from reflact.search.examples import apply_examples, draw_first_sets, draw_variants, group_examples
-from reflact.search.race import Contender
+from reflact.search.examples import ExampleDraws, apply_examples, group_examples
 from reflact.search.rewrite import DOCUMENTS, RewriteInput, write_documents
 from reflact.skills.document import (
     UNCHANGED_REASON,
     apply_edits,
     check_region_text,
-    digest_form,
     editable_text,
 )
 from reflact.skills.rejected_edits import RejectedEdit, select_relevant_edits
@@ -26,11 +24,9 @@ from reflact.stages.prompt_sections import (
     BYTES_PER_TOKEN,
     fit_conversation,
     join_sections,
-    show_buffer,
     show_figures,
     show_json,
     show_memory,
-    show_meta,
     show_step_cases,
 )
 from reflact.stages.reflect import (
@@ -76,53 +72,29 @@ TRANSCRIPT_BYTES = 1_500
 class StepInput:
     """What a step begins with.
 
-    ``rejected_edits`` are the changes of other runs and earlier epochs that did not help.
-    ``max_edits`` is the edit budget. ``max_items`` is how many items the budget lets the step roll
-    out; None: all of its batches. ``passes`` is how many passes over the validation items the rest
-    of the run's rollouts pays for.
+    ``items`` are those of all ``batches``. ``attempts`` are the earlier steps of the epoch, and
+    ``notes`` is the optimizer's memory, as a section of a prompt. ``rejected_edits`` are those of
+    other runs and earlier epochs. ``max_edits`` is the edit budget. ``max_items`` is how many items
+    the budget lets the step roll out; None: all of its batches. ``passes`` is how many passes over
+    the validation items the rest of the budget pays for.
     """
 
+    step: int
+    epoch: int
     source: str
     is_stalled: bool
-    epoch: int
     context: StageContext
     state: RunState
     skill: Skill
     batches: tuple[tuple[Item, ...], ...]
+    items: tuple[Item, ...]
+    attempts: tuple[StepBufferEntry, ...]
+    shown_attempts: str
+    notes: str
     rejected_edits: tuple[RejectedEdit, ...]
     max_edits: int | None
     max_items: int | None
     passes: float
-
-    @property
-    def step(self) -> int:
-        """The step."""
-        return self.context.step
-
-    @property
-    def items(self) -> tuple[Item, ...]:
-        """The items of all batches, in order."""
-        return tuple(item for batch in self.batches for item in batch)
-
-    @property
-    def attempts(self) -> tuple[StepBufferEntry, ...]:
-        """The earlier steps of the epoch."""
-        return self.state.step_buffer if self.state.epoch == self.epoch else ()
-
-    @property
-    def shown_attempts(self) -> str:
-        """The earlier steps of the epoch, as a section of a prompt."""
-        return show_buffer(self.attempts)
-
-    @property
-    def notes(self) -> str:
-        """The optimizer's memory, as a section of a prompt."""
-        return show_meta(self.state.meta_skill)
-
-    @property
-    def examples(self) -> tuple[WorkedExample, ...]:
-        """The worked examples in the document."""
-        return self.state.current.examples
 
 
 class StepProposal(FrozenModel):
@@ -132,7 +104,7 @@ class StepProposal(FrozenModel):
     """
 
     rollouts: tuple[Rollout, ...] = ()
-    contenders: tuple[Contender, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
     reports: tuple[AnalystReport, ...] = ()
     merged: AggregateResult | None = None
     chosen: SelectResult | None = None
@@ -176,29 +148,25 @@ async def propose_edits(run: Run, work: StepInput) -> StepProposal:
     if run.config.update.mode == "full_rewrite":
         return await propose_rewrites(run, work, documents=1, most=len(work.items))
     timer = run.timer
-    step = work.step
+    skill = work.skill
     context = work.context
-    async with timer.stage("rollout", "reflect", step=step):
+    async with timer.stage("rollout", "reflect", step=work.step):
         rollouts, reports = await _roll_out_and_reflect(run, work)
-    async with timer.stage("aggregate", step=step):
+    async with timer.stage("aggregate", step=work.step):
         merged = await aggregate(
             reports,
-            work.skill,
+            skill,
             context=context,
             config=run.config.aggregate,
             operations=list_edit_kinds(run.config.update),
             notes=work.notes,
         )
-    async with timer.stage("select", step=step):
+    async with timer.stage("select", step=work.step):
         chosen = await _select(run, work, merged, rollouts)
-    async with timer.stage("update", step=step):
-        candidate = await update(work.skill, chosen, context=context, attempts=work.shown_attempts)
+    async with timer.stage("update", step=work.step):
+        candidate = await update(skill, chosen, context=context, attempts=work.shown_attempts)
     return StepProposal(
-        rollouts=rollouts,
-        contenders=(_make_contender("edits", candidate),),
-        reports=reports,
-        merged=merged,
-        chosen=chosen,
+        rollouts=rollouts, candidates=(candidate,), reports=reports, merged=merged, chosen=chosen
     )
 
 
@@ -207,15 +175,13 @@ async def _roll_out_and_reflect(
 ) -> tuple[tuple[Rollout, ...], tuple[AnalystReport, ...]]:
     config = run.config
     tokens = config.reflect.trajectory_tokens
-    attempts = work.shown_attempts
-    notes = work.notes
 
     def make_notes(batch: Minibatch) -> str:
         memory = ""
         if work.rejected_edits:
             relevant = select_relevant_edits(work.rejected_edits, batch.show_cases(tokens))
             memory = show_memory(relevant)
-        return join_sections(attempts, memory, notes)
+        return join_sections(work.shown_attempts, memory, work.notes)
 
     analyse = Analyst(
         context=work.context,
@@ -262,7 +228,6 @@ async def _select(
     run: Run, work: StepInput, merged: AggregateResult, rollouts: Sequence[Rollout]
 ) -> SelectResult:
     """Return the edits to apply, after the optimizer chose the step size if it is asked for one."""
-    notes = work.notes
     attempts = work.shown_attempts
     budget = work.max_edits
     decision = None
@@ -276,7 +241,7 @@ async def _select(
             merged,
             work.skill,
             context=work.context,
-            notes=join_sections(attempts, notes),
+            notes=join_sections(attempts, work.notes),
             figures=show_figures(rollouts, items, failed),
             default=budget,
         )
@@ -286,7 +251,7 @@ async def _select(
             budget = size.count
             decision = size
     chosen = await select(
-        merged, work.skill, context=work.context, budget=budget, attempts=attempts, notes=notes
+        merged, work.skill, context=work.context, budget=budget, attempts=attempts, notes=work.notes
     )
     fallbacks += chosen.fallbacks
     return chosen.model_copy(update={"decision": decision, "fallbacks": fallbacks})
@@ -301,30 +266,26 @@ async def propose_examples(run: Run, work: StepInput) -> StepProposal:
     If the environment gives no right answers, or the target works in several turns, the examples
     are rollouts of the step that were graded right.
     """
-    known = _find_right_answers(run)
+    answers = _find_right_answers(run)
     rollouts: tuple[Rollout, ...] = ()
-    if work.examples or not known:
-        rollouts = await _roll_out(run, work, most=CASES if known else len(work.items))
+    if work.state.current.examples or not answers:
+        rollouts = await _roll_out(run, work, CASES if answers else len(work.items))
     await run.log_unmeasured(rollouts, work.step)
-    pool = _collect_examples(run, work, known, rollouts)
+    pool = _collect_examples(run, work, answers, rollouts)
     sets = _draw_sets(run, work, pool, rollouts) if pool else ()
-    if not sets:
-        most = run.config.search.max_document_tokens
+    if sets:
+        candidates = tuple(apply_examples(work.skill, examples) for examples in sets)
+        return StepProposal(rollouts=rollouts, candidates=candidates)
+    reason = (
+        "No train item has a right answer that can be written down, and no rollout was graded "
+        "right."
+    )
+    if pool:
         reason = (
-            "No train item has a right answer that can be written down, and no rollout was "
-            "graded right."
+            "The document has no room for another set of worked examples; "
+            f"search.max_document_tokens is {run.config.search.max_document_tokens}."
         )
-        if pool:
-            reason = (
-                "The document has no room for another set of worked examples; "
-                f"search.max_document_tokens is {most}."
-            )
-        return StepProposal(rollouts=rollouts, verdict=Verdict(action="no_patches", reason=reason))
-    contenders = []
-    for examples in sets:
-        label = "1 example" if len(examples) == 1 else f"{len(examples)} examples"
-        contenders.append(_make_contender(label, apply_examples(work.skill, examples)))
-    return StepProposal(rollouts=rollouts, contenders=tuple(contenders))
+    return StepProposal(rollouts=rollouts, verdict=Verdict(action="no_patches", reason=reason))
 
 
 def _find_right_answers(run: Run) -> tuple[WorkedExample, ...]:
@@ -348,16 +309,20 @@ def _render_message(run: Run, item: Item) -> str:
 
 
 def _collect_examples(
-    run: Run, work: StepInput, known: Sequence[WorkedExample], rollouts: Sequence[Rollout]
+    run: Run, work: StepInput, answers: Sequence[WorkedExample], rollouts: Sequence[Rollout]
 ) -> list[WorkedExample]:
     """Return the known right answers, the document's examples, and right rollouts.
 
     The text of an example holds no marker of a protected region.
     """
     train = {item.id: item for item in run.plan.data.train}
-    pool = {example.item_id: example for example in known}
-    pool |= {example.item_id: example for example in work.examples if example.item_id in train}
-    if not known or any(len(rollout.turns) > 2 for rollout in rollouts):
+    pool = {example.item_id: example for example in answers}
+    pool |= {
+        example.item_id: example
+        for example in work.state.current.examples
+        if example.item_id in train
+    }
+    if not answers or any(len(rollout.turns) > 2 for rollout in rollouts):
         for rollout in rollouts:
             if rollout.score is None or run.is_failure(rollout):
                 continue
@@ -387,19 +352,20 @@ def _draw_sets(
     kinds = {item.id: item.task_type for item in run.plan.data.train}
     groups = group_examples(pool, [kinds.get(example.item_id) for example in pool])
     # Other regions count, and the markers around the examples.
-    placeholder = "x"
-    marked = apply_edits(work.skill, [Edit(op="examples", content=placeholder)]).skill.text
-    other_bytes = len(marked.encode()) - len(placeholder)
-    room = run.config.search.max_document_tokens * BYTES_PER_TOKEN - other_bytes
-    seed = run.config.seed
-    label = f"examples/{work.step}"
-    most = CANDIDATES * (1 + work.is_stalled)
-    if not work.examples:
-        return draw_first_sets(pool, groups, seed=seed, label=label, most=most, max_bytes=room)
-    failed = {rollout.item_id for rollout in rollouts if run.is_failure(rollout)}
-    return draw_variants(
-        work.examples, pool, groups, failed, seed=seed, label=label, most=most, max_bytes=room
+    marked = apply_edits(work.skill, [Edit(op="examples", content="x")]).skill.text
+    room = run.config.search.max_document_tokens * BYTES_PER_TOKEN - len(marked.encode()) + 1
+    draws = ExampleDraws(
+        pool=pool,
+        groups=groups,
+        seed=run.config.seed,
+        label=f"examples/{work.step}",
+        most=CANDIDATES * (1 + work.is_stalled),
+        max_bytes=room,
     )
+    if not work.state.current.examples:
+        return draws.draw_first_sets()
+    failed = {rollout.item_id for rollout in rollouts if run.is_failure(rollout)}
+    return draws.draw_variants(work.state.current.examples, failed)
 
 
 # ---------------------------------------------------------------------------------- whole documents
@@ -409,9 +375,11 @@ async def propose_rewrites(
     run: Run, work: StepInput, *, documents: int = DOCUMENTS, most: int = CASES
 ) -> StepProposal:
     """Return whole documents that the optimizer writes from at most ``most`` items."""
-    rollouts = await _roll_out(run, work, most=most)
+    rollouts = await _roll_out(run, work, most)
     cases = _build_cases(run, work, rollouts)
-    shown = {case.item.id for case in cases} | {example.item_id for example in work.examples}
+    shown = {case.item.id for case in cases} | {
+        example.item_id for example in work.state.current.examples
+    }
     material = RewriteInput(
         cases=cases,
         answers=tuple(answer for answer in _find_right_answers(run) if answer.item_id not in shown),
@@ -423,7 +391,7 @@ async def propose_rewrites(
             work.skill, material, context=work.context, n=n, seed=run.config.seed
         )
     await run.log_unmeasured(rollouts, work.step)
-    return _build_proposal(work.skill, rollouts, rewrites, cases=max(1, len(cases)))
+    return _build_proposal(work.skill, rollouts, rewrites, len(cases))
 
 
 async def propose_own(run: Run, work: StepInput) -> StepProposal:
@@ -431,14 +399,14 @@ async def propose_own(run: Run, work: StepInput) -> StepProposal:
     proposer = run.plan.proposer
     assert proposer is not None
     step = work.step
-    rollouts = await _roll_out(run, work, most=len(work.items))
+    rollouts = await _roll_out(run, work, len(work.items))
     async with run.timer.stage("update", step=step):
         evidence = await _collect_evidence(run, work, rollouts)
         budget = StepAllowance(run, work)
         async with run.failures.explain(f"the proposer failed in step {step}", step=step):
             rewrites = tuple(await proposer.propose(work.skill, evidence, budget))
         await run.log_unmeasured(rollouts, step)
-    return _build_proposal(work.skill, rollouts, rewrites, cases=max(1, len(evidence.cases)))
+    return _build_proposal(work.skill, rollouts, rewrites, len(evidence.cases))
 
 
 async def _collect_evidence(run: Run, work: StepInput, rollouts: Sequence[Rollout]) -> StepEvidence:
@@ -509,47 +477,40 @@ class StepAllowance:
 
 
 def _build_proposal(
-    skill: Skill, rollouts: tuple[Rollout, ...], rewrites: tuple[Rewrite, ...], *, cases: int
+    skill: Skill, rollouts: tuple[Rollout, ...], rewrites: tuple[Rewrite, ...], n_cases: int
 ) -> StepProposal:
-    """Return written documents as candidates; ``cases`` are behind each of them."""
-    contenders: list[Contender] = []
+    """Return written documents as candidates; so many cases are behind each of them."""
+    candidates: list[Candidate] = []
     fallbacks: list[Fallback] = []
     for rewrite in rewrites:
         reason = rewrite.reason
         if rewrite.document is not None:
-            candidate = _apply_document(skill, rewrite.document, cases)
+            candidate = _apply_document(skill, rewrite.document, max(1, n_cases))
             reason = candidate.results[0].reason
             if reason in {None, UNCHANGED_REASON}:
-                contenders.append(_make_contender(f"rewrite {rewrite.number + 1}", candidate))
+                label = f"rewrite {rewrite.number + 1}"
+                candidates.append(candidate.model_copy(update={"label": label}))
                 continue
         if reason is not None:
             label = f"document/{rewrite.number}"
             replacement = "one document less"
             fallbacks.append(Fallback(label=label, reason=reason, replacement=replacement))
     verdict = None
-    if not contenders:
+    if not candidates:
         reason = fallbacks[0].reason if fallbacks else "no reason was given"
         verdict = Verdict(action="no_rewrite", reason=f"No document was written: {reason}")
     return StepProposal(
         rollouts=rollouts,
-        contenders=tuple(contenders),
+        candidates=tuple(candidates),
         rewrites=rewrites,
         fallbacks=tuple(fallbacks),
         verdict=verdict,
     )
 
 
-# ------------------------------------------------------------------------------------------ shared
-
-
-def _make_contender(label: str, candidate: Candidate) -> Contender:
-    """Return a candidate with its name in a race."""
-    return Contender(label=label, candidate=candidate, form=digest_form(candidate.skill.text))
-
-
-def _apply_document(skill: Skill, document: str, cases: int = 1) -> Candidate:
+def _apply_document(skill: Skill, document: str, n_cases: int = 1) -> Candidate:
     """Return the skill with a new text; protected regions that the text repeats are left out."""
-    edit = Edit(op="rewrite", content=editable_text(document), support_count=cases)
+    edit = Edit(op="rewrite", content=editable_text(document), support_count=n_cases)
     return apply_edits(skill, [edit])
 
 
@@ -563,17 +524,20 @@ def _build_cases(run: Run, work: StepInput, rollouts: Sequence[Rollout]) -> tupl
     )
 
 
+# ---------------------------------------------------------------------------------------- rollouts
+
+
 def _limit_batches(work: StepInput, most: int) -> tuple[tuple[Item, ...], ...]:
     """Return the batches with at most ``most`` items; the document's own examples come last."""
     allowed = most if work.max_items is None else min(most, work.max_items)
     if len(work.items) <= allowed:
         return work.batches
-    used = {example.item_id for example in work.examples}
+    used = {example.item_id for example in work.state.current.examples}
     chosen = sorted(dict.fromkeys(work.items), key=lambda item: item.id in used)[:allowed]
     return (tuple(chosen),)
 
 
-async def _roll_out(run: Run, work: StepInput, *, most: int) -> tuple[Rollout, ...]:
+async def _roll_out(run: Run, work: StepInput, most: int) -> tuple[Rollout, ...]:
     """Roll the current document out on at most ``most`` items of the step."""
     batches = _limit_batches(work, most)
     async with run.timer.stage("rollout", step=work.step):

@@ -1,10 +1,10 @@
-"""Pure functions that build records and events, and apply records to a run's state."""
+"""Pure functions that build records, versions and events of a run's commits."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from reflact import events
 from reflact.gate.ranked_decision import BEST_ABOVE, Posterior
@@ -27,11 +27,7 @@ UNCHANGED: tuple[GateAction, ...] = ("no_change", "no_patches", "no_rewrite")
 
 
 def build_first_state(
-    initial: Skill,
-    score: float | None,
-    *,
-    deterministic: bool = True,
-    ranking: Ranking | None = None,
+    initial: Skill, score: float | None, *, deterministic: bool, ranking: Ranking | None
 ) -> RunState:
     """Return the state before the first step; the initial skill is version 0, current and best."""
     version = SkillVersion(number=0, skill_hash=initial.hash, origin="initial", score=score)
@@ -48,28 +44,42 @@ def build_first_state(
     )
 
 
+def derive_version(
+    parent: SkillVersion, number: int, skill: Skill, origin: str, verdict: Verdict | None = None
+) -> SkillVersion:
+    """Return the version of a text that was made from a parent.
+
+    Without a verdict on the text, its score is the parent's, marked as inherited.
+    """
+    return parent.model_copy(
+        update={
+            "number": number,
+            "skill_hash": skill.hash,
+            "origin": origin,
+            "score": parent.score if verdict is None else verdict.candidate_score,
+            "inherited": verdict is None,
+            "n": None,
+            "trials": None,
+        }
+    )
+
+
 def create_versions(
     state: RunState, step: int, candidate: Candidate, verdict: Verdict, appended: Skill
 ) -> tuple[SkillVersion, ...]:
     """Return the versions of an accepted candidate, and of the document with new notes."""
     current = find_current(state, verdict)
+    number = state.latest_version + 1
     created: tuple[SkillVersion, ...] = ()
     if verdict.accepted:
-        current = SkillVersion(
-            number=state.latest_version + 1,
-            skill_hash=candidate.skill.hash,
-            origin=f"step {step}",
-            score=verdict.candidate_score,
-            examples=state.current.examples if candidate.examples is None else candidate.examples,
-        )
+        current = derive_version(state.current, number, candidate.skill, f"step {step}", verdict)
+        if candidate.examples is not None:
+            current = current.model_copy(update={"examples": candidate.examples})
         created = (current,)
-    if appended.hash == current.skill_hash:
-        return created
-    number = state.latest_version + len(created) + 1
-    return (
-        *created,
-        inherit_version(current, number=number, skill=appended, origin=f"step {step} notes"),
-    )
+        number += 1
+    if appended.hash != current.skill_hash:
+        created += (derive_version(current, number, appended, f"step {step} notes"),)
+    return created
 
 
 def name_documents(state: RunState, earlier: Sequence[StepRecord]) -> dict[str, str]:
@@ -80,11 +90,19 @@ def name_documents(state: RunState, earlier: Sequence[StepRecord]) -> dict[str, 
     return names | {version.skill_hash: f"v{version.number}" for version in reversed(state.kept)}
 
 
-def find_current(state: RunState, verdict: Verdict | None) -> SkillVersion:
+def find_current(state: RunState, verdict: Verdict) -> SkillVersion:
     """Return the version on which the run goes on, unless it goes on with an accepted candidate."""
-    if verdict is None or verdict.ranked is None or verdict.action != "return":
+    if verdict.ranked is None or verdict.action != "return":
         return state.current
     return next(version for version in state.kept if version.skill_hash == verdict.ranked.chosen)
+
+
+def replaces_best(verdict: Verdict, best: SkillVersion) -> bool:
+    """Return whether an accepted document replaces the best one; without a gate by score."""
+    if verdict.action != "force_accept":
+        return verdict.action == "accept_new_best"
+    score = verdict.candidate_score
+    return score is not None and (best.score is None or score > best.score)
 
 
 def choose_best(state: RunState, record: Record) -> Record:
@@ -111,9 +129,8 @@ def choose_best(state: RunState, record: Record) -> Record:
         "best": add_measured_score(best, ranking),
     }
     if not isinstance(record, PromotionRecord):
-        update["created_versions"] = tuple(
-            add_measured_score(v, ranking) for v in record.created_versions
-        )
+        created = (add_measured_score(version, ranking) for version in record.created_versions)
+        update["created_versions"] = tuple(created)
     return record.model_copy(update=update)
 
 
@@ -123,149 +140,92 @@ def add_measured_score(version: SkillVersion, ranking: Ranking) -> SkillVersion:
     measured = ranking.find_score(source)
     if measured is None:
         return version
-    is_inherited = source != version.skill_hash
-    return version.model_copy(
-        update={
-            "score": measured.score,
-            "n": None if is_inherited else measured.n,
-            "trials": None if is_inherited else measured.trials,
-            "inherited": is_inherited,
-        }
-    )
-
-
-def replaces_best(verdict: Verdict, best: SkillVersion) -> bool:
-    """Return whether an accepted document replaces the best one; without a gate by score."""
-    if verdict.action != "force_accept":
-        return verdict.action == "accept_new_best"
-    score = verdict.candidate_score
-    return score is not None and (best.score is None or score > best.score)
-
-
-def inherit_version(
-    parent: SkillVersion, *, number: int, skill: Skill, origin: str
-) -> SkillVersion:
-    """Return the version of an unmeasured text, with its parent's score marked as inherited."""
-    return parent.model_copy(
-        update={
-            "number": number,
-            "skill_hash": skill.hash,
-            "origin": origin,
-            "inherited": True,
-            "n": None,
-            "trials": None,
-        }
-    )
+    update: dict[str, object] = {"score": measured.score, "inherited": True}
+    update |= {"n": None, "trials": None}
+    if source == version.skill_hash:
+        update = {**measured.model_dump(), "inherited": False}
+    return version.model_copy(update=update)
 
 
 def version_hashes(
     initial: Skill, records: Sequence[StepRecord], epochs: Sequence[EpochRecord] = ()
 ) -> dict[int, str]:
     """Return the hashes of all skill versions by number, the initial skill first."""
-    created = [record.created_versions for record in records] + [e.created_versions for e in epochs]
+    created = [r.created_versions for r in records] + [e.created_versions for e in epochs]
     hashes = {v.number: v.skill_hash for versions in created for v in versions}
     return {0: initial.hash} | dict(sorted(hashes.items()))
 
 
 def build_commit_events(
     run_id: str, record: CommitRecord | None, state: RunState
-) -> list[events.Event]:
-    """Return the durable events of a commit; without a record, of the first one with its state."""
+) -> Iterator[events.Event]:
+    """Yield the durable events of a commit; without a record, of the first one with its state."""
     if record is None:
-        return [events.SkillVersionCreated(run_id=run_id, version=state.current)]
-    step = record.step
+        yield events.SkillVersionCreated(run_id=run_id, version=state.current)
+        return
+    base: dict[str, Any] = {"run_id": run_id, "step": record.step}
     verdict = record.verdict
     if isinstance(record, PromotionRecord):
-        judged = events.PromotionJudged(
-            run_id=run_id, step=step, verdict=record.verdict, best=record.best
-        )
-        return [judged]
-    built: list[events.Event] = []
+        yield events.PromotionJudged(**base, verdict=record.verdict, best=record.best)
+        return
     if isinstance(record, StepRecord):
-        built += _build_step_events(run_id, record)
+        yield from _build_step_events(base, record)
     if verdict is not None and verdict.action == "return" and verdict.ranked is not None:
         chosen = verdict.ranked.chosen
-        built.append(
-            events.VersionReturned(
-                run_id=run_id, step=step, skill_hash=chosen, reason=verdict.reason
-            )
-        )
+        yield events.VersionReturned(**base, skill_hash=chosen, reason=verdict.reason)
     for version in record.created_versions:
-        built.append(events.SkillVersionCreated(run_id=run_id, step=step, version=version))
+        yield events.SkillVersionCreated(**base, version=version)
+    base |= {"epoch": record.epoch, "current": record.current, "best": record.best}
     if isinstance(record, StepRecord):
-        built.append(
-            events.StepCommitted(
-                run_id=run_id,
-                step=step,
-                epoch=record.epoch,
-                action=record.verdict.action,
-                current=record.current,
-                best=record.best,
-            )
-        )
+        yield events.StepCommitted(**base, action=record.verdict.action)
     else:
-        built.append(
-            events.EpochCommitted(
-                run_id=run_id,
-                step=step,
-                epoch=record.epoch,
-                slow_update=record.slow_update,
-                meta_skill=record.meta_skill,
-                fallbacks=record.fallbacks,
-                current=record.current,
-                best=record.best,
-            )
+        yield events.EpochCommitted(
+            **base,
+            slow_update=record.slow_update,
+            meta_skill=record.meta_skill,
+            fallbacks=record.fallbacks,
         )
-    return built
 
 
-def _build_step_events(run_id: str, record: StepRecord) -> Iterator[events.Event]:
-    step = record.step
+def _build_step_events(base: dict[str, Any], record: StepRecord) -> Iterator[events.Event]:
     chosen = record.chosen
-    yield events.StepStarted(run_id=run_id, step=step, epoch=record.epoch, item_ids=record.item_ids)
+    yield events.StepStarted(**base, epoch=record.epoch, item_ids=record.item_ids)
     yield events.RolloutsFinished(
-        run_id=run_id,
-        step=step,
+        **base,
         n=record.rollout.n,
         failures=record.n_failures,
         unmeasured=len(record.rollout.unmeasured),
     )
     for report in record.reports:
-        yield events.AnalystReported(run_id=run_id, step=step, report=report)
+        yield events.AnalystReported(**base, report=report)
     for fallback in (*record.merged.fallbacks, *chosen.fallbacks, *record.fallbacks):
-        yield events.FallbackUsed(run_id=run_id, step=step, fallback=fallback)
+        yield events.FallbackUsed(**base, fallback=fallback)
     yield events.EditsApplied(
-        run_id=run_id,
-        step=step,
-        pool_size=chosen.pool_size,
-        budget=chosen.budget,
-        results=record.edits,
+        **base, pool_size=chosen.pool_size, budget=chosen.budget, results=record.edits
     )
-    yield events.CandidateJudged(run_id=run_id, step=step, verdict=record.verdict)
+    yield events.CandidateJudged(**base, verdict=record.verdict)
 
 
-def summarize_history(
-    summary: RunSummary, records: Sequence[StepRecord], state: RunState | None
-) -> RunSummary:
-    """Return a summary with counts of the committed steps, and a state's best and last skill."""
-    actions: Counter[str] = Counter(r.verdict.action for r in records)
-    update: dict[str, object] = {
-        "steps": len(records),
-        "accepts": sum(r.verdict.accepted for r in records),
-        "rejects": actions["reject"],
-        "skips": sum(actions[action] for action in UNCHANGED),
-        "actions": tuple(ActionCount(action=a, count=actions[a]) for a in ACTIONS if actions[a]),
-    }
-    if state is not None:
-        update |= {"best": state.best, "final": state.current, "deterministic": state.deterministic}
-    return summary.model_copy(update=update)
+def summarize_history(summary: RunSummary, records: Sequence[StepRecord]) -> RunSummary:
+    """Return a summary with counts of the committed steps."""
+    actions: Counter[str] = Counter(record.verdict.action for record in records)
+    return summary.model_copy(
+        update={
+            "steps": len(records),
+            "accepts": sum(record.verdict.accepted for record in records),
+            "rejects": actions["reject"],
+            "skips": sum(actions[action] for action in UNCHANGED),
+            "actions": tuple(
+                ActionCount(action=a, count=actions[a]) for a in ACTIONS if actions[a]
+            ),
+        }
+    )
 
 
 def find_unmeasured(records: Sequence[StepRecord]) -> tuple[str, ...]:
     """Return the train items that have no score in the last step that drew them."""
-    last = {
-        item_id: item_id in record.rollout.unmeasured
-        for record in records
-        for item_id in record.item_ids
-    }
-    return tuple(item_id for item_id, is_lost in last.items() if is_lost)
+    is_lost: dict[str, bool] = {}
+    for record in records:
+        for item_id in record.item_ids:
+            is_lost[item_id] = item_id in record.rollout.unmeasured
+    return tuple(item_id for item_id, lost in is_lost.items() if lost)

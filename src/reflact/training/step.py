@@ -15,12 +15,14 @@ from reflact.search.bandit import (
     count_new_rollouts,
     count_step_items,
     estimate_rollouts,
+    is_stalled,
 )
 from reflact.search.race import plan_slices
 from reflact.skills.document import read_notes
 from reflact.skills.rejected_edits import RejectedEdit, collect_rejected_edits, deduplicate_edits
 from reflact.stages.evaluate import build_measurement
 from reflact.stages.execution_notes import update_appendix
+from reflact.stages.prompt_sections import show_buffer, show_meta
 from reflact.stages.reflect import group_failures
 from reflact.stages.select import edit_budget
 from reflact.training.gating import JudgedStep, judge_candidates
@@ -42,11 +44,7 @@ PLANNED_ADAPTER: TypeAdapter[float | None] = TypeAdapter(float | None)
 
 
 async def train_step(run: Run, state: RunState) -> StepRecord:
-    """Run the next step and return its record.
-
-    Raises:
-        Unmeasured: Too little could be measured to decide on the candidate.
-    """
+    """Run the next step and return its record."""
     step = state.step + 1
     epoch = state.step // run.plan.steps_per_epoch + 1
     with run.tracing.step(step, epoch=epoch):
@@ -64,39 +62,37 @@ async def prepare_step(run: Run, state: RunState, step: int, epoch: int) -> Step
     """Choose the source of the next step, and return what it begins with."""
     config = run.config
     train = config.train
-    sizes = config.select
     items = {item.id: item for item in run.plan.data.train}
-    dealt = plan_epoch(
-        items,
-        epoch=epoch,
-        seed=config.seed,
-        batch_size=train.batch_size,
-        accumulation=train.accumulation,
-    )
+    sizes = {"batch_size": train.batch_size, "accumulation": train.accumulation}
+    dealt = plan_epoch(items, epoch=epoch, seed=config.seed, **sizes)
     index = state.step % run.plan.steps_per_epoch
     batches = tuple(tuple(items[item_id] for item_id in batch) for batch in dealt[index])
-    ids = tuple(item.id for batch in batches for item in batch)
+    batch_items = tuple(item for batch in batches for item in batch)
+    ids = tuple(item.id for item in batch_items)
     await run.emit(events.StepStarted(run_id=run.id, step=step, epoch=epoch, item_ids=ids))
 
     source = choose_source(list_sources(run), run.records, seed=config.seed, step=step)
     max_edits = None
-    if sizes.lr_control != "none":
-        max_edits = edit_budget(
-            step,
-            run.plan.total_steps,
-            scheduler=sizes.scheduler,
-            max_edits=sizes.max_edits,
-            floor=sizes.floor,
-        )
+    select = config.select
+    if select.lr_control != "none":
+        bounds = {"max_edits": select.max_edits, "floor": select.floor}
+        total = run.plan.total_steps
+        max_edits = edit_budget(step, total, scheduler=select.scheduler, **bounds)
     planned = await plan_rollouts(run)
+    attempts = state.step_buffer if state.epoch == epoch else ()
     return StepInput(
-        source=source.name,
-        is_stalled=source.is_stalled,
+        step=step,
+        source=source,
+        is_stalled=is_stalled(run.records),
         epoch=epoch,
         context=run.make_context(step),
         state=state,
         skill=await run.find_skill(state.current.skill_hash),
         batches=batches,
+        items=batch_items,
+        attempts=attempts,
+        shown_attempts=show_buffer(attempts),
+        notes=show_meta(state.meta_skill),
         rejected_edits=_collect_edits(run, epoch),
         max_edits=max_edits,
         max_items=count_step_items(planned, config.reflect.minibatch_size),
@@ -215,7 +211,7 @@ def build_record(
         reports=proposed.reports,
         rewrites=proposed.rewrites,
         merged=proposed.merged or AggregateResult(patch=patch, fallbacks=proposed.fallbacks),
-        chosen=proposed.chosen or SelectResult(patch=patch, pool_size=len(proposed.contenders)),
+        chosen=proposed.chosen or SelectResult(patch=patch, pool_size=len(proposed.candidates)),
         edits=candidate.results,
         rewrite_summary=candidate.summary,
         candidate_hash=candidate.skill.hash,
@@ -226,21 +222,11 @@ def build_record(
         current=created[-1] if created else find_current(state, verdict),
         best=created[0] if replaces_best(verdict, state.best) else state.best,
         fallbacks=(*candidate.fallbacks, *appended.fallbacks),
-        n_rollouts=count_new_rollouts(
-            rollouts,
-            judged.race,
-            verdict,
-            candidate.skill.hash,
-            current=skill.hash,
-            earlier=run.records,
-        ),
-        n_tokens=work.context.asked.tokens,
+        n_tokens=sum(work.context.asked),
     )
+    update: dict[str, object] = {"n_rollouts": count_new_rollouts(record, run.records)}
     if not record.patterns:
-        threshold = run.config.train.success_threshold
-        record = record.model_copy(update={"fail_reasons": group_failures(rollouts, threshold)})
-    for contender in proposed.contenders:
-        run.add_document(contender.candidate.skill)
-    run.add_document(candidate.skill)
-    run.add_document(appended.skill)
-    return choose_best(state, record)
+        update["fail_reasons"] = group_failures(rollouts, run.config.train.success_threshold)
+    for skill in (*(c.skill for c in proposed.candidates), candidate.skill, appended.skill):
+        run.add_document(skill)
+    return choose_best(state, record.model_copy(update=update))

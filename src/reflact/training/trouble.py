@@ -11,7 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,12 +51,15 @@ PREFLIGHT = "preflight"
 MUTE_CALLS = 3
 
 
-def log_line(run_id: str, label: str, level: int, message: str) -> None:
+def _log(source: RunWatch | FailureLog, level: int, message: str) -> None:
     """Log a message of a run; the record has the attributes ``run_id`` and ``label``."""
+    run_id = source.run_id
+    label = source.label or str(source.config.out_dir)
     line = escape_controls(f"run {run_id} ({label}): {message}")
     LOGGER.log(level, "%s", line, extra={"run_id": run_id, "label": label})
 
 
+@dataclass
 class RunWatch:
     """Finds trouble in the calls of one start of a run, and reports each kind once as a warning.
 
@@ -64,32 +67,15 @@ class RunWatch:
     takes the warnings, and ``label`` is the caller's name for the run in log lines.
     """
 
-    def __init__(
-        self,
-        run_id: str,
-        post: Callable[[events.Event], None],
-        config: TrainerConfig,
-        label: str = "",
-    ) -> None:
-        self._run_id = run_id
-        self._post = post
-        self._config = config
-        self._log = partial(log_line, run_id, label or str(config.out_dir))
-        self._reported: set[str] = set()
-        self._failed_calls: Counter[str] = Counter()
-        self._answering_roles: set[str] = set()
-        self._faults: dict[str, Counter[FaultKind]] = {}
-        self._n_answers = 0
-
-    def follow(self, on_event: EventCallback) -> EventCallback:
-        """Return a callback that passes events on, and watches the ends of calls."""
-
-        async def emit(event: events.Event) -> None:
-            await on_event(event)
-            if isinstance(event, events.ModelCallFinished):
-                self.observe_call(event)
-
-        return emit
+    run_id: str
+    post: Callable[[events.Event], None]
+    config: TrainerConfig
+    label: str = ""
+    _reported: set[str] = field(default_factory=set)
+    _failed_calls: Counter[str] = field(default_factory=Counter)
+    _answering_roles: set[str] = field(default_factory=set)
+    _faults: dict[str, Counter[FaultKind]] = field(default_factory=dict)
+    _n_answers: int = 0
 
     def observe_attempt(self, call: CallReservation, usage: Usage, fault: FaultKind | None) -> None:
         """Take an attempt of a call."""
@@ -100,7 +86,7 @@ class RunWatch:
         counts = self._faults.setdefault(call.role, Counter())
         counts[fault] += 1
         if fault in {"cut prompt", "other model"} or self._n_answers >= MIN_ANSWERS:
-            found = describe_answer_faults(counts, self._n_answers, self._config)
+            found = describe_answer_faults(counts, self._n_answers, self.config)
             for subject, message in found.items():
                 self._warn(f"{subject} of {call.role}", message)
 
@@ -120,7 +106,7 @@ class RunWatch:
         if role in self._answering_roles or self._failed_calls[role] < MUTE_CALLS:
             return
         reason = " ".join((event.reason or "none").split()).rstrip(".")
-        advice = advise_on_replies(role, self._config, reason)
+        advice = advise_on_replies(role, self.config, reason)
         self._warn(
             f"role {role}",
             f"models.{role} gave no valid reply in its first {MUTE_CALLS} calls; the last reason: "
@@ -130,8 +116,8 @@ class RunWatch:
     def _warn(self, subject: str, message: str) -> None:
         if subject not in self._reported:
             self._reported.add(subject)
-            self._log(logging.WARNING, message)
-            self._post(events.WarningIssued(run_id=self._run_id, message=message))
+            _log(self, logging.WARNING, message)
+            self.post(events.WarningIssued(run_id=self.run_id, message=message))
 
 
 def describe_answer_faults(
@@ -204,6 +190,7 @@ def describe_unmeasured(reasons: Mapping[str, str | None]) -> str | None:
     return f"no result counts {list_items(reasons)}{''.join(known[:1])}"
 
 
+@dataclass
 class FailureLog:
     """Keeps the exceptions of the caller's own code in one start of a run.
 
@@ -212,21 +199,13 @@ class FailureLog:
     level of debugging. With ``train.raise_on_exception`` the first exception is raised.
     """
 
-    def __init__(
-        self,
-        run_id: str,
-        config: TrainerConfig,
-        store: SQLiteRunStore,
-        on_event: EventCallback,
-        label: str = "",
-    ) -> None:
-        self._run_id = run_id
-        self._config = config
-        self._log = partial(log_line, run_id, label or str(config.out_dir))
-        self._store = store
-        self._on_event = on_event
-        self._keys: Sequence[str] | None = None
-        self._known_places: set[str] = set()
+    run_id: str
+    config: TrainerConfig
+    store: SQLiteRunStore
+    on_event: EventCallback
+    label: str = ""
+    _keys: Sequence[str] | None = None
+    _known_places: set[str] = field(default_factory=set)
 
     async def record_rollout(
         self, job: RolloutJob, error: Exception, reason: str, step: int
@@ -239,11 +218,7 @@ class FailureLog:
 
     @asynccontextmanager
     async def explain(self, what: str, *, step: int = 0) -> AsyncIterator[None]:
-        """Turn an exception of the caller's code in the block into the end of the run.
-
-        Raises:
-            RunFailed: The code raised an exception that is none of reflact's.
-        """
+        """Turn an exception of the caller's code in the block into the end of the run."""
         try:
             with CatchExits():
                 yield
@@ -260,26 +235,26 @@ class FailureLog:
         """Log, store and report an exception, and return the reason without keys; see the class."""
         from reflact.llm.redaction import remove_keys
 
-        if self._config.train.raise_on_exception:
+        if self.config.train.raise_on_exception:
             raise error
         if self._keys is None:
-            self._keys = await find_keys(self._config)
+            self._keys = await find_keys(self.config)
         reason = remove_keys(self._keys, replace_surrogates(reason))
         text = remove_keys(self._keys, replace_surrogates(format_exception(error)))
         failure = CodeFailure(step=step, item_id=item_id, reason=reason, traceback=text)
-        await self._store.store_failure(self._run_id, key, failure)
+        await self.store.store_failure(self.run_id, key, failure)
         # Equal exceptions have the same class and come from the same line.
         lines = [f"{f.filename}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
         place = f"{type(error).__qualname__} {lines[-1:]}"
         is_new = place not in self._known_places
         self._known_places.add(place)
         level = logging.ERROR if is_new else logging.DEBUG
-        self._log(level, f"{reason}\n{text}")
+        _log(self, level, f"{reason}\n{text}")
         if is_new and item_id is not None:
-            command = shlex.join(("reflact", "show", str(self._config.out_dir), "--item", item_id))
+            command = shlex.join(("reflact", "show", str(self.config.out_dir), "--item", item_id))
             message = f"{reason}; for the traceback: {command}"
-            await self._on_event(
-                events.WarningIssued(run_id=self._run_id, step=step, message=message)
+            await self.on_event(
+                events.WarningIssued(run_id=self.run_id, step=step, message=message)
             )
         return reason
 
