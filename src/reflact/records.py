@@ -33,6 +33,7 @@ from reflact.types import (
     Verdict,
     VersionNode,
     WorkedExample,
+    digest_json,
 )
 
 # Decisions after which the same document may be judged again.
@@ -439,8 +440,34 @@ class SkillScore(FrozenModel):
         return weigh_scores(self.hard, self.soft, self.soft_weight)
 
 
-# Begins the labels of scores that were measured outside a training, in the decision log.
-EVALUATION_LABEL = "eval/"
+class NamedDocument(FrozenModel):
+    """A document that is measured outside a training, with its name, such as that of its file."""
+
+    name: str
+    skill_hash: str
+
+
+class SkillEvaluation(FrozenModel):
+    """What one ``eval`` measures: documents on a split, each item so many times.
+
+    It is stored beside the run of the same configuration, ``run_id``, with a cost of its own.
+    ``documents`` begin with the one that is measured; the others it is compared with.
+    """
+
+    run_id: str
+    split: Split
+    repeats: int
+    documents: tuple[NamedDocument, ...]
+
+    @property
+    def id(self) -> str:
+        """The id under which its work is stored; equal for equal measurements."""
+        return f"e{digest_json(self.model_dump(mode='json'))[:12]}"
+
+    @property
+    def title(self) -> str:
+        """What it is, such as ``eval of rule.md``."""
+        return f"eval of {self.documents[0].name}"
 
 
 class Improvement(FrozenModel):

@@ -32,7 +32,14 @@ from reflact.errors import (
     RunConflict,
     UsageError,
 )
-from reflact.text import escape_controls, escape_line, format_count, format_duration, shorten
+from reflact.text import (
+    escape_controls,
+    escape_line,
+    format_count,
+    format_duration,
+    format_value,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from reflact.config.training import TrainerConfig
@@ -113,8 +120,6 @@ def list_check_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
 
 def _list_item_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
     """Yield the graded item; below a full score also what the grader said."""
-    from reflact.reporting.facts import format_value
-
     item = found.item
     grade = found.grade
     is_dataset = config.environment.name == "dataset"
@@ -177,7 +182,7 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     from rich.console import Console
 
     from reflact.errors import UsageError
-    from reflact.reporting.facts import describe_gain
+    from reflact.reporting.facts import list_evaluation_gains
     from reflact.reporting.terminal import build_score_table
     from reflact.skills.package import load_skill
     from reflact.trainer import Trainer
@@ -203,26 +208,27 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
             view.show_event(event)
 
         measure = partial(
-            Trainer(settings).compare, document, others, Split(split or "val"), on_event=emit
+            Trainer(settings).compare,
+            document,
+            others,
+            Split(split or "val"),
+            names=[str(skill), *named],
+            on_event=emit,
         )
         compared = anyio.run(measure)
     if show is ShowMode.json:
         typer.echo((compared if named else compared.skill).model_dump_json(ensure_ascii=True))
         return
-    files = {
-        "skill": str(skill),
-        **{f"other_{number}": name for number, name in enumerate(named, 1)},
-    }
-    scores = []
-    for score in (compared.skill, *compared.others):
-        name = shorten(files.get(score.name, score.name), MAX_NAME_CHARS)
-        scores.append(score.model_copy(update={"name": name}))
     if data is not None:
         n_items = compared.skill.n + compared.skill.unmeasured
         typer.echo(escape_line(f"all {n_items} items of {data}, as the split val"))
+    scores = [
+        score.model_copy(update={"name": shorten(score.name, MAX_NAME_CHARS)})
+        for score in (compared.skill, *compared.others)
+    ]
     console.print(build_score_table(scores, console.width))
-    for gain in compared.improvements:
-        typer.echo(escape_line(describe_gain(str(skill), files.get(gain.name, gain.name), gain)))
+    for line in list_evaluation_gains(compared):
+        typer.echo(escape_line(line))
 
 
 def use_all_items(config: TrainerConfig, data: Path) -> TrainerConfig:

@@ -4,7 +4,6 @@ out.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections import Counter
@@ -21,7 +20,6 @@ from reflact.messages import NO_REPORTS, describe_call, name_minibatch
 from reflact.records import (
     UNPROVEN,
     Claim,
-    ComparisonCategory,
     CriticDescription,
     EpochRecord,
     Improvement,
@@ -29,6 +27,7 @@ from reflact.records import (
     ItemResult,
     RunStatus,
     RunSummary,
+    SkillComparison,
     SkillScore,
     SkillVersion,
     Spend,
@@ -37,12 +36,16 @@ from reflact.records import (
     Usage,
     average_metrics,
 )
+from reflact.reporting.items import OUTCOME_WORDS
 from reflact.text import (
     describe_constant,
     escape_line,
+    format_change,
     format_count,
     format_duration,
+    format_score,
     format_usd,
+    format_value,
     list_items,
     name_count,
     name_times,
@@ -90,15 +93,6 @@ STOP_WORDS: dict[RunStatus, str] = {
     "failed": "Failed",
 }
 
-# How an item did under two documents, the most telling outcome first.
-OUTCOME_WORDS: dict[ComparisonCategory | None, str] = {
-    "improved": "better",
-    "regressed": "worse",
-    "persistent_failure": "still wrong",
-    "stable_success": "right under both",
-    None: "not measured under both",
-}
-
 EDIT_WORDS: dict[EditKind, str] = {
     "append": "Addition at the end",
     "insert_after": "Insertion",
@@ -139,27 +133,6 @@ FEW_STEPS = 8
 
 
 # ------------------------------------------------------------------------------ figures and spend
-
-
-def format_score(score: float | None) -> str:
-    """Return a score with three digits, or a dash if there is none."""
-    return "-" if score is None else f"{score:.3f}"
-
-
-def format_change(before: float | None, after: float | None) -> str:
-    """Return ``before -> after``, or only the first score if there is no second."""
-    if after is None:
-        return format_score(before)
-    return f"{format_score(before)} -> {format_score(after)}"
-
-
-def format_value(value: JsonValue) -> str:
-    """Return a text as it is, nothing for None, and any other value as JSON."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
 def describe_score(score: Score | None) -> str:
@@ -334,6 +307,12 @@ def describe_gain(skill: str, other: str, gain: Improvement, noun: str = "item")
         f"{skill} over {SCORE_NAMES.get(other, other)} on {SPLIT_WORDS[gain.split]}: "
         f"{points} points{metric} (95% interval {low} to {high}, {name_count(gain.n, noun)})"
     )
+
+
+def list_evaluation_gains(compared: SkillComparison) -> Iterator[str]:
+    """Yield what the document of an ``eval`` gains over each of the others."""
+    for gain in compared.improvements:
+        yield describe_gain(compared.skill.name, gain.name, gain)
 
 
 def _format_points(gain: Improvement) -> list[str]:
@@ -1009,9 +988,14 @@ def summarize_items(items: Sequence[ItemResult]) -> str:
 
 
 def build_run_row(run: RunListing, root: Path) -> Row:
-    """Return a run in a list of runs; its folder is shown as below ``root``."""
+    """Return a run in a list of runs; its folder is shown as below ``root``. An ``eval`` is named
+    after its document.
+    """
+    name = shorten_path(run.folder, root)
+    if run.evaluation is not None:
+        name = f"{name}: {run.evaluation.title}"
     return {
-        "folder": escape_line(shorten_path(run.folder, root)),
+        "folder": escape_line(name),
         "run": escape_line(run.run_id),
         "status": run.state,
         "steps": f"{run.steps:,}",
@@ -1025,6 +1009,9 @@ def build_run_row(run: RunListing, root: Path) -> Row:
 
 def describe_listing(run: RunListing) -> str:
     """Return the state of a run in a sentence."""
+    if run.evaluation is not None:
+        spend = SpendFact(usage=run.usage).words
+        return f"{run.state.capitalize()}: {run.evaluation.title}, {spend}."
     best = "" if run.val is None else f"; best validation score {format_score(run.val)}"
     spend = SpendFact(usage=run.usage).words
     return f"{run.state.capitalize()}: {name_count(run.steps, 'step')}, {spend}{best}."

@@ -20,6 +20,7 @@ from reflact.records import (
     CodeFailure,
     ItemResult,
     RunSummary,
+    SkillEvaluation,
     SkillScore,
     StageCost,
     sum_step_costs,
@@ -154,6 +155,9 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
 
 def print_run(console: Console, history: RunHistory, folder: Path) -> None:
     """Print a run: its steps, its epochs, measurements outside its training, and how it ended."""
+    if history.evaluation is not None:
+        print_evaluation(console, history, history.evaluation)
+        return
     print_line(console, f"run {history.run_id}, started {history.created:%Y-%m-%d %H:%M}")
     hidden = len(history.steps[:-MAX_SHOWN_STEPS])
     if hidden:
@@ -165,10 +169,9 @@ def print_run(console: Console, history: RunHistory, folder: Path) -> None:
         print_line(console, facts.describe_epoch(end))
     if history.evaluations:
         print_line(console, "documents that were measured with `reflact eval`:")
-        console.print(build_score_table(history.evaluations, console.width, with_hash=True))
-    if history.summary is None and not history.versions and history.evaluations:
-        print_line(console, "no training was started")
-    elif history.summary is None or history.is_open:
+        scores = [compared.skill for compared in history.evaluations]
+        console.print(build_score_table(scores, console.width, with_hash=True))
+    if history.summary is None or history.is_open:
         steps = name_count(len(history.steps), "committed step")
         print_line(console, f"{history.status or 'open'}: {steps}, not ended")
     else:
@@ -177,6 +180,18 @@ def print_run(console: Console, history: RunHistory, folder: Path) -> None:
         count = name_count(len(history.failures), "exception")
         print_line(console, f"{count} in your own code; the last one:")
         print_failure(console, history.failures[-1])
+
+
+def print_evaluation(console: Console, history: RunHistory, evaluation: SkillEvaluation) -> None:
+    """Print an ``eval``: its documents with their scores, the gains, and its cost."""
+    state = history.status or "not ended"
+    started = f"started {history.created:%Y-%m-%d %H:%M}"
+    print_line(console, f"{evaluation.title}, {history.run_id}, {started}: {state}")
+    for compared in history.evaluations:
+        console.print(build_score_table((compared.skill, *compared.others), console.width))
+        for line in facts.list_evaluation_gains(compared):
+            print_line(console, line)
+    print_line(console, f"Cost: {facts.SpendFact(usage=history.usage).words}.")
 
 
 def print_failure(console: Console, failure: CodeFailure) -> None:

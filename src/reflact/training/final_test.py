@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from reflact import events
@@ -10,16 +11,19 @@ from reflact.concurrency import run_beside_loop, start_ahead
 from reflact.errors import DataError
 from reflact.protocols import EventCallback
 from reflact.records import (
-    EVALUATION_LABEL,
     CaseComparison,
+    Improvement,
     ItemSides,
+    NamedDocument,
     PromotionRecord,
     RunState,
     SkillComparison,
+    SkillEvaluation,
     SkillScore,
     SkillVersion,
 )
 from reflact.search.examples import apply_examples, shuffle_answers
+from reflact.stages.evaluate import GateMetric
 from reflact.stages.final_test import (
     compare_on_cases,
     judge_claim,
@@ -239,14 +243,13 @@ def _is_selected(run: Run, name: str, skill: Skill, split: Split, state: RunStat
 
 
 async def open_test_split(run: Run, reason: str) -> None:
-    """Count an opening of the sealed test split; the same reason counts once."""
-    log = run.decision_log
-    reasons: list[str] = []
-    while (logged := await log.get(0, f"test_opening/{len(reasons) + 1}")) is not None:
-        reasons.append(str(logged))
+    """Count an opening of the sealed test split, by a training or an evaluation beside it; the
+    same reason counts once.
+    """
+    reasons = [*await run.store.test_openings(run.plan.run_id)]
     if reason not in reasons:
         reasons.append(reason)
-        await log.put(0, f"test_opening/{len(reasons)}", reason)
+        await run.decision_log.put(0, f"test_opening/{len(reasons)}", reason)
     run.results.test_openings = len(reasons)
     await run.emit(events.TestSplitOpened(run_id=run.id, count=reasons.index(reason) + 1))
 
@@ -258,6 +261,7 @@ async def compare_skill(
     split: Split,
     *,
     repeats: int,
+    names: Sequence[str],
     on_event: EventCallback,
 ) -> SkillComparison:
     """Measure a document beside others on a split, paired by item; see ``Trainer.compare``."""
@@ -267,18 +271,23 @@ async def compare_skill(
             f"there is no {split.value} split, so no document can be measured on it; choose "
             "another split"
         )
-    documents = {"skill": skill}
-    for number, other in enumerate(against, 1):
+    shown = names or ("skill", *(f"other_{number}" for number in range(1, len(against) + 1)))
+    documents = {shown[0]: skill}
+    for name, other in zip(shown[1:], against, strict=True):
         if isinstance(other, Skill):
-            documents[f"other_{number}"] = other
+            documents[name] = other
         elif other == "none":
             documents[other] = Skill(text="")
         elif other == "placebo":
             documents[other] = make_placebo(plan.prompts.prompts["placebo"].system, skill)
+    named = [NamedDocument(name=n, skill_hash=d.hash) for n, d in documents.items()]
+    evaluation = SkillEvaluation(
+        run_id=plan.run_id, split=split, repeats=repeats, documents=tuple(named)
+    )
 
     measured: list[MeasuredSkill] = []
-    async with open_run(plan, on_event) as run:
-        await start(run, resume=False)
+    async with open_run(replace(plan, evaluation=evaluation), on_event) as run:
+        await start(run)
         run.budget.report_usage()
         with run.tracing.run("reflact.eval"):
             async with manage_environment(run.plan.environment, run.failures):
@@ -291,31 +300,33 @@ async def compare_skill(
                     )
                 constants = list_constants(run) if "null" in against else ()
                 measured += [await measure_constant(run, c, split, step=0) for c in constants]
-        first, *others = measured
-        label = f"{EVALUATION_LABEL}{split.value}/{skill.hash}/{first.score.n}"
-        await run.decision_log.put(0, label, first.score.model_dump(mode="json"))
+        compared = await _compare(measured, plan.metric)
+        await run.store.add_seconds(run.id, *run.timer.read_and_reset())
+        await run.store.finish(run.id, "completed", None, compared.model_dump_json())
+    return compared
 
-    gains = [
-        measure_improvement(
-            other.score.name, split, other.rollouts, first.rollouts, metric=plan.metric
-        )
-        for other in others
-    ]
+
+async def _compare(measured: Sequence[MeasuredSkill], metric: GateMetric) -> SkillComparison:
+    """Return the first document beside the others."""
+    first, *others = measured
+    gains: list[Improvement] = []
     on_cases: list[CaseComparison] = []
     items: list[ItemSides] = []
-    for beside in others:
-        name = beside.score.name
-        compare = partial(
-            compare_on_cases, name, beside.rollouts, first.rollouts, metric=plan.metric
-        )
+    for other in others:
+        name = other.score.name
+        before = other.rollouts
+        gain = measure_improvement(name, first.score.split, before, first.rollouts, metric=metric)
+        compare = partial(compare_on_cases, name, before, first.rollouts, metric=metric)
         compared, sides = await run_beside_loop(compare)
         items += sides
+        if gain is not None:
+            gains.append(gain)
         if compared is not None:
             on_cases.append(compared)
     return SkillComparison(
         skill=first.score,
         others=tuple(other.score for other in others),
-        improvements=tuple(gain for gain in gains if gain is not None),
+        improvements=tuple(gains),
         on_cases=tuple(on_cases),
         items=tuple(items),
     )

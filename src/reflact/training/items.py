@@ -1,17 +1,17 @@
-"""What the target answered to each item under the initial and the best document of a run."""
+"""What the target answered to each item under the documents of a run."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import JsonValue
 
 from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
 from reflact.jsonutil import parse_stored
-from reflact.records import ComparisonCategory, DocumentResult, ItemResult, SkillVersion
+from reflact.records import ComparisonCategory, DocumentResult, ItemResult
 from reflact.stages.rollout import build_rollout_key
 from reflact.training.rollouts import FIRST_REPORT_TRIAL
 from reflact.types import Item, Rollout, Split
@@ -20,18 +20,23 @@ if TYPE_CHECKING:
     from reflact.store.runs import RunRow, SQLiteRunStore
 
 
+class ItemAnswers(NamedTuple):
+    """An item, and what the target answered to it under each of some documents."""
+
+    item: Item
+    results: tuple[DocumentResult, ...]
+
+
+def read_config(run: RunRow) -> TrainerConfig:
+    """Return the configuration of a run; StoreError if it is damaged."""
+    what = f"configuration of run {run.run_id}"
+    return parse_stored(TrainerConfig.model_validate, run.config, what)
+
+
 async def read_items(
-    store: SQLiteRunStore,
-    run: RunRow,
-    *,
-    split: Split | None = None,
-    version: SkillVersion | None = None,
+    store: SQLiteRunStore, run: RunRow, *, split: Split | None = None
 ) -> tuple[ItemResult, ...]:
     """Return the items of a split with their answers; None: see ``history.read_run``.
-
-    ``version`` is the best document; None: that of the latest commit, which may change while a run
-    is under way. The trials are those of the reported score: fresh ones if there are any, otherwise
-    the first.
 
     Raises:
         UsageError: Nothing is measured on the split.
@@ -47,12 +52,36 @@ async def read_items(
     if split is None:
         opened = summary is not None and summary.score("best", Split.test) is not None
         split = Split.test if opened else Split.val
+    initial = str((await store.identity(run.run_id))["skill"])
+    measured = await read_answers(store, run, split, (initial, last.best.skill_hash))
+    threshold = read_config(run).train.success_threshold
+    results = []
+    for item, (baseline, best) in measured:
+        results.append(_compare(item, split, baseline, best, threshold))
+    return tuple(results)
+
+
+async def read_answers(
+    store: SQLiteRunStore,
+    run: RunRow,
+    split: Split,
+    documents: Sequence[str],
+    *,
+    repeats: int | None = None,
+) -> tuple[ItemAnswers, ...]:
+    """Return the items of a split with their results under documents, which are named by hash.
+
+    A result has the first ``repeats`` trials; None: those of the reported score, which are fresh
+    ones if there are any, and otherwise the first.
+
+    Raises:
+        UsageError: Nothing is measured on the split.
+        StoreError: The items are missing or damaged.
+    """
     identity = await store.identity(run.run_id)
-    what = f"configuration of run {run.run_id}"
-    config = parse_stored(TrainerConfig.model_validate, run.config, what)
+    config = read_config(run)
     usage = await store.rollout_usage()
     errors = await store.unmeasured(run.run_id)
-    documents = (str(identity["skill"]), (version or last.best).skill_hash)
     by_item: defaultdict[tuple[str, str], dict[int, Rollout]] = defaultdict(dict)
     target = _identify_target(config, identity)
 
@@ -81,6 +110,8 @@ async def read_items(
     def find_result(item: Item, skill_hash: str) -> DocumentResult:
         trials = by_item[item.id, skill_hash]
         reported = sorted(trial for trial in trials if trial >= FIRST_REPORT_TRIAL) or [0]
+        if repeats is not None:
+            reported = list(range(repeats))
         rollouts = tuple(trials[trial] for trial in reported if trial in trials)
         spent = [usage[rollout.key] for rollout in rollouts if rollout.key in usage]
         return DocumentResult(
@@ -89,17 +120,16 @@ async def read_items(
             error=None if rollouts else errors.get(make_key(item, skill_hash, 0)),
         )
 
-    threshold = config.train.success_threshold
-    results = []
+    measured = []
     for item in items:
-        baseline, best = (find_result(item, skill_hash) for skill_hash in documents)
-        results.append(_compare(item, split, baseline, best, threshold))
-    if not any(result.baseline.rollouts or result.best.rollouts for result in results):
+        results = tuple(find_result(item, skill_hash) for skill_hash in documents)
+        measured.append(ItemAnswers(item, results))
+    if not any(result.rollouts for _, results in measured for result in results):
         raise UsageError(
             f"run {run.run_id} has measured nothing on the {split.value} split; choose another "
             "split"
         )
-    return tuple(results)
+    return tuple(measured)
 
 
 def _identify_target(config: TrainerConfig, identity: Mapping[str, JsonValue]) -> str:

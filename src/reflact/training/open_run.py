@@ -105,22 +105,22 @@ async def connect_run(
         await on_event(event)
 
     def post_usage(usage: Usage, worst: Usage, seconds: float) -> None:
-        update = BudgetUpdated(run_id=plan.run_id, usage=usage, worst_case=worst, seconds=seconds)
+        update = BudgetUpdated(run_id=plan.work_id, usage=usage, worst_case=worst, seconds=seconds)
         post(update.model_copy(update=config.budget.model_dump()))
 
     # One callback for all roles, so that an endpoint that they share calls it once.
     def post_back_off(change: LimitChange) -> None:
-        post(RateLimited(run_id=plan.run_id, **change._asdict()))
+        post(RateLimited(run_id=plan.work_id, **change._asdict()))
 
     emit = on_event if on_event is ignore_event else emit_with_step
     async with AsyncExitStack() as stack:
         hide = await _make_redactor(plan) if config.telemetry.content else None
-        tracing = Tracing(plan.run_id, overrides.telemetry, hide=hide)
+        tracing = Tracing(plan.work_id, overrides.telemetry, hide=hide)
         post = await stack.enter_async_context(open_outbox(emit))
         budget = Budget(config.budget, on_usage=post_usage)
-        watch = RunWatch(plan.run_id, post, config, overrides.label)
-        log = store.decision_log(plan.run_id)
-        account = Account(plan.run_id, store, log, budget)
+        watch = RunWatch(plan.work_id, post, config, overrides.label)
+        log = store.decision_log(plan.work_id)
+        account = Account(plan.work_id, store, log, budget)
         models = _Models(
             plan=plan,
             account=account,
@@ -224,10 +224,13 @@ class _Models:
         return target.connect(await self.open_client("target"), config.models.target)
 
 
-async def start(run: Run, *, resume: bool = True) -> None:
-    """Start a run in its store, or read its last committed state."""
+async def start(run: Run) -> None:
+    """Start a run or an evaluation in its store, or read its last committed state."""
     config = run.config.model_dump(mode="json")
-    run.state = await run.store.open_run(run.id, run.plan.identity, config, resume=resume)
+    identity = dict(run.plan.identity)
+    if run.plan.evaluation is not None:
+        identity["eval"] = run.plan.evaluation.model_dump(mode="json")
+    run.state = await run.store.open_run(run.id, identity, config)
     await run.store.store_items(run.plan.data)
     seconds = await run.store.add_seconds(run.id, 0.0)
     run.budget.begin(await run.store.spend(run.id), seconds)
@@ -282,7 +285,8 @@ async def _choose_exports(plan: RunPlan, store: SQLiteRunStore) -> Path:
     for row in await store.runs():
         is_here = config.store is None
         is_here |= isinstance(row.config, dict) and row.config.get("out_dir") == out_dir
-        if row.run_id != plan.run_id and (row.steps or row.status) and is_here:
+        is_training = row.evaluation is None and bool(row.steps or row.status)
+        if row.run_id != plan.run_id and is_training and is_here:
             others.append(row.run_id)
     return choose_exports(config.out_dir.absolute(), plan.run_id, others)
 

@@ -14,6 +14,7 @@ from reflact.records import ComparisonCategory, EpochRecord, ItemResult, StepRec
 from reflact.reporting import facts
 from reflact.reporting.history import RunHistory, VersionText
 from reflact.reporting.html.page import PageSection, TextLimit, render_node
+from reflact.reporting.items import OUTCOME_WORDS
 from reflact.skills.document import diff_texts
 from reflact.text import escape_line, name_count, shorten
 
@@ -188,7 +189,7 @@ def build_items_section(items: Sequence[ItemResult], note: str | None) -> PageSe
     if not items:
         reason = note or "No item is measured."
         return PageSection("items", "Items", (h.p[limit.fit(reason)],))
-    order = list(facts.OUTCOME_WORDS)
+    order = list(OUTCOME_WORDS)
     ranked = sorted(items, key=lambda item: order.index(item.category))
     rows = [
         render_node(_build_item(place, item, limit))
@@ -216,7 +217,7 @@ def _build_controls(counts: Counter[ComparisonCategory | None]) -> h.Element:
         h.button(type="button", aria_pressed="false", data_outcome=outcome or "unknown")[
             f"{MARKS[outcome]} {words} ({counts[outcome]:,})"
         ]
-        for outcome, words in facts.OUTCOME_WORDS.items()
+        for outcome, words in OUTCOME_WORDS.items()
         if counts[outcome]
     ]
     orders = (("place", "outcome"), ("id", "id"), ("tokens", "tokens, most first"))
