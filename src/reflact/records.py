@@ -526,11 +526,13 @@ class ItemSides(FrozenModel):
 class SkillComparison(ShortReprModel):
     """A document beside others on one split; the names of their scores say what they are.
 
+    ``run_id`` is the id under which it is stored beside its run.
     ``improvements`` are what the document gains over each of them, paired by item, as far as they
     say something of new items. ``on_cases`` is what the repeats prove on these items alone;
     ``items`` are those that flip, or have no score on one side.
     """
 
+    run_id: str
     skill: SkillScore
     others: tuple[SkillScore, ...]
     improvements: tuple[Improvement, ...]

@@ -14,14 +14,21 @@ import anyio
 import typer
 
 from reflact.cli.common import (
+    ChangedOption,
     ConfigArgument,
+    CsvOption,
+    ItemFilter,
+    ItemsOption,
     OverrideOption,
     ShowMode,
     ShowOption,
+    TaskTypeOption,
     TimesOption,
+    WrongOption,
     build_view,
     load_trainer_config,
     print_error,
+    print_matrix_items,
     train_and_show,
 )
 from reflact.errors import (
@@ -170,19 +177,26 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
             show_default=False,
         ),
     ] = None,
+    items: ItemsOption = False,
+    changed: ChangedOption = False,
+    wrong: WrongOption = False,
+    task_type: TaskTypeOption = None,
     overrides: OverrideOption = None,
     show: ShowOption = ShowMode.live,
+    as_csv: CsvOption = False,
 ) -> None:
     """Measure one skill document, alone or against others.
 
     The command works in the run's folder: it reuses stored rollouts, and counts each opening of the
-    test split. With --show json, the last line is the score. With --against, it has all scores and
-    the differences.
+    test split. The measurement has a cost of its own, which is not the run's: budget limits it
+    alone. reflact runs lists it, and reflact show shows it again. With --show json, the last line
+    is the score; with --against, it has all scores and the differences; with --items, all items.
     """
     from rich.console import Console
 
     from reflact.errors import UsageError
     from reflact.reporting.facts import list_evaluation_gains
+    from reflact.reporting.history import read_matrix
     from reflact.reporting.terminal import build_score_table
     from reflact.skills.package import load_skill
     from reflact.trainer import Trainer
@@ -201,7 +215,8 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
         )
     controls: dict[str, Control] = {name: name for name in get_args(Control)}
     others = [controls.get(name) or load_skill(Path(name)) for name in named]
-    console = Console()
+    # Progress goes to standard error if standard output is a file of values.
+    console = Console(stderr=as_csv)
     with build_view(show, console, name=settings.out_dir.name) as view:
 
         async def emit(event: Event) -> None:
@@ -216,6 +231,15 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
             on_event=emit,
         )
         compared = anyio.run(measure)
+    chosen = ItemFilter(changed, wrong, task_type)
+    of_items = items or any(chosen)
+    if of_items or as_csv:
+        path = settings.store or settings.out_dir
+        matrix = anyio.run(read_matrix, path, compared.run_id)
+        is_json = show is ShowMode.json
+        print_matrix_items(matrix, chosen, as_json=is_json and not as_csv, as_csv=as_csv)
+    if as_csv or (of_items and show is ShowMode.json):
+        return
     if show is ShowMode.json:
         typer.echo((compared if named else compared.skill).model_dump_json(ensure_ascii=True))
         return
@@ -229,6 +253,8 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     console.print(build_score_table(scores, console.width))
     for line in list_evaluation_gains(compared):
         typer.echo(escape_line(line))
+    shown = shlex.join(("reflact", "show", str(settings.out_dir / compared.run_id)))
+    typer.echo(f"again, with the items: {shown} --items")
 
 
 def use_all_items(config: TrainerConfig, data: Path) -> TrainerConfig:

@@ -24,7 +24,6 @@ from reflact.records import (
     EpochRecord,
     Improvement,
     IntervalEstimate,
-    ItemResult,
     RunStatus,
     RunSummary,
     SkillComparison,
@@ -34,9 +33,8 @@ from reflact.records import (
     StageCost,
     StepRecord,
     Usage,
-    average_metrics,
 )
-from reflact.reporting.items import OUTCOME_WORDS
+from reflact.reporting.items import OUTCOME_WORDS, MatrixRow
 from reflact.text import (
     describe_constant,
     escape_line,
@@ -895,93 +893,30 @@ def list_epoch_details(end: EpochRecord) -> Iterator[LabelledText]:
 # ------------------------------------------------------------------------------------------- items
 
 
-class ItemFact(FrozenModel):
-    """An item with what the target answered to it under the initial and the best document."""
-
-    item: ItemResult
-
-    @property
-    def item_id(self) -> str:
-        """The id in one line."""
-        return escape_line(self.item.item_id)
-
-    @property
-    def outcome(self) -> str:
-        """How its score changed."""
-        return OUTCOME_WORDS[self.item.category]
-
-    @property
-    def texts(self) -> dict[str, str]:
-        """The input, the expected answer, and the first answer under each document."""
-        texts = {"input": format_value(self.item.input)}
-        texts["expected"] = format_value(self.item.expected)
-        for name, result in (("baseline", self.item.baseline), ("best", self.item.best)):
-            missing = f"({result.error or 'not measured'})"
-            texts[name] = missing if result.answer is None else result.answer
-        metrics = self._list_metrics()
-        if metrics:
-            texts["metrics"] = ", ".join(metrics)
-        return texts
-
-    @property
-    def scores(self) -> str:
-        """The hard scores under both documents, such as ``0 -> 1``."""
-        results = (self.item.baseline, self.item.best)
-        return " -> ".join("-" if each.hard is None else f"{each.hard:.2g}" for each in results)
-
-    def _list_metrics(self) -> list[str]:
-        before = average_metrics(self.item.baseline.rollouts)
-        after = average_metrics(self.item.best.rollouts)
-        return [
-            f"{escape_line(name)} {_format_metric(before, name)} -> {_format_metric(after, name)}"
-            for name in sorted({*before, *after})
-        ]
-
-    @property
-    def usage(self) -> Usage | None:
-        """What the calls behind its answers took; None if they were not seen."""
-        results = (self.item.baseline, self.item.best)
-        usages = [result.usage for result in results if result.usage is not None]
-        return sum(usages, Usage()) if usages else None
-
-    @property
-    def cost(self) -> str:
-        """The price if it is known, otherwise the tokens."""
-        usage = self.usage
-        if usage is None:
-            return "-"
-        if usage.usd is None:
-            return f"{SpendFact(usage=usage).tokens} tokens"
-        return format_usd(usage.usd)
-
-    @property
-    def title(self) -> str:
-        """The item in one line."""
-        kind = "" if self.item.task_type is None else f", {escape_line(self.item.task_type)}"
-        return f"{self.item_id} ({self.item.split.value}{kind}): {self.outcome}, {self.scores}"
-
-    def list_parts(self) -> Iterator[LabelledText]:
-        """Yield all its texts: input, expected answer, and each document's conversations."""
-        yield "input", format_value(self.item.input)
-        if self.item.expected is not None:
-            yield "expected", format_value(self.item.expected)
-        for name, result in (("baseline", self.item.baseline), ("best", self.item.best)):
-            if not result.rollouts:
-                yield name, f"not measured: {result.error or 'no stored rollout'}"
-            for number, rollout in enumerate(result.rollouts, start=1):
-                heading = name if len(result.rollouts) == 1 else f"{name}, trial {number}"
-                yield f"{heading}, score {describe_score(rollout.score)}", rollout.answer
-                if rollout.feedback:
-                    yield "  feedback", rollout.feedback
-                if len(rollout.turns) > 2:
-                    yield from ((f"  {turn.role}", turn.content) for turn in rollout.turns)
+def describe_cost(usage: Usage | None) -> str:
+    """Return the price if it is known, otherwise the tokens; a dash if the calls were not seen."""
+    if usage is None:
+        return "-"
+    if usage.usd is None:
+        return f"{SpendFact(usage=usage).tokens} tokens"
+    return format_usd(usage.usd)
 
 
-def summarize_items(items: Sequence[ItemResult]) -> str:
-    """Return how many items of a split are better, worse, still wrong, and right under both."""
-    counts = Counter(item.category for item in items)
-    words = [f"{counts[n]:,} {word}" for n, word in OUTCOME_WORDS.items() if counts[n] or n]
-    return f"{name_count(len(items), f'{items[0].split.value} item')}: {', '.join(words)}"
+def list_row_parts(row: MatrixRow, names: Sequence[str]) -> Iterator[LabelledText]:
+    """Yield all texts of an item: input, expected answer, and each document's conversations."""
+    yield "input", format_value(row.input)
+    if row.expected is not None:
+        yield "expected", format_value(row.expected)
+    for name, result in zip(names, row.results, strict=True):
+        if not result.rollouts:
+            yield name, f"not measured: {result.error or 'no stored rollout'}"
+        for number, rollout in enumerate(result.rollouts, start=1):
+            heading = name if len(result.rollouts) == 1 else f"{name}, trial {number}"
+            yield f"{heading}, score {describe_score(rollout.score)}", rollout.answer
+            if rollout.feedback:
+                yield "  feedback", rollout.feedback
+            if len(rollout.turns) > 2:
+                yield from ((f"  {turn.role}", turn.content) for turn in rollout.turns)
 
 
 # --------------------------------------------------------------------------- lists and comparisons
@@ -998,7 +933,7 @@ def build_run_row(run: RunListing, root: Path) -> Row:
         "folder": escape_line(name),
         "run": escape_line(run.run_id),
         "status": run.state,
-        "steps": f"{run.steps:,}",
+        "steps": "-" if run.evaluation else f"{run.steps:,}",
         "val": format_score(run.val),
         "baseline": format_score(run.baseline),
         "test": format_score(run.test),

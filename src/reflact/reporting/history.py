@@ -36,7 +36,13 @@ from reflact.skills.document import diff_texts, remove_markers
 from reflact.skills.package import SkillPackage, build_package, suggest_name
 from reflact.stages.evaluate import GateMetric
 from reflact.stages.final_test import measure_improvement, score_skill
-from reflact.training.items import ItemAnswers, read_answers, read_config, read_items
+from reflact.training.items import (
+    ItemAnswers,
+    choose_split,
+    find_threshold,
+    read_answers,
+    read_config,
+)
 from reflact.types import FrozenModel, Rollout, ShortReprModel, Skill, Split, canonical_json
 
 if TYPE_CHECKING:
@@ -129,6 +135,10 @@ async def read_run(
         StoreError: It cannot be read.
     """
     async with open_run(path, run_id) as (store, row):
+        results: tuple[ItemResult, ...] = ()
+        if items:
+            matrix = await _read_matrix(store, row, split, ends_only=True)
+            results = tuple(matrix.list_results())
         return RunHistory(
             run_id=row.run_id,
             status=row.status,
@@ -140,7 +150,7 @@ async def read_run(
             versions=await store.versions(row.run_id),
             events=await store.events(row.run_id) if events else (),
             costs=await store.stage_costs(row.run_id),
-            items=await read_items(store, row, split=split) if items else (),
+            items=results,
             evaluations=await store.evaluations(row.run_id),
             evaluation=row.evaluation,
             usage=await _sum_usage(store, row),
@@ -149,7 +159,11 @@ async def read_run(
 
 
 async def read_matrix(
-    path: Path | str, run_id: str | None = None, *, split: Split | None = None
+    path: Path | str,
+    run_id: str | None = None,
+    *,
+    split: Split | None = None,
+    ends_only: bool = False,
 ) -> ItemMatrix:
     """Return the items of a split by the versions of a run, or by the documents of an ``eval``.
 
@@ -158,34 +172,46 @@ async def read_matrix(
     Args:
         path: See ``read_run``.
         run_id: See ``read_run``.
-        split: None: the validation split, on which all versions are measured. An ``eval`` has one.
+        split: None: the validation split, on which all versions are measured; with ``ends_only``
+            as in ``read_run``. An ``eval`` has one split.
+        ends_only: Only the initial version and the best one, as ``baseline`` and ``best``.
 
     Raises:
         UsageError: There is no such run, or nothing is measured on the split.
         StoreError: The store cannot be read.
     """
     async with open_run(path, run_id) as (store, row):
-        columns: list[MatrixColumn] = []
-        repeats = None
-        if row.evaluation is not None:
-            split = row.evaluation.split
-            repeats = row.evaluation.repeats
-            measured, *others = row.evaluation.documents
-            for document in (*others, measured):
-                is_measured = document is measured
-                column = MatrixColumn(**document.model_dump(), in_focus=is_measured)
-                columns.append(column)
-        else:
-            columns += await _list_version_columns(store, row)
-        documents = [column.skill_hash for column in columns]
-        split = split or Split.val
-        answers = await read_answers(store, row, split, documents, repeats=repeats)
-        return ItemMatrix(
-            split=split,
-            threshold=read_config(row).train.success_threshold or 1.0,
-            columns=tuple(columns),
-            rows=tuple(map(build_row, answers)),
-        )
+        return await _read_matrix(store, row, split, ends_only=ends_only)
+
+
+async def _read_matrix(
+    store: SQLiteRunStore, row: RunRow, split: Split | None, *, ends_only: bool
+) -> ItemMatrix:
+    repeats = None
+    if row.evaluation is not None:
+        split = row.evaluation.split
+        repeats = row.evaluation.repeats
+        measured, *others = row.evaluation.documents
+        columns = [MatrixColumn(**other.model_dump(), in_focus=False) for other in others]
+        columns.append(MatrixColumn(**measured.model_dump()))
+    else:
+        columns = await _list_version_columns(store, row)
+    if ends_only and row.evaluation is None:
+        split = split or await choose_split(store, row)
+        best = next(column for column in columns if column.in_focus)
+        columns = [
+            columns[0].model_copy(update={"name": "baseline", "in_focus": False}),
+            best.model_copy(update={"name": "best"}),
+        ]
+    split = split or Split.val
+    documents = [column.skill_hash for column in columns]
+    answers = await read_answers(store, row, split, documents, repeats=repeats)
+    return ItemMatrix(
+        split=split,
+        threshold=find_threshold(read_config(row)),
+        columns=tuple(columns),
+        rows=tuple(map(build_row, answers)),
+    )
 
 
 async def _list_version_columns(store: SQLiteRunStore, row: RunRow) -> list[MatrixColumn]:
@@ -518,6 +544,16 @@ class RunComparison(ShortReprModel):
     diffs: tuple[str, ...]
     items: tuple[ItemMatrix, ...] = Field(default=(), exclude=True, repr=False)
 
+    @property
+    def matrix(self) -> ItemMatrix:
+        """The items under the best skill of each run: test items if all runs measured them."""
+        if not self.items:
+            raise UsageError("the runs have measured no item; resume one of them")
+        for matrix in self.items:
+            if all(row["solved"] != "-" for row in matrix.summarize()):
+                return matrix
+        return self.items[-1]
+
 
 class _ReadRun(NamedTuple):
     run: ComparedRun
@@ -625,7 +661,7 @@ async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) 
             settings={key: value for key, value in fields.items() if value != {}},
             idle=list_idle_keys(config),
             answers={Split.val: {}, Split.test: {}},
-            threshold=config.train.success_threshold or 1.0,
+            threshold=find_threshold(config),
         )
         scores: dict[str, SkillScore] = {}
         for split, answers in read.answers.items():

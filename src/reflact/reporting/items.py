@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from pydantic import JsonValue
 
-from reflact.records import ComparisonCategory, DocumentResult
-from reflact.text import escape_controls, escape_line, format_score, format_value, name_count
-from reflact.training.items import ItemAnswers
+from reflact.errors import UsageError
+from reflact.records import ComparisonCategory, DocumentResult, ItemResult, Usage, average_metrics
+from reflact.text import (
+    escape_controls,
+    escape_line,
+    format_score,
+    format_value,
+    name_count,
+    shorten,
+)
+from reflact.training.items import ItemAnswers, categorize
 from reflact.types import FrozenModel, Split
 
 # How an item did under two documents, the most telling outcome first.
@@ -41,8 +50,14 @@ CELL_WORDS: dict[CellState, str] = {
     "unmeasured": "not measured",
 }
 
+# The most task types that a message lists.
+MAX_TYPES = 10
+
 # Answers that share less have no parts that differ; they are different answers.
 LEAST_COMMON = 0.3
+
+# A part of an answer keeps so many characters.
+LEAST_SHOWN = 12
 
 # The most words of answers whose difference is looked for, which takes quadratic time.
 MAX_COMPARED_WORDS = 2_000
@@ -87,24 +102,20 @@ class MatrixRow(FrozenModel):
         return " -> ".join("-" if score is None else f"{score:.2g}" for score in scores)
 
     @property
-    def outcome(self) -> str:
-        """How the score of the last document differs from that of the first one, in words."""
-        before = self.results[0].hard
-        after = self.results[-1].hard
-        if before is None or after is None or len(self.results) == 1:
-            return ""
-        if after == before:
-            return "same score"
-        return OUTCOME_WORDS["improved" if after > before else "regressed"]
+    def usage(self) -> Usage | None:
+        """What the calls behind its answers took; None if they were not seen."""
+        usages = [result.usage for result in self.results if result.usage is not None]
+        return sum(usages, Usage()) if usages else None
 
     @property
-    def title(self) -> str:
-        """The item in one line."""
-        parts = [escape_line(self.item_id)]
-        if self.task_type is not None:
-            parts.append(f"({escape_line(self.task_type)})")
-        words = f"{self.outcome}, {self.scores}" if self.outcome else self.scores
-        return f"{' '.join(parts)}: {words}"
+    def metrics(self) -> str:
+        """The means of the environment's further numbers, such as ``seconds 3 -> 2.5``."""
+        metrics = [average_metrics(result.rollouts) for result in self.results]
+        words = []
+        for name in sorted({name for each in metrics for name in each}):
+            values = [f"{each[name]:.4g}" if name in each else "-" for each in metrics]
+            words.append(f"{escape_line(name)} {' -> '.join(values)}")
+        return ", ".join(words)
 
     def list_answers(self) -> tuple[str, ...]:
         """Return the first answer under each document, or why there is none."""
@@ -141,30 +152,49 @@ class ItemMatrix(FrozenModel):
         """Return the state of each cell of a row."""
         return tuple(self.find_state(result) for result in row.results)
 
+    def find_outcome(self, row: MatrixRow) -> ComparisonCategory | None:
+        """Return how an item's score differs from the first document to the last one in focus."""
+        place = max(place for place, column in enumerate(self.columns) if column.in_focus)
+        return categorize(row.results[0], row.results[place], self.threshold)
+
+    def describe_row(self, row: MatrixRow) -> str:
+        """Return an item in one line: id, split, task type, outcome, scores."""
+        kind = "" if row.task_type is None else f", {escape_line(row.task_type)}"
+        words = f"{escape_line(row.item_id)} ({self.split.value}{kind}): "
+        if len(row.results) > 1:
+            words += f"{OUTCOME_WORDS[self.find_outcome(row)]}, "
+        return words + row.scores
+
     def select(
         self, *, changed: bool = False, wrong: bool = False, task_type: str | None = None
     ) -> ItemMatrix:
-        """Return the items that differ, fail under a document in focus, or have a task type."""
+        """Return the items that differ, that fail under a document in focus, or of a task type.
+
+        Raises:
+            UsageError: No item has the task type.
+        """
+        types = sorted({row.task_type for row in self.rows if row.task_type is not None})
+        if task_type is not None and task_type not in types:
+            choices = ", ".join(types[:MAX_TYPES]) or "none"
+            raise UsageError(f"no item has the task type {task_type}; there are: {choices}")
         focus = [place for place, column in enumerate(self.columns) if column.in_focus]
         rows = []
         for row in self.rows:
             states = self.list_states(row)
             fails = any(states[place] in {"wrong", "partly"} for place in focus)
-            if changed and not row.is_different:
-                continue
-            if wrong and not fails:
-                continue
-            if task_type is not None and row.task_type != task_type:
-                continue
-            rows.append(row)
+            is_asked = task_type is None or row.task_type == task_type
+            if is_asked and (fails or not wrong) and (row.is_different or not changed):
+                rows.append(row)
         return self.model_copy(update={"rows": tuple(rows)})
 
     def sort(self) -> ItemMatrix:
         """Return the items that are still wrong first, those with equal cells together."""
         order = list(CELL_MARKS)
+        focus = [place for place, column in enumerate(self.columns) if column.in_focus]
 
-        def rank(row: MatrixRow) -> tuple[int, ...]:
-            return tuple(order.index(state) for state in reversed(self.list_states(row)))
+        def rank(row: MatrixRow) -> list[int]:
+            ranks = [order.index(state) for state in self.list_states(row)]
+            return [*(ranks[place] for place in focus), *reversed(ranks)]
 
         return self.model_copy(update={"rows": tuple(sorted(self.rows, key=rank))})
 
@@ -224,11 +254,31 @@ class ItemMatrix(FrozenModel):
         measured = [score for score in scores if score is not None]
         return sum(measured) / len(measured) if measured else None
 
-    def describe_rows(self, n_all: int) -> str:
-        """Return how many items are shown, of all on their split."""
-        if n_all == len(self.rows):
-            return name_count(n_all, f"{self.split.value} item")
-        return f"{len(self.rows):,} of {name_count(n_all, f'{self.split.value} item')}"
+    def describe_outcomes(self) -> str:
+        """Return how many items are better, worse and so on, as ``find_outcome`` says."""
+        counts = Counter(self.find_outcome(row) for row in self.rows)
+        words = []
+        for outcome, word in OUTCOME_WORDS.items():
+            if outcome is not None or counts[None]:
+                words.append(f"{counts[outcome]:,} {word}")
+        return f"{name_count(len(self.rows), f'{self.split.value} item')}: {', '.join(words)}"
+
+    def list_results(self) -> Iterator[ItemResult]:
+        """Yield the items under the first document and the last one."""
+        for row in self.rows:
+            before = row.results[0]
+            after = row.results[-1]
+            yield ItemResult(
+                item_id=row.item_id,
+                split=self.split,
+                task_type=row.task_type,
+                input=row.input,
+                expected=row.expected,
+                baseline=before,
+                best=after,
+                category=categorize(before, after, self.threshold),
+                wrong=self.find_state(after) in {"wrong", "partly"},
+            )
 
     def list_csv_rows(self) -> Iterator[list[str]]:
         """Yield the cells of a CSV file: a heading, then a line for each item."""
@@ -262,20 +312,30 @@ class TextPart(NamedTuple):
     is_different: bool = False
 
 
-def mark_differences(answer: str, other: str) -> list[TextPart]:
+def mark_differences(answer: str, other: str, longest: int | None = None) -> list[TextPart]:
     """Return an answer in parts that another one has, and parts that it lacks.
 
-    Answers that share little, or are very long, are one part without a mark.
+    Answers that share little, or are very long, are one part without a mark. A result with more
+    than ``longest`` characters loses the middles of parts, those that both answers have first.
     """
+    parts = [TextPart(answer)]
     mine = WORDS.findall(answer)
     theirs = WORDS.findall(other)
-    if answer == other or len(mine) + len(theirs) > MAX_COMPARED_WORDS:
-        return [TextPart(answer)]
-    matcher = difflib.SequenceMatcher(None, mine, theirs, autojunk=False)
-    if matcher.ratio() < LEAST_COMMON:
-        return [TextPart(answer)]
-    parts = []
-    for kind, start, end, _, _ in matcher.get_opcodes():
-        if start < end:
-            parts.append(TextPart("".join(mine[start:end]), kind != "equal"))
-    return parts
+    if answer != other and len(mine) + len(theirs) <= MAX_COMPARED_WORDS:
+        matcher = difflib.SequenceMatcher(None, mine, theirs, autojunk=False)
+        if matcher.ratio() >= LEAST_COMMON:
+            parts = []
+            for kind, start, end, _, _ in matcher.get_opcodes():
+                if start < end:
+                    parts.append(TextPart("".join(mine[start:end]), kind != "equal"))
+    n_different = sum(len(part.text) for part in parts if part.is_different)
+    n_equal = sum(len(part.text) for part in parts) - n_different
+    if longest is None or n_equal + n_different <= longest:
+        return parts
+    room = max(longest - n_different, longest // 3)
+    fitted = []
+    for part in parts:
+        share = len(part.text) / (n_different if part.is_different else n_equal)
+        size = (longest - room if part.is_different else room) * share
+        fitted.append(TextPart(shorten(part.text, max(int(size), LEAST_SHOWN)), part.is_different))
+    return fitted

@@ -300,13 +300,15 @@ async def compare_skill(
                     )
                 constants = list_constants(run) if "null" in against else ()
                 measured += [await measure_constant(run, c, split, step=0) for c in constants]
-        compared = await _compare(measured, plan.metric)
+        compared = await _compare(run.id, measured, plan.metric)
         await run.store.add_seconds(run.id, *run.timer.read_and_reset())
         await run.store.finish(run.id, "completed", None, compared.model_dump_json())
     return compared
 
 
-async def _compare(measured: Sequence[MeasuredSkill], metric: GateMetric) -> SkillComparison:
+async def _compare(
+    run_id: str, measured: Sequence[MeasuredSkill], metric: GateMetric
+) -> SkillComparison:
     """Return the first document beside the others."""
     first, *others = measured
     gains: list[Improvement] = []
@@ -324,6 +326,7 @@ async def _compare(measured: Sequence[MeasuredSkill], metric: GateMetric) -> Ski
         if compared is not None:
             on_cases.append(compared)
     return SkillComparison(
+        run_id=run_id,
         skill=first.score,
         others=tuple(other.score for other in others),
         improvements=tuple(gains),

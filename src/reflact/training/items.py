@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
 from reflact.jsonutil import parse_stored
-from reflact.records import ComparisonCategory, DocumentResult, ItemResult
+from reflact.records import ComparisonCategory, DocumentResult
 from reflact.stages.rollout import build_rollout_key
 from reflact.training.rollouts import FIRST_REPORT_TRIAL
 from reflact.types import Item, Rollout, Split
@@ -33,32 +33,17 @@ def read_config(run: RunRow) -> TrainerConfig:
     return parse_stored(TrainerConfig.model_validate, run.config, what)
 
 
-async def read_items(
-    store: SQLiteRunStore, run: RunRow, *, split: Split | None = None
-) -> tuple[ItemResult, ...]:
-    """Return the items of a split with their answers; None: see ``history.read_run``.
+def find_threshold(config: TrainerConfig) -> float:
+    """Return the least score of a solved item, 0..1."""
+    threshold = config.train.success_threshold
+    return 1.0 if threshold is None else threshold
 
-    Raises:
-        UsageError: Nothing is measured on the split.
-        StoreError: The items are missing or damaged.
-    """
+
+async def choose_split(store: SQLiteRunStore, run: RunRow) -> Split:
+    """Return the split of a run's last scores: the test split if it was opened."""
     summary = await store.summary(run.run_id)
-    last = await store.last_commit(run.run_id)
-    if last is None:
-        raise UsageError(
-            f"run {run.run_id} has not measured its initial document yet; start or resume it with "
-            "reflact train"
-        )
-    if split is None:
-        opened = summary is not None and summary.score("best", Split.test) is not None
-        split = Split.test if opened else Split.val
-    initial = str((await store.identity(run.run_id))["skill"])
-    measured = await read_answers(store, run, split, (initial, last.best.skill_hash))
-    threshold = read_config(run).train.success_threshold
-    results = []
-    for item, (baseline, best) in measured:
-        results.append(_compare(item, split, baseline, best, threshold))
-    return tuple(results)
+    opened = summary is not None and summary.score("best", Split.test) is not None
+    return Split.test if opened else Split.val
 
 
 async def read_answers(
@@ -143,30 +128,15 @@ def _identify_target(config: TrainerConfig, identity: Mapping[str, JsonValue]) -
     return identify_chat_target(model, preamble=config.target.preamble, postamble="")
 
 
-def _compare(
-    item: Item,
-    split: Split,
-    baseline: DocumentResult,
-    best: DocumentResult,
-    threshold: float | None,
-) -> ItemResult:
-    before = baseline.hard
-    after = best.hard
-    wrong = after is not None and after < (1 if threshold is None else threshold)
-    category: ComparisonCategory | None = None
-    if before is not None and after is not None:
-        if after != before:
-            category = "improved" if after > before else "regressed"
-        else:
-            category = "persistent_failure" if wrong else "stable_success"
-    return ItemResult(
-        item_id=item.id,
-        split=split,
-        task_type=item.task_type,
-        input=item.input,
-        expected=item.reference,
-        baseline=baseline,
-        best=best,
-        category=category,
-        wrong=wrong,
-    )
+def categorize(
+    before: DocumentResult, after: DocumentResult, solved_from: float
+) -> ComparisonCategory | None:
+    """Return how an item's score changed between two documents; None unless both are measured.
+
+    ``solved_from`` is the least score of a solved item, 0..1.
+    """
+    if before.hard is None or after.hard is None:
+        return None
+    if after.hard != before.hard:
+        return "improved" if after.hard > before.hard else "regressed"
+    return "stable_success" if after.hard >= solved_from else "persistent_failure"
