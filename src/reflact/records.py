@@ -122,6 +122,11 @@ class StepRecord(FrozenModel):
     n_tokens: int = 0
 
     @property
+    def all_fallbacks(self) -> tuple[Fallback, ...]:
+        """All model decisions that failed, those of merging and selection first."""
+        return (*self.merged.fallbacks, *self.chosen.fallbacks, *self.fallbacks)
+
+    @property
     def patterns(self) -> tuple[FailurePattern, ...]:
         """The patterns that analysts or the proposer named, or else the failures by feedback."""
         named = [pattern for report in self.reports for pattern in report.patterns]
@@ -638,6 +643,19 @@ class FaultCount(FrozenModel):
     count: int
 
 
+class LossCount(FrozenModel):
+    """What a run lost on its way: ``count`` of ``total``, if there is a total.
+
+    An ``invalid reply`` is one of the optimizer, also if it was corrected after it was sent back; a
+    ``dropped analyst`` gave no report; a ``replaced decision`` is one of the optimizer in whose
+    place a rule decided; a ``lost rollout`` has no score.
+    """
+
+    kind: Literal["invalid reply", "dropped analyst", "replaced decision", "lost rollout"]
+    count: int
+    total: int | None = None
+
+
 class IntervalEstimate(FrozenModel):
     """A measured number and its 95% interval; that of a single trace is the whole range."""
 
@@ -749,7 +767,8 @@ class RunSummary(ShortReprModel):
 
     ``claim`` is None if the initial skill is the best one or the claim could not be measured.
     ``missing`` names each final measurement that failed, with the reason. ``faults`` counts faults
-    of attempts of calls, even if a retry succeeded. ``critic`` graded, and ``annotated_by`` wrote
+    of attempts of calls, even if a retry succeeded; ``losses`` counts what was lost for good, or
+    cost a reply more. ``critic`` graded, and ``annotated_by`` wrote
     notes for failure analysts. ``version`` is that of reflact. ``verdict`` is the outcome in words.
     ``added_tokens`` is about how many tokens the best document adds to each call of the target,
     beside the initial one.
@@ -775,6 +794,7 @@ class RunSummary(ShortReprModel):
     added_tokens: int = 0
     spend: tuple[Spend, ...] = ()
     faults: tuple[FaultCount, ...] = ()
+    losses: tuple[LossCount, ...] = ()
     reuse: Reuse = Reuse()
     deterministic: bool = True
     test_openings: int = 0

@@ -213,7 +213,7 @@ def _show_item(
     from reflact.reporting import terminal
     from reflact.reporting.history import read_run
 
-    failures = anyio.run(partial(read_run, events=False), folder, run_id).failures
+    failures = [*anyio.run(partial(read_run, events=False), folder, run_id).failures]
     matrices = anyio.run(_read_matrices, folder, run_id, split, not all_versions)
     failed = [failure.item_id for failure in failures if failure.item_id is not None]
     known = [*dict.fromkeys((*matrices, *failed))]
@@ -226,16 +226,18 @@ def _show_item(
         listed = ", ".join(ids[:MAX_LISTED_IDS])
         raise UsageError(f"no item is {item_id}, and the ids of {len(ids)} begin with it: {listed}")
     matrix = matrices.get(ids[0])
-    if matrix is not None and as_json:
-        _print_json([matrix] if all_versions else matrix.list_results())
-    elif matrix is not None:
+    failures = [failure for failure in failures if failure.item_id == ids[0]]
+    if as_json:
+        if matrix is not None and all_versions:
+            _print_json([matrix])
+        elif matrix is not None:
+            _print_json(matrix.list_results())
+        _print_json(failures)
+        return
+    if matrix is not None:
         terminal.print_item(Console(), matrix)
     for failure in failures:
-        if failure.item_id == ids[0]:
-            if as_json:
-                _print_json([failure])
-            else:
-                terminal.print_failure(Console(), failure)
+        terminal.print_failure(Console(), failure)
 
 
 async def _read_matrices(

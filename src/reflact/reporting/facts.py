@@ -104,6 +104,14 @@ EDIT_WORDS: dict[EditKind, str] = {
 # Names of scores in words; those that are missing here are words already.
 SCORE_NAMES = {"null_empty": "empty", "null_refusal": "refusal", "null_frequent": "frequent"}
 
+# A loss of one, of several, and what became of it.
+LOSS_WORDS = {
+    "invalid reply": ("reply of the optimizer", "replies of the optimizer", "invalid"),
+    "dropped analyst": ("analyst", "analysts", "without a report"),
+    "replaced decision": ("decision of the optimizer", "decisions of the optimizer", "replaced"),
+    "lost rollout": ("rollout", "rollouts", "without a score in all"),
+}
+
 DOCUMENT_WORDS = {
     "baseline": "the initial skill",
     "placebo": "a text about something else",
@@ -358,7 +366,7 @@ class ResultFact(FrozenModel):
         """What the run achieved, in sentences; it depends on the measurements alone."""
         summary = self.summary
         if not self.is_complete:
-            return self._describe_stop()
+            return " ".join((self._describe_stop(), *self.list_losses()))
         if summary.best is None and summary.claim is None:
             return "Nothing was measured."
         if summary.claim is not None:
@@ -372,11 +380,14 @@ class ResultFact(FrozenModel):
             assert summary.best is not None
             reason = f": {summary.missing[0]}" if summary.missing else ""
             document = describe_version(summary.best)
-            return f"The best document is {document}. Its gain was not measured at the end{reason}."
+            words = (
+                f"The best document is {document}. Its gain was not measured at the end{reason}."
+            )
+            return " ".join((words, *self.list_losses()))
         lost = [s.unmeasured for s in summary.scores if s.split is summary.scores[-1].split]
         if any(lost):
             sentences.append(f"Not counted: {name_count(max(lost), 'rollout')} without a score.")
-        return " ".join((*sentences, *self.list_doubts()))
+        return " ".join((*sentences, *self.list_doubts(), *self.list_losses()))
 
     @property
     def verdict(self) -> str:
@@ -477,6 +488,19 @@ class ResultFact(FrozenModel):
                 "So the gain may have nothing to do with what the document says."
             )
         return sentences
+
+    def list_losses(self) -> Iterator[str]:
+        """Yield what was lost on the way to the result, in one sentence if anything was."""
+        words = []
+        for loss in self.summary.losses:
+            singular, plural, end = LOSS_WORDS[loss.kind]
+            if loss.total is None:
+                count = name_count(loss.count, singular, plural)
+            else:
+                count = f"{loss.count:,} of {name_count(loss.total, singular, plural)}"
+            words.append(f"{count} {end}")
+        if words:
+            yield f"On the way: {'; '.join(words)}."
 
     def list_versions(self) -> Iterator[str]:
         """Yield the best and the last version, in one line if they are the same."""
@@ -809,7 +833,7 @@ def list_step_details(record: StepRecord) -> Iterator[LabelledText]:
     yield from _list_choice(record)
     if record.rewrite_summary:
         yield "rewrite", record.rewrite_summary
-    for fallback in (*record.merged.fallbacks, *record.chosen.fallbacks, *record.fallbacks):
+    for fallback in record.all_fallbacks:
         yield "fallback", describe_fallback(fallback)
     if record.notes:
         yield "notes of the appendix", " / ".join(record.notes)
