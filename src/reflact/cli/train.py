@@ -58,9 +58,6 @@ if TYPE_CHECKING:
 
 MAX_SHOWN_CHARS = 300
 
-# The most characters of a document's name in a table.
-MAX_NAME_CHARS = 40
-
 
 def check(
     config: ConfigArgument,
@@ -246,11 +243,7 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     if data is not None:
         n_items = compared.skill.n + compared.skill.unmeasured
         typer.echo(escape_line(f"all {n_items} items of {data}, as the split val"))
-    scores = [
-        score.model_copy(update={"name": shorten(score.name, MAX_NAME_CHARS)})
-        for score in (compared.skill, *compared.others)
-    ]
-    console.print(build_score_table(scores, console.width))
+    console.print(build_score_table((compared.skill, *compared.others), console.width))
     for line in list_evaluation_gains(compared):
         typer.echo(escape_line(line))
     shown = shlex.join(("reflact", "show", str(settings.out_dir / compared.run_id)))

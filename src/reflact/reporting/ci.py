@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 from reflact.errors import RunFailed
 from reflact.gate.cases import find_repeats
 from reflact.records import CaseComparison, Improvement, ItemSides, SkillComparison, Usage
+from reflact.reporting.facts import SpendFact
 from reflact.text import escape_line, shorten
 from reflact.types import FrozenModel, Split
 
@@ -29,7 +30,7 @@ class GateReport(FrozenModel):
         on_new: What the differences say about new cases; None without a common case.
         changes: The cases that flip.
         unmeasured: The ids of cases without a score on one side.
-        usage: What the run's folder has paid so far.
+        usage: What the measurement has paid so far.
         failed: The conditions of this build that are not met, each in a sentence.
     """
 
@@ -127,9 +128,7 @@ def render_comment(report: GateReport) -> str:
         )
     if report.unmeasured:
         lines.append(f"- Not measured: {', '.join(map(_quote, report.unmeasured[:MAX_LISTED]))}.")
-    usage = report.usage
-    tokens = usage.input_tokens + usage.output_tokens
-    lines.append(f"- Paid in this folder so far: {usage.calls:,} calls, {tokens:,} tokens.")
+    lines.append(f"- Cost: {SpendFact(usage=report.usage).words}.")
     if report.changes:
         lines += [
             "",

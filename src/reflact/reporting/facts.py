@@ -47,6 +47,7 @@ from reflact.text import (
     list_items,
     name_count,
     name_times,
+    shorten,
     shorten_reason,
 )
 from reflact.types import (
@@ -133,6 +134,9 @@ CONTENT_HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,56}\b")
 
 # The share of solved test items below which the answers that are still wrong deserve a look.
 OFTEN_WRONG = 0.5
+
+# The most characters of a document's name in a table; it may be the path of a file.
+MAX_NAME_CHARS = 40
 
 # A run of fewer steps has tried few edits.
 FEW_STEPS = 8
@@ -258,7 +262,7 @@ def name_scores(scores: Sequence[SkillScore]) -> list[tuple[str, SkillScore]]:
             name = "best, final"
         is_named = name == "final" and ("best", score.split, score.skill_hash) in keys
         if not is_named:
-            named.append((escape_line(name), score))
+            named.append((shorten(escape_line(name), MAX_NAME_CHARS), score))
     return named
 
 

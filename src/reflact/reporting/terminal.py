@@ -408,9 +408,11 @@ def print_items(console: Console, matrix: ItemMatrix) -> None:
     for row in matrix.rows:
         title = f"{matrix.describe_row(row)}, {facts.describe_cost(row.usage)}"
         console.print(Text(title, style="bold"), soft_wrap=True)
-        texts = {"input": format_value(row.input), "expected": format_value(row.expected)}
-        texts |= {"metrics": row.metrics} if row.metrics else {}
-        lines = [(name, Text(shorten(escape_line(text), longest))) for name, text in texts.items()]
+        texts = {"input": row.input, "expected": row.expected, "metrics": row.metrics or None}
+        lines = []
+        for name, value in texts.items():
+            if value is not None:
+                lines.append((name, Text(shorten(escape_line(format_value(value)), longest))))
         answers = _mark_answers(row.list_answers(), longest, with_signs=not console.is_terminal)
         if not console.is_terminal:
             for name, text in (*lines, *zip(names, answers, strict=True)):
