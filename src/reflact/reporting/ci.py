@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
 from xml.etree import ElementTree
 
 from reflact.errors import RunFailed
@@ -193,17 +193,6 @@ def _show_change(change: ItemSides) -> str:
 def _quote(text: str) -> str:
     """Return a text as code that no Markdown in it can leave."""
     shown = shorten(escape_line(text), MAX_CHARS).replace("|", "\\|")
-    fence = "`" * (1 + max(_list_runs(shown), default=0))
+    fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
     pad = " " if shown.startswith("`") or shown.endswith("`") or not shown else ""
     return f"{fence}{pad}{shown}{pad}{fence}"
-
-
-def _list_runs(text: str) -> Iterator[int]:
-    """Yield the length of each run of backquotes."""
-    length = 0
-    for character in f"{text} ":
-        if character == "`":
-            length += 1
-        elif length:
-            yield length
-            length = 0
