@@ -221,7 +221,7 @@ def test_runs_are_compared_item_by_item(versions: Path, tmp_path: Path) -> None:
     config = {"out_dir": short, "train": {"num_epochs": 1, "batch_size": 8}}
     world = ToyEnvironment(train=16, val=12, test=10)
     anyio.run(build_trainer(config, environment=world, script=toy_optimizer()).train)
-    matrix = anyio.run(compare_runs, [versions, short]).matrix
+    matrix = anyio.run(compare_runs, [versions, short]).items
     assert [column.name for column in matrix.columns] == [str(versions), str(short)]
     assert [row.item_id for row in matrix.rows] == [item.id for item in world.items(Split.test)]
     assert [matrix.list_states(row)[0] for row in matrix.rows[8:]] == ["unmeasured"] * 2

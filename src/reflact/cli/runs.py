@@ -424,7 +424,7 @@ def compare(  # noqa: PLR0917 - one for each option of the command
     comparison = anyio.run(partial(compare_runs, folders, run_ids=ids))
     chosen = ItemFilter(changed, wrong, task_type)
     if items or as_csv or any(chosen):
-        print_matrix_items(comparison.matrix, chosen, as_json=as_json, as_csv=as_csv)
+        print_matrix_items(comparison.items, chosen, as_json=as_json, as_csv=as_csv)
     elif as_json:
         _print_json([comparison])
     else:

@@ -229,14 +229,13 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
         )
         compared = anyio.run(measure)
     chosen = ItemFilter(changed, wrong, task_type)
-    of_items = items or any(chosen)
-    if of_items or as_csv:
+    if items or as_csv or any(chosen):
         path = settings.store or settings.out_dir
         matrix = anyio.run(read_matrix, path, compared.run_id)
         is_json = show is ShowMode.json
-        print_matrix_items(matrix, chosen, as_json=is_json and not as_csv, as_csv=as_csv)
-    if as_csv or (of_items and show is ShowMode.json):
-        return
+        print_matrix_items(matrix, chosen, as_json=is_json, as_csv=as_csv)
+        if as_csv or is_json:
+            return
     if show is ShowMode.json:
         typer.echo((compared if named else compared.skill).model_dump_json(ensure_ascii=True))
         return

@@ -17,10 +17,12 @@ from reflact.events import Event
 from reflact.jsonutil import flatten_fields, parse_stored
 from reflact.records import (
     CodeFailure,
+    CommitRecord,
     DocumentResult,
     EpochRecord,
     Improvement,
     ItemResult,
+    RunState,
     RunSummary,
     SkillComparison,
     SkillEvaluation,
@@ -56,8 +58,6 @@ LOCK_NAME = re.compile(r"(.+)-r[0-9a-f]{12}\.lock")
 
 # Runs may have other gates, so they are compared by what all of them measure.
 HARD = GateMetric(metric="hard")
-
-NOT_MEASURED = "has not measured its initial document yet; start or resume it with reflact train"
 
 
 class RunHistory(ShortReprModel):
@@ -215,9 +215,7 @@ async def _read_matrix(
 
 
 async def _list_version_columns(store: SQLiteRunStore, row: RunRow) -> list[MatrixColumn]:
-    last = await store.last_commit(row.run_id)
-    if last is None:
-        raise UsageError(f"run {row.run_id} {NOT_MEASURED}")
+    last = await _read_last_commit(store, row)
     columns: dict[str, MatrixColumn] = {}
     for version in await store.versions(row.run_id):
         is_best = version.skill_hash == last.best.skill_hash
@@ -358,6 +356,21 @@ async def open_run(
         yield store, choose_run(await store.runs(), run_id or own, database)
 
 
+async def _read_last_commit(store: SQLiteRunStore, row: RunRow) -> CommitRecord | RunState:
+    last = await store.last_commit(row.run_id)
+    if last is None and row.evaluation is not None:
+        raise UsageError(
+            f"{row.run_id} is an {row.evaluation.title}, which has no versions; reflact show --items "
+            "lists its answers"
+        )
+    if last is None:
+        raise UsageError(
+            f"run {row.run_id} has not measured its initial document yet; start or resume it with "
+            "reflact train"
+        )
+    return last
+
+
 async def read_versions(
     path: Path | str, names: Sequence[str], run_id: str | None = None
 ) -> tuple[VersionText, ...]:
@@ -369,9 +382,7 @@ async def read_versions(
         StoreError: The store cannot be read.
     """
     async with open_run(path, run_id) as (store, row):
-        last = await store.last_commit(row.run_id)
-        if last is None:
-            raise UsageError(f"run {row.run_id} {NOT_MEASURED}")
+        last = await _read_last_commit(store, row)
         versions = await store.versions(row.run_id)
         known = {str(version.number): version for version in versions}
         known |= {f"v{version.number}": version for version in versions}
@@ -535,24 +546,15 @@ class RunComparison(ShortReprModel):
     differ. ``gains`` are the improvements of the best skill of each further run over that of the
     first one, paired over the items that both runs measured; ``name`` is the name of the further
     run. ``diffs`` are the unified diffs from the best skill of the first run to that of each
-    further run. ``items`` are those of each measured split under the best skills, by run.
+    further run. ``items`` are those under the best skill of each run: test items, if all runs measured
+    them.
     """
 
     runs: tuple[ComparedRun, ...]
     settings: tuple[SettingDifference, ...]
     gains: tuple[Improvement, ...]
     diffs: tuple[str, ...]
-    items: tuple[ItemMatrix, ...] = Field(default=(), exclude=True, repr=False)
-
-    @property
-    def matrix(self) -> ItemMatrix:
-        """The items under the best skill of each run: test items if all runs measured them."""
-        if not self.items:
-            raise UsageError("the runs have measured no item; resume one of them")
-        for matrix in self.items:
-            if all(row["solved"] != "-" for row in matrix.summarize()):
-                return matrix
-        return self.items[-1]
+    items: ItemMatrix = Field(exclude=True, repr=False)
 
 
 class _ReadRun(NamedTuple):
@@ -604,13 +606,13 @@ async def compare_runs(
             if gain is not None:
                 gains.append(gain)
     text = first.run.best.skill.text
-    matrices = (_join_answers(read, split) for split in (Split.test, Split.val))
+    has_test = all(each.answers[Split.test] for each in read)
     return RunComparison(
         runs=tuple(each.run for each in read),
         settings=tuple(_list_differences(read)),
         gains=tuple(gains),
         diffs=tuple(diff_texts(text, each.run.best.skill.text) for each in others),
-        items=tuple(matrix for matrix in matrices if matrix.rows),
+        items=_join_answers(read, Split.test if has_test else Split.val),
     )
 
 
@@ -637,9 +639,7 @@ def _join_answers(runs: Sequence[_ReadRun], split: Split) -> ItemMatrix:
 async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) -> _ReadRun:
     async with open_run(path, run_id) as (store, row):
         summary = await store.summary(row.run_id)
-        last = await store.last_commit(row.run_id)
-        if last is None:
-            raise UsageError(f"run {row.run_id} {NOT_MEASURED}")
+        last = await _read_last_commit(store, row)
         skill = await store.skill(last.best.skill_hash)
         config = read_config(row)
         fields = dict(flatten_fields(row.config))
