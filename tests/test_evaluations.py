@@ -10,8 +10,10 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import anyio
+import pytest
 
 from reflact import Trainer, read_run
+from reflact.errors import UsageError
 from reflact.reporting.history import list_runs, read_matrix
 from reflact.reporting.items import ItemMatrix
 from reflact.types import Skill, Split
@@ -133,3 +135,13 @@ async def test_an_eval_stands_in_no_runs_way(tmp_path: Path) -> None:
     summary = await build_learning_trainer(tmp_path, seed=3).train()
     assert summary.status == "completed"
     assert (await read_run(tmp_path)).run_id == summary.run_id
+
+
+async def test_documents_keep_apart_under_one_name(tmp_path: Path) -> None:
+    """A file that is compared with itself, or two of one name, stay two documents; each needs a name."""
+    skill = Skill(text=document("double"))
+    names = ["rule.md", "rule.md", "none"]
+    compared = await build_learning_trainer(tmp_path).compare(skill, [Skill(text="- x"), "none"], names=names)
+    assert [score.name for score in (compared.skill, *compared.others)] == ["rule.md", "rule.md (2)", "none"]
+    with pytest.raises(UsageError, match="names has 1 names for 2 documents"):
+        await build_learning_trainer(tmp_path).compare(skill, ["none"], names=["rule.md"])

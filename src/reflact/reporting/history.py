@@ -360,8 +360,8 @@ async def _read_last_commit(store: SQLiteRunStore, row: RunRow) -> CommitRecord 
     last = await store.last_commit(row.run_id)
     if last is None and row.evaluation is not None:
         raise UsageError(
-            f"{row.run_id} is an {row.evaluation.title}, which has no versions; reflact show --items "
-            "lists its answers"
+            f"{row.run_id} is an {row.evaluation.title}, which has no versions; reflact show "
+            "--items lists its answers"
         )
     if last is None:
         raise UsageError(
@@ -546,8 +546,8 @@ class RunComparison(ShortReprModel):
     differ. ``gains`` are the improvements of the best skill of each further run over that of the
     first one, paired over the items that both runs measured; ``name`` is the name of the further
     run. ``diffs`` are the unified diffs from the best skill of the first run to that of each
-    further run. ``items`` are those under the best skill of each run: test items, if all runs measured
-    them.
+    further run. ``items`` are those under the best skill of each run: test items, if all runs
+    measured them.
     """
 
     runs: tuple[ComparedRun, ...]

@@ -8,7 +8,7 @@ from functools import partial
 
 from reflact import events
 from reflact.concurrency import run_beside_loop, start_ahead
-from reflact.errors import DataError
+from reflact.errors import DataError, UsageError
 from reflact.protocols import EventCallback
 from reflact.records import (
     CaseComparison,
@@ -271,15 +271,15 @@ async def compare_skill(
             f"there is no {split.value} split, so no document can be measured on it; choose "
             "another split"
         )
-    shown = names or ("skill", *(f"other_{number}" for number in range(1, len(against) + 1)))
-    documents = {shown[0]: skill}
-    for name, other in zip(shown[1:], against, strict=True):
+    first, *others = _name_documents(names, against)
+    documents = {first: skill}
+    for name, other in zip(others, against, strict=True):
         if isinstance(other, Skill):
             documents[name] = other
         elif other == "none":
-            documents[other] = Skill(text="")
+            documents[name] = Skill(text="")
         elif other == "placebo":
-            documents[other] = make_placebo(plan.prompts.prompts["placebo"].system, skill)
+            documents[name] = make_placebo(plan.prompts.prompts["placebo"].system, skill)
     named = [NamedDocument(name=n, skill_hash=d.hash) for n, d in documents.items()]
     evaluation = SkillEvaluation(
         run_id=plan.run_id, split=split, repeats=repeats, documents=tuple(named)
@@ -304,6 +304,23 @@ async def compare_skill(
         await run.store.add_seconds(run.id, *run.timer.read_and_reset())
         await run.store.finish(run.id, "completed", None, compared.model_dump_json())
     return compared
+
+
+def _name_documents(names: Sequence[str], against: Sequence[Skill | Control]) -> list[str]:
+    """Return a name for the document and for each of the others, which no other one has."""
+    if not names:
+        others = [f"other_{n}" if isinstance(o, Skill) else o for n, o in enumerate(against, 1)]
+        names = ("skill", *others)
+    if len(names) != len(against) + 1:
+        raise UsageError(
+            f"names has {len(names)} names for {len(against) + 1} documents; name the document, "
+            "then each of the others"
+        )
+    unique: list[str] = []
+    for place, name in enumerate(names, 1):
+        suffix = f" ({place})" if name in unique else ""
+        unique.append(name + suffix)
+    return unique
 
 
 async def _compare(
