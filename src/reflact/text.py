@@ -8,8 +8,10 @@ import json
 import unicodedata
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from pydantic import JsonValue
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 # Line breaks, tabs, and the joiners of ordinary text.
 ALLOWED_CONTROLS = "\n\t\u200c\u200d"
