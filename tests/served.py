@@ -159,21 +159,21 @@ def say_four_and_append(handler: BaseHTTPRequestHandler) -> None:
     """Answer a typed request by the least value of its schema, and any other chat request with the text 4."""
     body = asked_of(handler)
     schema = body.get("response_format", {}).get("json_schema", {}).get("schema")
-    send(handler, completion("4" if schema is None else json.dumps(_fill(schema, schema.get("$defs", {})))))
+    send(handler, completion("4" if schema is None else json.dumps(fill(schema, schema.get("$defs", {})))))
 
 
-def _fill(schema: dict[str, Any], definitions: dict[str, Any]) -> Any:
+def fill(schema: dict[str, Any], definitions: dict[str, Any]) -> Any:
     """Return a small value of a JSON schema."""
     if "$ref" in schema:
-        return _fill(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+        return fill(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if choices := schema.get("anyOf") or schema.get("oneOf"):
-        return _fill(choices[0], definitions)
+        return fill(choices[0], definitions)
     if "const" in schema or "enum" in schema:
         return schema.get("const", schema.get("enum", [None])[0])
     if schema.get("type") == "object":
-        return {name: _fill(each, definitions) for name, each in schema.get("properties", {}).items()}
+        return {name: fill(each, definitions) for name, each in schema.get("properties", {}).items()}
     if schema.get("type") == "array":
-        return [_fill(schema["items"], definitions)] * max(1, schema.get("minItems", 0))
+        return [fill(schema["items"], definitions)] * max(1, schema.get("minItems", 0))
     plain = {"integer": schema.get("minimum", 1), "number": schema.get("minimum", 1), "boolean": False}
     return plain.get(schema.get("type", ""), "Answer with the number alone.")
 

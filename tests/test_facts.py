@@ -10,7 +10,17 @@ from typing import Any
 from rich.console import Console
 
 from reflact.gate.intervals import CLAIM_LEVEL, compute_chance, improvement_interval, mean_interval
-from reflact.records import Claim, FaultCount, Improvement, RunSummary, SkillScore, SkillVersion, Spend, Usage
+from reflact.records import (
+    Claim,
+    FaultCount,
+    Improvement,
+    LossCount,
+    RunSummary,
+    SkillScore,
+    SkillVersion,
+    Spend,
+    Usage,
+)
 from reflact.reporting.facts import ResultFact
 from reflact.reporting.terminal import build_score_table, build_table, print_summary
 from reflact.types import Skill, Split
@@ -57,6 +67,12 @@ def end(**values: Any) -> RunSummary:
     return RunSummary.model_validate({"run_id": "r1", "status": "completed", **values})
 
 
+LOSSES = (
+    LossCount(kind="invalid reply", count=3, total=24),
+    LossCount(kind="dropped analyst", count=2, total=6),
+    LossCount(kind="replaced decision", count=1),
+    LossCount(kind="lost rollout", count=1_200),
+)
 BETTER = build_summary(solve(10, 80), solve(45, 80), seconds=35.0)
 RESULTS = {
     "better": BETTER,
@@ -73,6 +89,8 @@ RESULTS = {
     "failed": end(status="failed", reason="no key.", best=None),
     "no reports": end(status="failed", reason="no analyst gave a valid reply in 3 steps", best=V0),
     "cancelled": end(status="cancelled", steps=1, best=V0),
+    "lost on the way": build_summary(solve(10, 80), solve(45, 80), losses=LOSSES),
+    "one lost": end(status="budget", steps=1, best=V0, losses=(LossCount(kind="lost rollout", count=1),)),
 }
 
 

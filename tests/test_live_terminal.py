@@ -11,10 +11,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import anyio
 import pytest
 
 from emulator import Terminal
 from served import HANGS, MAIN, Endpoint, world
+from toy_runs import build_learning_trainer
 
 pytestmark = [
     pytest.mark.slow,
@@ -130,3 +132,24 @@ def test_two_interrupts_end_a_run_that_hangs(tmp_path: Path) -> None:
     assert find_display(terminal) == []
     assert terminal.cursor_shown
     assert not any("Traceback" in line for line in terminal.screen)
+
+
+def test_a_matrix_fits_its_terminal(tmp_path: Path) -> None:
+    """Marks have colours and an ASCII form; no line is broken, and a wide terminal shows the questions too."""
+    anyio.run(build_learning_trainer(tmp_path / "run").train)
+    shown = {}
+    for width in (80, 140):
+        terminal = Terminal(width, 40)
+        code, written = run_at(terminal, "show", tmp_path / "run", "--matrix")
+        assert code == 0
+        shown[width] = terminal.scrolled + terminal.screen
+        assert max(map(len, shown[width])) < width
+        assert "\x1b[3" in written
+        assert any("\u2715 wrong" in line for line in shown[width])
+    assert "input" in shown[140][0]
+    terminal = Terminal(80, 40)
+    code, _ = run_at(terminal, "show", tmp_path / "run", "--matrix", PYTHONIOENCODING="ascii")
+    assert code == 0
+    assert any("x wrong" in line for line in terminal.screen)
+    code, _ = run_at(terminal, "show", tmp_path / "run", "--items", NO_COLOR="1")
+    assert code == 0

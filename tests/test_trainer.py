@@ -151,9 +151,10 @@ async def test_measuring_a_document_leaves_the_run_as_it_ended(tmp_path: Path) -
     changed = {**config, "train": {**config["train"], "num_epochs": 3}}
     await build_trainer(changed).evaluate(Skill(text="- another"))
     async with open_store(tmp_path / "run.db") as store:
-        (row,) = await store.runs()
+        row, measured = await store.runs()
     assert row.status == "completed"
     assert TrainerConfig.model_validate(row.config).train.num_epochs == 2
+    assert (measured.status, measured.evaluation.run_id) == ("completed", row.run_id)
 
 
 def pairs(first: int, count: int) -> list[tuple[str, str]]:

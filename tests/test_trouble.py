@@ -6,6 +6,8 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
+from functools import partial
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,16 @@ from reflact import Trainer, read_run
 from reflact.adapters import CatchExits
 from reflact.config.loading import load_config
 from reflact.events import Event, ModelCallFinished, RunFinished, WarningIssued
-from reflact.messages import CUT_OFF, CallReservation
+from reflact.messages import CUT_OFF, CallReservation, ReplyModel
 from reflact.protocols import Session, StepBudget, StepEvidence
 from reflact.records import FaultKind, RunSummary, Usage
-from reflact.testing import ScriptedLLM, ToyTarget
+from reflact.stages.reply_models import AnalystReply
+from reflact.testing import ScriptedLLM, ToyTarget, append_reply
+from reflact.testing.llm import ScriptedAnswer
 from reflact.training.trouble import RunWatch
 from reflact.types import Item, Rewrite, Skill, Turn
-from served import completion, reflact
-from toy_runs import LEARNING, build_trainer, settings
+from served import asked_of, completion, configured, fill, reflact, send, serving
+from toy_runs import LEARNING, LINES, build_trainer, playing, run, settings
 
 KEY = "sk-1234567890abcdefgh"
 
@@ -278,3 +282,54 @@ def test_a_role_without_valid_replies_has_one_advice(
     assert [event.message.rpartition(", ")[2] for event in told if isinstance(event, WarningIssued)] == (
         [] if advice is None else [advice.rpartition(", ")[2]]
     )
+
+
+def count_by_kind(summary: RunSummary) -> dict[str, tuple[int, int | None]]:
+    return {loss.kind: (loss.count, loss.total) for loss in summary.losses}
+
+
+def test_invalid_replies_are_counted_at_the_end(tmp_path: Path) -> None:
+    """Each first reply of the optimizer is invalid: the summary and the verdict say so, and the same after a resume."""
+    sent_back = 0
+
+    def stumble(handler: BaseHTTPRequestHandler) -> None:
+        nonlocal sent_back
+        body = asked_of(handler)
+        schema = body.get("response_format", {}).get("json_schema", {}).get("schema")
+        is_first = all(message["role"] != "assistant" for message in body["messages"])
+        sent_back += is_first and schema is not None
+        text = "4" if schema is None or is_first else json.dumps(fill(schema, schema.get("$defs", {})))
+        send(handler, completion(text))
+
+    with serving(stumble) as url:
+        path = configured(tmp_path, url)
+        command = ("train", path, "--set", "search.sources=[edits]", "--set", "train.num_epochs=1")
+        stopped = reflact(*command, "--set", "budget.max_calls=12", "--show", "quiet")
+        shown = reflact(*command, "--set", "budget.max_calls=9999", "--show", "quiet")
+    assert (stopped.exit_code, shown.exit_code) == (1, 0), shown.output
+    summary = RunSummary.model_validate_json((tmp_path / "run" / "summary.json").read_text("utf-8"))
+    (kind,) = count_by_kind(summary).items()
+    replies = sum(spend.usage.calls for spend in summary.spend if spend.role == "optimizer")
+    assert kind == ("invalid reply", (sent_back, replies))
+    assert f"On the way: {sent_back} of {replies} replies of the optimizer invalid." in summary.verdict
+    assert summary.verdict in " ".join(shown.stdout.split())
+
+
+def test_dropped_analysts_and_lost_rollouts_are_counted_at_the_end(tmp_path: Path) -> None:
+    """An analyst without a valid reply, a merge that a rule replaces, and items that cannot be graded."""
+    answers = iter(range(100))
+
+    def analyze(kind: type[ReplyModel], shown: str) -> ScriptedAnswer:
+        return "no report" if next(answers) < 3 else append_reply(kind, LINES["double"])
+
+    trainer = build_list_trainer(tmp_path / "lost", optimizer=ScriptedLLM(LEARNING))
+    summary = anyio.run(trainer.train)
+    losses = count_by_kind(summary)
+    assert losses["lost rollout"][0] == len(anyio.run(read_run, tmp_path / "lost").failures)
+    ended = anyio.run(partial(run, tmp_path / "run", script=playing((AnalystReply, analyze))))
+    reports = [report for record in ended.records for report in record.reports]
+    assert count_by_kind(ended.summary) == {"dropped analyst": (1, len(reports))}
+    assert f"On the way: 1 of {len(reports)} analysts without a report." in ended.summary.verdict
+    whole = anyio.run(partial(run, tmp_path / "whole", script=LEARNING))
+    assert whole.summary.losses == ()
+    assert "On the way" not in whole.summary.verdict

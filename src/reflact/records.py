@@ -33,6 +33,7 @@ from reflact.types import (
     Verdict,
     VersionNode,
     WorkedExample,
+    digest_json,
 )
 
 # Decisions after which the same document may be judged again.
@@ -119,6 +120,11 @@ class StepRecord(FrozenModel):
     race: tuple[RaceEntry, ...] = Field(default=(), exclude_if=lambda race: not race)
     n_rollouts: int = 0
     n_tokens: int = 0
+
+    @property
+    def all_fallbacks(self) -> tuple[Fallback, ...]:
+        """All model decisions that failed, those of merging and selection first."""
+        return (*self.merged.fallbacks, *self.chosen.fallbacks, *self.fallbacks)
 
     @property
     def patterns(self) -> tuple[FailurePattern, ...]:
@@ -439,8 +445,34 @@ class SkillScore(FrozenModel):
         return weigh_scores(self.hard, self.soft, self.soft_weight)
 
 
-# Begins the labels of scores that were measured outside a training, in the decision log.
-EVALUATION_LABEL = "eval/"
+class NamedDocument(FrozenModel):
+    """A document that is measured outside a training, with its name, such as that of its file."""
+
+    name: str
+    skill_hash: str
+
+
+class SkillEvaluation(FrozenModel):
+    """What one ``eval`` measures: documents on a split, each item so many times.
+
+    It is stored beside the run of the same configuration, ``run_id``, with a cost of its own.
+    ``documents`` begin with the one that is measured; the others it is compared with.
+    """
+
+    run_id: str
+    split: Split
+    repeats: int
+    documents: tuple[NamedDocument, ...]
+
+    @property
+    def id(self) -> str:
+        """The id under which its work is stored; equal for equal measurements."""
+        return f"e{digest_json(self.model_dump(mode='json'))[:12]}"
+
+    @property
+    def title(self) -> str:
+        """What it is, such as ``eval of rule.md``."""
+        return f"eval of {self.documents[0].name}"
 
 
 class Improvement(FrozenModel):
@@ -499,11 +531,13 @@ class ItemSides(FrozenModel):
 class SkillComparison(ShortReprModel):
     """A document beside others on one split; the names of their scores say what they are.
 
+    ``run_id`` is the id under which it is stored beside its run.
     ``improvements`` are what the document gains over each of them, paired by item, as far as they
     say something of new items. ``on_cases`` is what the repeats prove on these items alone;
     ``items`` are those that flip, or have no score on one side. ``judge`` graded, if a model did.
     """
 
+    run_id: str
     skill: SkillScore
     others: tuple[SkillScore, ...]
     improvements: tuple[Improvement, ...]
@@ -608,6 +642,19 @@ class FaultCount(FrozenModel):
 
     kind: FaultKind
     count: int
+
+
+class LossCount(FrozenModel):
+    """What a run lost on its way: ``count`` of ``total``, if there is a total.
+
+    An ``invalid reply`` is one of the optimizer, also if it was corrected after it was sent back; a
+    ``dropped analyst`` gave no report; a ``replaced decision`` is one of the optimizer in whose
+    place a rule decided; a ``lost rollout`` has no score.
+    """
+
+    kind: Literal["invalid reply", "dropped analyst", "replaced decision", "lost rollout"]
+    count: int
+    total: int | None = None
 
 
 class IntervalEstimate(FrozenModel):
@@ -745,10 +792,11 @@ class RunSummary(ShortReprModel):
 
     ``claim`` is None if the initial skill is the best one or the claim could not be measured.
     ``missing`` names each final measurement that failed, with the reason. ``faults`` counts faults
-    of attempts of calls, even if a retry succeeded. ``critic`` or ``judge`` graded, and
-    ``annotated_by`` wrote notes for failure analysts. ``version`` is that of reflact. ``verdict``
-    is the outcome in words. ``added_tokens`` is about how many tokens the best document adds to
-    each call of the target, beside the initial one.
+    of attempts of calls, even if a retry succeeded; ``losses`` counts what was lost for good, or
+    cost a reply more. ``critic`` or ``judge`` graded, and ``annotated_by`` wrote notes for failure
+    analysts. ``version`` is that of reflact. ``verdict`` is the outcome in words. ``added_tokens``
+    is about how many tokens the best document adds to each call of the target, beside the initial
+    one.
     """
 
     version: str | None = None
@@ -771,6 +819,7 @@ class RunSummary(ShortReprModel):
     added_tokens: int = 0
     spend: tuple[Spend, ...] = ()
     faults: tuple[FaultCount, ...] = ()
+    losses: tuple[LossCount, ...] = ()
     reuse: Reuse = Reuse()
     deterministic: bool = True
     test_openings: int = 0

@@ -8,6 +8,10 @@ import json
 import unicodedata
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 # Line breaks, tabs, and the joiners of ordinary text.
 ALLOWED_CONTROLS = "\n\t\u200c\u200d"
@@ -135,3 +139,24 @@ def format_usd(usd: float) -> str:
     if usd >= 0.01 or not usd:
         return f"${usd:,.2f}"
     return f"${usd:.4f}" if usd >= 0.001 else f"${usd:.6f}"
+
+
+def format_score(score: float | None) -> str:
+    """Return a score with three digits, or a dash if there is none."""
+    return "-" if score is None else f"{score:.3f}"
+
+
+def format_change(before: float | None, after: float | None) -> str:
+    """Return ``before -> after``, or only the first score if there is no second."""
+    if after is None:
+        return format_score(before)
+    return f"{format_score(before)} -> {format_score(after)}"
+
+
+def format_value(value: JsonValue) -> str:
+    """Return a text as it is, nothing for None, and any other value as JSON."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)

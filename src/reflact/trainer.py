@@ -209,7 +209,7 @@ class Trainer:
     ) -> SkillScore:
         """Measure one document on a split, with the trainer's own objects; see ``compare``.
 
-        The score is stored with the run, so that ``read_run`` and ``reflact show`` list it.
+        The score is stored beside the run, so that ``read_run`` and ``reflact show`` list it.
         """
         return (await self.compare(skill, (), split, on_event=on_event)).skill
 
@@ -220,9 +220,13 @@ class Trainer:
         split: Split = Split.val,
         *,
         repeats: int = 1,
+        names: Sequence[str] = (),
         on_event: EventCallback = ignore_event,
     ) -> SkillComparison:
         """Measure a document beside others on a split, paired by item; a rollout is paid once.
+
+        The measurement is stored beside the run, with a cost of its own: ``budget`` limits it
+        alone, and ``reflact runs`` lists it.
 
         Args:
             skill: The document.
@@ -231,18 +235,19 @@ class Trainer:
             split: Where to measure.
             repeats: How often each item is run under each document; a few items can prove something
                 about themselves only if they are repeated.
-            on_event: Takes the events. A ``BudgetUpdated`` with what the run used before comes
-                first.
+            names: What lists and tables call the documents: first ``skill``, then the others.
+            on_event: Takes the events. A ``BudgetUpdated`` with what earlier starts of the same
+                measurement used comes first.
 
         Raises:
             UsageError: The data is wrong, or the folder holds another run.
             ModelError, RunFailed: Too few items could be measured.
             EnvironmentFailure: The skill does not reach the agent.
-            BudgetSpent: The run's budget has no room for a call.
+            BudgetSpent: The budget has no room for a call.
         """
         plan = await self._load_plan(needed=())
         return await compare_skill(
-            plan, skill, against, Split(split), repeats=repeats, on_event=on_event
+            plan, skill, against, Split(split), repeats=repeats, names=names, on_event=on_event
         )
 
     def _prepare(self) -> RunPlan:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
 import os
 import signal
 import sys
@@ -13,7 +15,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeVar
 
 import anyio
 import typer
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from reflact.config.training import TrainerConfig
     from reflact.protocols import Approver
     from reflact.records import RunSummary
+    from reflact.reporting.items import ItemMatrix
     from reflact.reporting.live import RunView
     from reflact.trainer import Trainer
 
@@ -194,6 +197,57 @@ OverrideOption = Annotated[
         help="Override a key, such as budget.max_calls=500. Repeatable.",
     ),
 ]
+
+
+ItemsOption = Annotated[
+    bool, typer.Option("--items", help="List what the target answered to each item.")
+]
+
+ChangedOption = Annotated[bool, typer.Option("--changed", help="Only items whose score differs.")]
+
+WrongOption = Annotated[bool, typer.Option("--wrong", help="Only items that are not solved.")]
+
+TaskTypeOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Only items of this task type.", show_default=False),
+]
+
+CsvOption = Annotated[bool, typer.Option("--csv", help="Print the items as CSV.")]
+
+
+class ItemFilter(NamedTuple):
+    """Which items a command shows."""
+
+    changed: bool = False
+    wrong: bool = False
+    task_type: str | None = None
+
+
+def print_matrix_items(
+    matrix: ItemMatrix,
+    chosen: ItemFilter,
+    *,
+    as_table: bool = False,
+    as_json: bool = False,
+    as_csv: bool = False,
+) -> None:
+    """Print the chosen items of a matrix: with their texts, as a table, as JSON or as CSV."""
+    from rich.console import Console
+
+    from reflact.reporting.terminal import print_items, print_matrix
+
+    shown = matrix.select(**chosen._asdict())
+    if as_csv:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(shown.list_csv_rows())
+        typer.echo(text.getvalue(), nl=False)
+    elif as_json:
+        typer.echo(shown.model_dump_json(ensure_ascii=True))
+    elif as_table:
+        print_matrix(Console(), shown, len(matrix.rows))
+    else:
+        print_items(Console(), shown)
+        typer.echo(matrix.describe_outcomes())
 
 
 def load_trainer_config(path: Path, overrides: Sequence[str] | None) -> TrainerConfig:

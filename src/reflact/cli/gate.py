@@ -123,6 +123,7 @@ def gate(  # noqa: PLR0917 - one for each option of the command
             [theirs],
             Split(split),
             repeats=repeats,
+            names=[str(skill), str(against)],
             on_event=follow,
         )
         compared = anyio.run(measure)

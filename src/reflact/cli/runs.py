@@ -13,15 +13,24 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import anyio
 import typer
 
-from reflact.cli.common import print_error
+from reflact.cli.common import (
+    ChangedOption,
+    CsvOption,
+    ItemFilter,
+    ItemsOption,
+    TaskTypeOption,
+    WrongOption,
+    print_error,
+    print_matrix_items,
+)
 from reflact.errors import StoreError, UsageError
 from reflact.text import escape_controls, escape_line, name_count
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from reflact.records import ItemResult
     from reflact.reporting.history import RunHistory, RunListing
+    from reflact.reporting.items import ItemMatrix
     from reflact.types import Split
 
 
@@ -112,15 +121,13 @@ def show(  # noqa: PLR0917 - one for each option of the command
         int | None,
         typer.Argument(metavar="STEP", help="The step to show in full.", show_default=False),
     ] = None,
-    items: Annotated[
-        bool, typer.Option("--items", help="List what the target answered to each item.")
+    items: ItemsOption = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Show each item under all versions.")
     ] = False,
-    wrong: Annotated[
-        bool, typer.Option("--wrong", help="Only items that the best skill gets wrong.")
-    ] = False,
-    changed: Annotated[
-        bool, typer.Option("--changed", help="Only items whose score changed.")
-    ] = False,
+    changed: ChangedOption = False,
+    wrong: WrongOption = False,
+    task_type: TaskTypeOption = None,
     item: Annotated[
         str | None,
         typer.Option(
@@ -130,7 +137,8 @@ def show(  # noqa: PLR0917 - one for each option of the command
     split: Annotated[
         Literal["val", "test"] | None,
         typer.Option(
-            metavar="val|test", help="Which items. Default: test if it was opened, otherwise val."
+            metavar="val|test",
+            help="Which items. Default: test if it was opened, otherwise val; with --matrix val.",
         ),
     ] = None,
     costs: Annotated[
@@ -144,29 +152,29 @@ def show(  # noqa: PLR0917 - one for each option of the command
         ),
     ] = None,
     as_json: JsonLinesOption = False,
+    as_csv: CsvOption = False,
 ) -> None:
     """Show a run, one of its steps, its items, or its skill.
 
     A run is shown with its steps and scores, a step with its edits, its verdict, its diff and the
     cost of its stages. Items are shown with the answers, scores and costs under the initial and the
-    best skill.
+    best skill; with --matrix under all versions, those that are still wrong first. With --item,
+    --matrix adds the answers under the other versions.
     """
     from rich.console import Console
 
     from reflact.reporting import terminal
-    from reflact.reporting.history import read_run, read_step
+    from reflact.reporting.history import read_matrix, read_run, read_step
     from reflact.types import Split
 
-    of_items = items or wrong or changed or (split is not None and item is None)
+    chosen = ItemFilter(changed, wrong, task_type)
+    of_items = item is None and (items or matrix or as_csv or split is not None or any(chosen))
     views = {"a step": step is not None, "--items": of_items, "--item": item is not None}
     views |= {"--costs": costs, "--skill": skill is not None}
-    chosen = [name for name, is_chosen in views.items() if is_chosen]
-    if len(chosen) > 1:
-        raise UsageError(
-            f"{' and '.join(chosen)} exclude each other; leave out all but one of them"
-        )
+    named = [name for name, is_named in views.items() if is_named]
+    if len(named) > 1:
+        raise UsageError(f"{' and '.join(named)} exclude each other; leave out all but one of them")
     run_id = _find_run(folder)
-    console = Console()
     asked = None if split is None else Split(split)
     if skill is not None:
         _print_skill(folder, run_id, skill, as_json=as_json)
@@ -175,37 +183,77 @@ def show(  # noqa: PLR0917 - one for each option of the command
         if as_json:
             _print_json([details])
         else:
-            terminal.print_step(console, details)
+            terminal.print_step(Console(), details)
     elif item is not None:
-        _show_item(anyio.run(_read_item, folder, run_id, asked, item), as_json=as_json)
+        _show_item(folder, run_id, asked, item, all_versions=matrix, as_json=as_json)
     elif of_items:
-        history = anyio.run(partial(read_run, items=True, split=asked), folder, run_id)
-        shown = history.items
-        if wrong:
-            shown = tuple(result for result in shown if result.wrong)
-        if changed:
-            shown = tuple(one for one in shown if one.category in {"improved", "regressed"})
-        if as_json:
-            _print_json(shown)
+        read = partial(read_matrix, folder, run_id, split=asked, ends_only=not matrix)
+        found = anyio.run(read)
+        if as_json and not matrix:
+            _print_json(found.select(**chosen._asdict()).list_results())
         else:
-            terminal.print_items(console, history.items, shown)
+            print_matrix_items(found, chosen, as_table=matrix, as_json=as_json, as_csv=as_csv)
     else:
         history = anyio.run(partial(read_run, events=False), folder, run_id)
         _show_run(folder, history, costs=costs, as_json=as_json)
 
 
-def _show_item(history: RunHistory, *, as_json: bool) -> None:
+def _show_item(
+    folder: Path,
+    run_id: str,
+    split: Split | None,
+    item_id: str,
+    *,
+    all_versions: bool,
+    as_json: bool,
+) -> None:
+    """Show an item by its id or a beginning of it, and its exceptions."""
     from rich.console import Console
 
     from reflact.reporting import terminal
+    from reflact.reporting.history import read_run
 
+    failures = [*anyio.run(partial(read_run, events=False), folder, run_id).failures]
+    matrices = anyio.run(_read_matrices, folder, run_id, split, not all_versions)
+    failed = [failure.item_id for failure in failures if failure.item_id is not None]
+    known = [*dict.fromkeys((*matrices, *failed))]
+    ids = [item_id] if item_id in known else [each for each in known if each.startswith(item_id)]
+    if not ids:
+        raise UsageError(
+            f"no item of run {run_id} has an id that begins with {item_id}; --items lists the ids"
+        )
+    if len(ids) > 1:
+        listed = ", ".join(ids[:MAX_LISTED_IDS])
+        raise UsageError(f"no item is {item_id}, and the ids of {len(ids)} begin with it: {listed}")
+    matrix = matrices.get(ids[0])
+    failures = [failure for failure in failures if failure.item_id == ids[0]]
     if as_json:
-        _print_json((*history.items, *history.failures))
+        if matrix is not None and all_versions:
+            _print_json([matrix])
+        elif matrix is not None:
+            _print_json(matrix.list_results())
+        _print_json(failures)
         return
-    for result in history.items:
-        terminal.print_item(Console(), result)
-    for failure in history.failures:
+    if matrix is not None:
+        terminal.print_item(Console(), matrix)
+    for failure in failures:
         terminal.print_failure(Console(), failure)
+
+
+async def _read_matrices(
+    folder: Path, run_id: str, split: Split | None, ends_only: bool
+) -> dict[str, ItemMatrix]:
+    """Return each measured item of a split, or of any, as a matrix of its own, by its id."""
+    from reflact.reporting.history import read_matrix
+    from reflact.types import Split
+
+    matrices: dict[str, ItemMatrix] = {}
+    for each in [Split.test, Split.val] if split is None else [split]:
+        with suppress(UsageError):  # nothing is measured on this split
+            read = await read_matrix(folder, run_id, split=each, ends_only=ends_only)
+            for row in read.rows:
+                matrices.setdefault(row.item_id, read.model_copy(update={"rows": (row,)}))
+    return matrices
 
 
 def _show_run(folder: Path, history: RunHistory, *, costs: bool, as_json: bool) -> None:
@@ -228,36 +276,6 @@ def _show_run(folder: Path, history: RunHistory, *, costs: bool, as_json: bool) 
         while not folder.is_dir():
             folder = folder.parent
         print_run(console, history, find_exports(folder, history.run_id))
-
-
-async def _read_item(folder: Path, run_id: str, split: Split | None, item_id: str) -> RunHistory:
-    """Return a run with one item, by its id or a beginning of it, and its exceptions.
-
-    Without a split, the item may be in any measured one. An item that raised an exception need not
-    be measured.
-    """
-    from reflact.reporting.history import read_run
-    from reflact.types import Split
-
-    history = await read_run(folder, run_id)
-    failed = [failure.item_id for failure in history.failures if failure.item_id is not None]
-    measured: dict[str, ItemResult] = {}
-    for each in [Split.test, Split.val] if split is None else [split]:
-        with suppress(UsageError):  # nothing is measured on this split
-            read = await read_run(folder, run_id, items=True, split=each)
-            measured |= {result.item_id: result for result in read.items}
-    known = [*dict.fromkeys((*measured, *failed))]
-    ids = [item_id] if item_id in known else [each for each in known if each.startswith(item_id)]
-    if not ids:
-        raise UsageError(
-            f"no item of run {run_id} has an id that begins with {item_id}; --items lists the ids"
-        )
-    if len(ids) > 1:
-        listed = ", ".join(ids[:MAX_LISTED_IDS])
-        raise UsageError(f"no item is {item_id}, and the ids of {len(ids)} begin with it: {listed}")
-    items = (measured[ids[0]],) if ids[0] in measured else ()
-    failures = tuple(failure for failure in history.failures if failure.item_id == ids[0])
-    return history.model_copy(update={"items": items, "failures": failures})
 
 
 def _print_skill(folder: Path, run_id: str, version: str, *, as_json: bool) -> None:
@@ -373,7 +391,7 @@ def export(
         typer.echo(escape_line(f"left out of the folder (hidden, caches or links): {listed}{more}"))
 
 
-def compare(
+def compare(  # noqa: PLR0917 - one for each option of the command
     folders: Annotated[
         list[Path],
         typer.Argument(
@@ -382,12 +400,18 @@ def compare(
             "RUN_DIR/RUN_ID names one of several.",
         ),
     ],
+    items: ItemsOption = False,
+    changed: ChangedOption = False,
+    wrong: WrongOption = False,
+    task_type: TaskTypeOption = None,
     as_json: JsonLinesOption = False,
+    as_csv: CsvOption = False,
 ) -> None:
     """Compare runs with the first of them.
 
     The output shows scores, cost, time, and the settings that differ. It also shows what each best
-    skill gains on the items that the runs share, and the difference of the skills.
+    skill gains on the items that the runs share, and the difference of the skills. With --items, it
+    shows the answers of the best skills beside each other, on the test items if all runs have them.
     """
     from rich.console import Console
 
@@ -398,7 +422,10 @@ def compare(
         folders = sorted(database.parent for database in folders[0].glob("*/run.db")) or folders
     ids = [_find_run(folder) for folder in folders] if len(folders) > 1 else None
     comparison = anyio.run(partial(compare_runs, folders, run_ids=ids))
-    if as_json:
+    chosen = ItemFilter(changed, wrong, task_type)
+    if items or as_csv or any(chosen):
+        print_matrix_items(comparison.items, chosen, as_json=as_json, as_csv=as_csv)
+    elif as_json:
         _print_json([comparison])
     else:
         print_comparison(Console(), comparison)

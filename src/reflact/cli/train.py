@@ -14,14 +14,21 @@ import anyio
 import typer
 
 from reflact.cli.common import (
+    ChangedOption,
     ConfigArgument,
+    CsvOption,
+    ItemFilter,
+    ItemsOption,
     OverrideOption,
     ShowMode,
     ShowOption,
+    TaskTypeOption,
     TimesOption,
+    WrongOption,
     build_view,
     load_trainer_config,
     print_error,
+    print_matrix_items,
     train_and_show,
 )
 from reflact.errors import (
@@ -32,7 +39,14 @@ from reflact.errors import (
     RunConflict,
     UsageError,
 )
-from reflact.text import escape_controls, escape_line, format_count, format_duration, shorten
+from reflact.text import (
+    escape_controls,
+    escape_line,
+    format_count,
+    format_duration,
+    format_value,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from reflact.config.training import TrainerConfig
@@ -43,9 +57,6 @@ if TYPE_CHECKING:
     from reflact.training.plan import RunPlan
 
 MAX_SHOWN_CHARS = 300
-
-# The most characters of a document's name in a table.
-MAX_NAME_CHARS = 40
 
 
 def check(
@@ -113,8 +124,6 @@ def list_check_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
 
 def _list_item_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
     """Yield the graded item; below a full score also what the grader said."""
-    from reflact.reporting.facts import format_value
-
     item = found.item
     grade = found.grade
     is_dataset = config.environment.name == "dataset"
@@ -165,19 +174,26 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
             show_default=False,
         ),
     ] = None,
+    items: ItemsOption = False,
+    changed: ChangedOption = False,
+    wrong: WrongOption = False,
+    task_type: TaskTypeOption = None,
     overrides: OverrideOption = None,
     show: ShowOption = ShowMode.live,
+    as_csv: CsvOption = False,
 ) -> None:
     """Measure one skill document, alone or against others.
 
     The command works in the run's folder: it reuses stored rollouts, and counts each opening of the
-    test split. With --show json, the last line is the score. With --against, it has all scores and
-    the differences.
+    test split. The measurement has a cost of its own, which is not the run's: budget limits it
+    alone. reflact runs lists it, and reflact show shows it again. With --show json, the last line
+    is the score; with --against, it has all scores and the differences; with --items, all items.
     """
     from rich.console import Console
 
     from reflact.errors import UsageError
-    from reflact.reporting.facts import describe_gain, describe_judge
+    from reflact.reporting.facts import describe_judge, list_evaluation_gains
+    from reflact.reporting.history import read_matrix
     from reflact.reporting.terminal import build_score_table
     from reflact.skills.package import load_skill
     from reflact.trainer import Trainer
@@ -196,35 +212,43 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
         )
     controls: dict[str, Control] = {name: name for name in get_args(Control)}
     others = [controls.get(name) or load_skill(Path(name)) for name in named]
-    console = Console()
+    # Progress goes to standard error if standard output is a file of values.
+    console = Console(stderr=as_csv)
     with build_view(show, console, name=settings.out_dir.name) as view:
 
         async def emit(event: Event) -> None:
             view.show_event(event)
 
         measure = partial(
-            Trainer(settings).compare, document, others, Split(split or "val"), on_event=emit
+            Trainer(settings).compare,
+            document,
+            others,
+            Split(split or "val"),
+            names=[str(skill), *named],
+            on_event=emit,
         )
         compared = anyio.run(measure)
+    chosen = ItemFilter(changed, wrong, task_type)
+    if items or as_csv or any(chosen):
+        path = settings.store or settings.out_dir
+        matrix = anyio.run(read_matrix, path, compared.run_id)
+        is_json = show is ShowMode.json
+        print_matrix_items(matrix, chosen, as_json=is_json, as_csv=as_csv)
+        if as_csv or is_json:
+            return
     if show is ShowMode.json:
         typer.echo((compared if named else compared.skill).model_dump_json(ensure_ascii=True))
         return
-    files = {
-        "skill": str(skill),
-        **{f"other_{number}": name for number, name in enumerate(named, 1)},
-    }
-    scores = []
-    for score in (compared.skill, *compared.others):
-        name = shorten(files.get(score.name, score.name), MAX_NAME_CHARS)
-        scores.append(score.model_copy(update={"name": name}))
     if data is not None:
         n_items = compared.skill.n + compared.skill.unmeasured
         typer.echo(escape_line(f"all {n_items} items of {data}, as the split val"))
-    console.print(build_score_table(scores, console.width))
-    for gain in compared.improvements:
-        typer.echo(escape_line(describe_gain(str(skill), files.get(gain.name, gain.name), gain)))
+    console.print(build_score_table((compared.skill, *compared.others), console.width))
+    for line in list_evaluation_gains(compared):
+        typer.echo(escape_line(line))
     if compared.judge is not None:
         typer.echo(escape_line(describe_judge(compared.judge)))
+    shown = shlex.join(("reflact", "show", str(settings.out_dir / compared.run_id)))
+    typer.echo(f"again, with the items: {shown} --items")
 
 
 def use_all_items(config: TrainerConfig, data: Path) -> TrainerConfig:

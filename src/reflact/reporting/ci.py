@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
 from xml.etree import ElementTree
 
 from reflact.errors import RunFailed
@@ -16,7 +16,7 @@ from reflact.records import (
     SkillComparison,
     Usage,
 )
-from reflact.reporting.facts import describe_judge
+from reflact.reporting.facts import SpendFact, describe_judge
 from reflact.text import escape_line, shorten
 from reflact.types import FrozenModel, Split
 
@@ -37,7 +37,7 @@ class GateReport(FrozenModel):
         on_new: What the differences say about new cases; None without a common case.
         changes: The cases that flip.
         unmeasured: The ids of cases without a score on one side.
-        usage: What the run's folder has paid so far.
+        usage: What the measurement has paid so far.
         judge: The model that judged sentences, and its error.
         failed: The conditions of this build that are not met, each in a sentence.
     """
@@ -140,9 +140,7 @@ def render_comment(report: GateReport) -> str:
         lines.append(f"- {describe_judge(report.judge)}")
     if report.unmeasured:
         lines.append(f"- Not measured: {', '.join(map(_quote, report.unmeasured[:MAX_LISTED]))}.")
-    usage = report.usage
-    tokens = usage.input_tokens + usage.output_tokens
-    lines.append(f"- Paid in this folder so far: {usage.calls:,} calls, {tokens:,} tokens.")
+    lines.append(f"- Cost: {SpendFact(usage=report.usage).words}.")
     if report.changes:
         lines += [
             "",
@@ -207,17 +205,6 @@ def _show_change(change: ItemSides) -> str:
 def _quote(text: str) -> str:
     """Return a text as code that no Markdown in it can leave."""
     shown = shorten(escape_line(text), MAX_CHARS).replace("|", "\\|")
-    fence = "`" * (1 + max(_list_runs(shown), default=0))
+    fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
     pad = " " if shown.startswith("`") or shown.endswith("`") or not shown else ""
     return f"{fence}{pad}{shown}{pad}{fence}"
-
-
-def _list_runs(text: str) -> Iterator[int]:
-    """Yield the length of each run of backquotes."""
-    length = 0
-    for character in f"{text} ":
-        if character == "`":
-            length += 1
-        elif length:
-            yield length
-            length = 0

@@ -4,7 +4,6 @@ out.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections import Counter
@@ -21,32 +20,35 @@ from reflact.messages import NO_REPORTS, describe_call, name_minibatch
 from reflact.records import (
     UNPROVEN,
     Claim,
-    ComparisonCategory,
     CriticDescription,
     EpochRecord,
     Improvement,
     IntervalEstimate,
-    ItemResult,
     JudgeDescription,
     RunStatus,
     RunSummary,
+    SkillComparison,
     SkillScore,
     SkillVersion,
     Spend,
     StageCost,
     StepRecord,
     Usage,
-    average_metrics,
 )
+from reflact.reporting.items import OUTCOME_WORDS, MatrixRow
 from reflact.text import (
     describe_constant,
     escape_line,
+    format_change,
     format_count,
     format_duration,
+    format_score,
     format_usd,
+    format_value,
     list_items,
     name_count,
     name_times,
+    shorten,
     shorten_reason,
 )
 from reflact.types import (
@@ -91,15 +93,6 @@ STOP_WORDS: dict[RunStatus, str] = {
     "failed": "Failed",
 }
 
-# How an item did under two documents, the most telling outcome first.
-OUTCOME_WORDS: dict[ComparisonCategory | None, str] = {
-    "improved": "better",
-    "regressed": "worse",
-    "persistent_failure": "still wrong",
-    "stable_success": "right under both",
-    None: "not measured under both",
-}
-
 EDIT_WORDS: dict[EditKind, str] = {
     "append": "Addition at the end",
     "insert_after": "Insertion",
@@ -112,6 +105,14 @@ EDIT_WORDS: dict[EditKind, str] = {
 
 # Names of scores in words; those that are missing here are words already.
 SCORE_NAMES = {"null_empty": "empty", "null_refusal": "refusal", "null_frequent": "frequent"}
+
+# A loss of one, of several, and what became of it.
+LOSS_WORDS = {
+    "invalid reply": ("reply of the optimizer", "replies of the optimizer", "invalid"),
+    "dropped analyst": ("analyst", "analysts", "without a report"),
+    "replaced decision": ("decision of the optimizer", "decisions of the optimizer", "replaced"),
+    "lost rollout": ("rollout", "rollouts", "without a score in all"),
+}
 
 DOCUMENT_WORDS = {
     "baseline": "the initial skill",
@@ -135,32 +136,14 @@ CONTENT_HASH = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{8,56}\b")
 # The share of solved test items below which the answers that are still wrong deserve a look.
 OFTEN_WRONG = 0.5
 
+# The most characters of a document's name in a table; it may be the path of a file.
+MAX_NAME_CHARS = 40
+
 # A run of fewer steps has tried few edits.
 FEW_STEPS = 8
 
 
 # ------------------------------------------------------------------------------ figures and spend
-
-
-def format_score(score: float | None) -> str:
-    """Return a score with three digits, or a dash if there is none."""
-    return "-" if score is None else f"{score:.3f}"
-
-
-def format_change(before: float | None, after: float | None) -> str:
-    """Return ``before -> after``, or only the first score if there is no second."""
-    if after is None:
-        return format_score(before)
-    return f"{format_score(before)} -> {format_score(after)}"
-
-
-def format_value(value: JsonValue) -> str:
-    """Return a text as it is, nothing for None, and any other value as JSON."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
 def describe_score(score: Score | None) -> str:
@@ -280,7 +263,7 @@ def name_scores(scores: Sequence[SkillScore]) -> list[tuple[str, SkillScore]]:
             name = "best, final"
         is_named = name == "final" and ("best", score.split, score.skill_hash) in keys
         if not is_named:
-            named.append((escape_line(name), score))
+            named.append((shorten(escape_line(name), MAX_NAME_CHARS), score))
     return named
 
 
@@ -337,6 +320,12 @@ def describe_gain(skill: str, other: str, gain: Improvement, noun: str = "item")
     )
 
 
+def list_evaluation_gains(compared: SkillComparison) -> Iterator[str]:
+    """Yield what the document of an ``eval`` gains over each of the others."""
+    for gain in compared.improvements:
+        yield describe_gain(compared.skill.name, gain.name, gain)
+
+
 def _format_points(gain: Improvement) -> list[str]:
     """Return mean, low and high in points; with a decimal if a whole number would hide a gain."""
     values = [100 * value for value in (gain.mean, gain.low, gain.high)]
@@ -382,7 +371,7 @@ class ResultFact(FrozenModel):
         """What the run achieved, in sentences; it depends on the measurements alone."""
         summary = self.summary
         if not self.is_complete:
-            return self._describe_stop()
+            return " ".join((self._describe_stop(), *self.list_losses()))
         if summary.best is None and summary.claim is None:
             return "Nothing was measured."
         if summary.claim is not None:
@@ -396,11 +385,14 @@ class ResultFact(FrozenModel):
             assert summary.best is not None
             reason = f": {summary.missing[0]}" if summary.missing else ""
             document = describe_version(summary.best)
-            return f"The best document is {document}. Its gain was not measured at the end{reason}."
+            words = (
+                f"The best document is {document}. Its gain was not measured at the end{reason}."
+            )
+            return " ".join((words, *self.list_losses()))
         lost = [s.unmeasured for s in summary.scores if s.split is summary.scores[-1].split]
         if any(lost):
             sentences.append(f"Not counted: {name_count(max(lost), 'rollout')} without a score.")
-        sentences += self.list_doubts()
+        sentences += (*self.list_doubts(), *self.list_losses())
         if summary.judge is not None:
             sentences.append(describe_judge(summary.judge))
         return " ".join(sentences)
@@ -504,6 +496,19 @@ class ResultFact(FrozenModel):
                 "So the gain may have nothing to do with what the document says."
             )
         return sentences
+
+    def list_losses(self) -> Iterator[str]:
+        """Yield what was lost on the way to the result, in one sentence if anything was."""
+        words = []
+        for loss in self.summary.losses:
+            singular, plural, end = LOSS_WORDS[loss.kind]
+            if loss.total is None:
+                count = name_count(loss.count, singular, plural)
+            else:
+                count = f"{loss.count:,} of {name_count(loss.total, singular, plural)}"
+            words.append(f"{count} {end}")
+        if words:
+            yield f"On the way: {'; '.join(words)}."
 
     def list_versions(self) -> Iterator[str]:
         """Yield the best and the last version, in one line if they are the same."""
@@ -856,7 +861,7 @@ def list_step_details(record: StepRecord) -> Iterator[LabelledText]:
     yield from _list_choice(record)
     if record.rewrite_summary:
         yield "rewrite", record.rewrite_summary
-    for fallback in (*record.merged.fallbacks, *record.chosen.fallbacks, *record.fallbacks):
+    for fallback in record.all_fallbacks:
         yield "fallback", describe_fallback(fallback)
     if record.notes:
         yield "notes of the appendix", " / ".join(record.notes)
@@ -940,105 +945,47 @@ def list_epoch_details(end: EpochRecord) -> Iterator[LabelledText]:
 # ------------------------------------------------------------------------------------------- items
 
 
-class ItemFact(FrozenModel):
-    """An item with what the target answered to it under the initial and the best document."""
-
-    item: ItemResult
-
-    @property
-    def item_id(self) -> str:
-        """The id in one line."""
-        return escape_line(self.item.item_id)
-
-    @property
-    def outcome(self) -> str:
-        """How its score changed."""
-        return OUTCOME_WORDS[self.item.category]
-
-    @property
-    def texts(self) -> dict[str, str]:
-        """The input, the expected answer, and the first answer under each document."""
-        texts = {"input": format_value(self.item.input)}
-        texts["expected"] = format_value(self.item.expected)
-        for name, result in (("baseline", self.item.baseline), ("best", self.item.best)):
-            missing = f"({result.error or 'not measured'})"
-            texts[name] = missing if result.answer is None else result.answer
-        metrics = self._list_metrics()
-        if metrics:
-            texts["metrics"] = ", ".join(metrics)
-        return texts
-
-    @property
-    def scores(self) -> str:
-        """The hard scores under both documents, such as ``0 -> 1``."""
-        results = (self.item.baseline, self.item.best)
-        return " -> ".join("-" if each.hard is None else f"{each.hard:.2g}" for each in results)
-
-    def _list_metrics(self) -> list[str]:
-        before = average_metrics(self.item.baseline.rollouts)
-        after = average_metrics(self.item.best.rollouts)
-        return [
-            f"{escape_line(name)} {_format_metric(before, name)} -> {_format_metric(after, name)}"
-            for name in sorted({*before, *after})
-        ]
-
-    @property
-    def usage(self) -> Usage | None:
-        """What the calls behind its answers took; None if they were not seen."""
-        results = (self.item.baseline, self.item.best)
-        usages = [result.usage for result in results if result.usage is not None]
-        return sum(usages, Usage()) if usages else None
-
-    @property
-    def cost(self) -> str:
-        """The price if it is known, otherwise the tokens."""
-        usage = self.usage
-        if usage is None:
-            return "-"
-        if usage.usd is None:
-            return f"{SpendFact(usage=usage).tokens} tokens"
-        return format_usd(usage.usd)
-
-    @property
-    def title(self) -> str:
-        """The item in one line."""
-        kind = "" if self.item.task_type is None else f", {escape_line(self.item.task_type)}"
-        return f"{self.item_id} ({self.item.split.value}{kind}): {self.outcome}, {self.scores}"
-
-    def list_parts(self) -> Iterator[LabelledText]:
-        """Yield all its texts: input, expected answer, and each document's conversations."""
-        yield "input", format_value(self.item.input)
-        if self.item.expected is not None:
-            yield "expected", format_value(self.item.expected)
-        for name, result in (("baseline", self.item.baseline), ("best", self.item.best)):
-            if not result.rollouts:
-                yield name, f"not measured: {result.error or 'no stored rollout'}"
-            for number, rollout in enumerate(result.rollouts, start=1):
-                heading = name if len(result.rollouts) == 1 else f"{name}, trial {number}"
-                yield f"{heading}, score {describe_score(rollout.score)}", rollout.answer
-                if rollout.feedback:
-                    yield "  feedback", rollout.feedback
-                if len(rollout.turns) > 2:
-                    yield from ((f"  {turn.role}", turn.content) for turn in rollout.turns)
+def describe_cost(usage: Usage | None) -> str:
+    """Return the price if it is known, otherwise the tokens; a dash if the calls were not seen."""
+    if usage is None:
+        return "-"
+    if usage.usd is None:
+        return f"{SpendFact(usage=usage).tokens} tokens"
+    return format_usd(usage.usd)
 
 
-def summarize_items(items: Sequence[ItemResult]) -> str:
-    """Return how many items of a split are better, worse, still wrong, and right under both."""
-    counts = Counter(item.category for item in items)
-    words = [f"{counts[n]:,} {word}" for n, word in OUTCOME_WORDS.items() if counts[n] or n]
-    return f"{name_count(len(items), f'{items[0].split.value} item')}: {', '.join(words)}"
+def list_row_parts(row: MatrixRow, names: Sequence[str]) -> Iterator[LabelledText]:
+    """Yield all texts of an item: input, expected answer, and each document's conversations."""
+    yield "input", format_value(row.input)
+    if row.expected is not None:
+        yield "expected", format_value(row.expected)
+    for name, result in zip(names, row.results, strict=True):
+        if not result.rollouts:
+            yield name, f"not measured: {result.error or 'no stored rollout'}"
+        for number, rollout in enumerate(result.rollouts, start=1):
+            heading = name if len(result.rollouts) == 1 else f"{name}, trial {number}"
+            yield f"{heading}, score {describe_score(rollout.score)}", rollout.answer
+            if rollout.feedback:
+                yield "  feedback", rollout.feedback
+            if len(rollout.turns) > 2:
+                yield from ((f"  {turn.role}", turn.content) for turn in rollout.turns)
 
 
 # --------------------------------------------------------------------------- lists and comparisons
 
 
 def build_run_row(run: RunListing, root: Path) -> Row:
-    """Return a run in a list of runs; its folder is shown as below ``root``."""
+    """Return a run in a list of runs; its folder is shown as below ``root``. An ``eval`` is named
+    after its document.
+    """
+    name = shorten_path(run.folder, root)
+    if run.evaluation is not None:
+        name = f"{name}: {run.evaluation.title}"
     return {
-        "folder": escape_line(shorten_path(run.folder, root)),
+        "folder": escape_line(name),
         "run": escape_line(run.run_id),
         "status": run.state,
-        "steps": f"{run.steps:,}",
+        "steps": "-" if run.evaluation else f"{run.steps:,}",
         "val": format_score(run.val),
         "baseline": format_score(run.baseline),
         "test": format_score(run.test),
@@ -1049,6 +996,9 @@ def build_run_row(run: RunListing, root: Path) -> Row:
 
 def describe_listing(run: RunListing) -> str:
     """Return the state of a run in a sentence."""
+    if run.evaluation is not None:
+        spend = SpendFact(usage=run.usage).words
+        return f"{run.state.capitalize()}: {run.evaluation.title}, {spend}."
     best = "" if run.val is None else f"; best validation score {format_score(run.val)}"
     spend = SpendFact(usage=run.usage).words
     return f"{run.state.capitalize()}: {name_count(run.steps, 'step')}, {spend}{best}."

@@ -9,19 +9,23 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from reflact.config.loading import list_idle_keys
-from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
 from reflact.events import Event
 from reflact.jsonutil import flatten_fields, parse_stored
 from reflact.records import (
     CodeFailure,
+    CommitRecord,
+    DocumentResult,
     EpochRecord,
     Improvement,
     ItemResult,
+    RunState,
     RunSummary,
+    SkillComparison,
+    SkillEvaluation,
     SkillScore,
     SkillVersion,
     StageCost,
@@ -29,11 +33,18 @@ from reflact.records import (
     StoredStatus,
     Usage,
 )
+from reflact.reporting.items import ItemMatrix, MatrixColumn, build_row
 from reflact.skills.document import diff_texts, remove_markers
 from reflact.skills.package import SkillPackage, build_package, suggest_name
 from reflact.stages.evaluate import GateMetric
 from reflact.stages.final_test import measure_improvement, score_skill
-from reflact.training.items import read_items
+from reflact.training.items import (
+    ItemAnswers,
+    choose_split,
+    find_threshold,
+    read_answers,
+    read_config,
+)
 from reflact.types import FrozenModel, Rollout, ShortReprModel, Skill, Split, canonical_json
 
 if TYPE_CHECKING:
@@ -48,8 +59,6 @@ LOCK_NAME = re.compile(r"(.+)-r[0-9a-f]{12}\.lock")
 # Runs may have other gates, so they are compared by what all of them measure.
 HARD = GateMetric(metric="hard")
 
-NOT_MEASURED = "has not measured its initial document yet; start or resume it with reflact train"
-
 
 class RunHistory(ShortReprModel):
     """The stored history of a run.
@@ -63,8 +72,11 @@ class RunHistory(ShortReprModel):
         steps: All committed steps, in order.
         epochs: The committed ends of epochs, in order.
         versions: All skill versions by number, each with its latest score.
-        evaluations: The scores of documents that were measured with ``Trainer.evaluate`` or
-            ``reflact eval``.
+        evaluations: What ``Trainer.evaluate``, ``Trainer.compare`` or ``reflact eval`` measured
+            beside the run, in order.
+        evaluation: What this is, if it is no training but such a measurement itself;
+            ``evaluations`` has its result, if it is complete.
+        usage: What it took, over all starts.
         events: All durable events, in order.
         costs: What each stage of each step took so far, calls and time, over all starts.
         items: The items of one split with the target's answers, if they were asked for.
@@ -85,7 +97,9 @@ class RunHistory(ShortReprModel):
     costs: tuple[StageCost, ...] = ()
     items: tuple[ItemResult, ...] = ()
     items_note: str | None = None
-    evaluations: tuple[SkillScore, ...] = ()
+    evaluations: tuple[SkillComparison, ...] = ()
+    evaluation: SkillEvaluation | None = None
+    usage: Usage = Usage()
     failures: tuple[CodeFailure, ...] = ()
 
     @property
@@ -121,6 +135,10 @@ async def read_run(
         StoreError: It cannot be read.
     """
     async with open_run(path, run_id) as (store, row):
+        results: tuple[ItemResult, ...] = ()
+        if items:
+            matrix = await _read_matrix(store, row, split, ends_only=True)
+            results = tuple(matrix.list_results())
         return RunHistory(
             run_id=row.run_id,
             status=row.status,
@@ -132,10 +150,88 @@ async def read_run(
             versions=await store.versions(row.run_id),
             events=await store.events(row.run_id) if events else (),
             costs=await store.stage_costs(row.run_id),
-            items=await read_items(store, row, split=split) if items else (),
+            items=results,
             evaluations=await store.evaluations(row.run_id),
+            evaluation=row.evaluation,
+            usage=await _sum_usage(store, row),
             failures=await store.failures(row.run_id),
         )
+
+
+async def read_matrix(
+    path: Path | str,
+    run_id: str | None = None,
+    *,
+    split: Split | None = None,
+    ends_only: bool = False,
+) -> ItemMatrix:
+    """Return the items of a split by the versions of a run, or by the documents of an ``eval``.
+
+    A version that equals an earlier one has no column of its own. The best one is in focus.
+
+    Args:
+        path: See ``read_run``.
+        run_id: See ``read_run``.
+        split: None: the validation split, on which all versions are measured; with ``ends_only``
+            as in ``read_run``. An ``eval`` has one split.
+        ends_only: Only the initial version and the best one, as ``baseline`` and ``best``.
+
+    Raises:
+        UsageError: There is no such run, or nothing is measured on the split.
+        StoreError: The store cannot be read.
+    """
+    async with open_run(path, run_id) as (store, row):
+        return await _read_matrix(store, row, split, ends_only=ends_only)
+
+
+async def _read_matrix(
+    store: SQLiteRunStore, row: RunRow, split: Split | None, *, ends_only: bool
+) -> ItemMatrix:
+    repeats = None
+    if row.evaluation is not None:
+        split = row.evaluation.split
+        repeats = row.evaluation.repeats
+        measured, *others = row.evaluation.documents
+        columns = [MatrixColumn(**other.model_dump(), in_focus=False) for other in others]
+        columns.append(MatrixColumn(**measured.model_dump()))
+    else:
+        columns = await _list_version_columns(store, row)
+    if ends_only and row.evaluation is None:
+        split = split or await choose_split(store, row)
+        best = next(column for column in columns if column.in_focus)
+        columns = [
+            columns[0].model_copy(update={"name": "baseline", "in_focus": False}),
+            best.model_copy(update={"name": "best"}),
+        ]
+    split = split or Split.val
+    documents = [column.skill_hash for column in columns]
+    answers = await read_answers(store, row, split, documents, repeats=repeats)
+    return ItemMatrix(
+        split=split,
+        threshold=find_threshold(read_config(row)),
+        columns=tuple(columns),
+        rows=tuple(map(build_row, answers)),
+    )
+
+
+async def _list_version_columns(store: SQLiteRunStore, row: RunRow) -> list[MatrixColumn]:
+    last = await _read_last_commit(store, row)
+    columns: dict[str, MatrixColumn] = {}
+    for version in await store.versions(row.run_id):
+        is_best = version.skill_hash == last.best.skill_hash
+        notes = [version.origin if version.number else "baseline"]
+        if is_best:
+            notes.append("best")
+        if version.skill_hash == last.current.skill_hash:
+            notes.append("last")
+        column = MatrixColumn(
+            name=f"v{version.number}",
+            skill_hash=version.skill_hash,
+            note=", ".join(notes),
+            in_focus=is_best,
+        )
+        columns.setdefault(version.skill_hash, column)
+    return list(columns.values())
 
 
 class VersionText(FrozenModel):
@@ -165,9 +261,9 @@ class RunListing(FrozenModel):
     measured.
 
     ``val`` and ``test`` are those of the best skill. ``baseline`` is that of the initial skill on
-    the test split, or on the validation split if the test split was not measured. ``measured`` is
-    the number of documents that were measured outside the training; without any training, ``val``
-    and ``test`` are the scores of the latest of them.
+    the test split, or on the validation split if the test split was not measured. If this is an
+    ``evaluation`` and no training, ``val`` or ``test`` is the score of its document, and
+    ``baseline`` that of the first one that it is compared with.
     """
 
     folder: str
@@ -177,14 +273,14 @@ class RunListing(FrozenModel):
     val: float | None
     test: float | None
     baseline: float | None
-    measured: int = 0
+    evaluation: SkillEvaluation | None = None
     usage: Usage
     created: datetime
 
     @property
     def state(self) -> str:
-        """The status; ``measured`` if there was no training, ``open`` if the run was killed."""
-        return self.status or ("measured" if self.measured and not self.steps else "open")
+        """The status; ``open`` if it was killed."""
+        return self.status or "open"
 
 
 async def list_runs(database: Path) -> tuple[RunListing, ...]:
@@ -198,11 +294,12 @@ async def list_runs(database: Path) -> tuple[RunListing, ...]:
 async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunListing:
     summary = await store.summary(row.run_id)
     last = await store.last_commit(row.run_id)
-    evaluations = await store.evaluations(row.run_id)
     scores: dict[tuple[str, Split], float | None] = {}
-    if last is None:
-        scores |= {("best", score.split): score.hard for score in evaluations}
-    else:
+    if row.evaluation is not None:
+        for compared in await store.evaluations(row.run_id):
+            scores |= {("baseline", other.split): other.hard for other in compared.others[:1]}
+            scores["best", compared.skill.split] = compared.skill.hard
+    elif last is not None:
         scores["best", Split.val] = last.best.score
     if summary is not None:
         scores |= {(s.name, s.split): s.hard for s in summary.scores if s.hard is not None}
@@ -218,14 +315,20 @@ async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunLi
         val=scores.get(("best", Split.val)),
         test=test,
         baseline=scores.get(("baseline", Split.val if test is None else Split.test)),
-        measured=len(evaluations),
-        usage=sum((entry.usage for entry in await store.spend(row.run_id)), Usage()),
+        evaluation=row.evaluation,
+        usage=await _sum_usage(store, row),
         created=row.created,
     )
 
 
+async def _sum_usage(store: SQLiteRunStore, row: RunRow) -> Usage:
+    return sum((entry.usage for entry in await store.spend(row.run_id)), Usage())
+
+
 class RunChoice(FrozenModel):
-    """The run that a path means; ``others`` are the others, oldest first, if it named none."""
+    """The run that a path means; ``others`` are the other trainings, oldest first, if it named
+    none.
+    """
 
     run_id: str
     others: tuple[str, ...] = ()
@@ -234,7 +337,8 @@ class RunChoice(FrozenModel):
 async def find_run(path: Path | str) -> RunChoice:
     """Return which run a path means; errors are those of ``read_run``."""
     async with open_run(path) as (store, row):
-        others = [other.run_id for other in await store.runs() if other.run_id != row.run_id]
+        runs = [other for other in await store.runs() if other.evaluation is None]
+    others = [other.run_id for other in runs if other.run_id != row.run_id]
     if _find_database(Path(path))[1] is not None:
         return RunChoice(run_id=row.run_id)
     return RunChoice(run_id=row.run_id, others=tuple(others))
@@ -252,6 +356,21 @@ async def open_run(
         yield store, choose_run(await store.runs(), run_id or own, database)
 
 
+async def _read_last_commit(store: SQLiteRunStore, row: RunRow) -> CommitRecord | RunState:
+    last = await store.last_commit(row.run_id)
+    if last is None and row.evaluation is not None:
+        raise UsageError(
+            f"{row.run_id} is an {row.evaluation.title}, which has no versions; reflact show "
+            "--items lists its answers"
+        )
+    if last is None:
+        raise UsageError(
+            f"run {row.run_id} has not measured its initial document yet; start or resume it with "
+            "reflact train"
+        )
+    return last
+
+
 async def read_versions(
     path: Path | str, names: Sequence[str], run_id: str | None = None
 ) -> tuple[VersionText, ...]:
@@ -263,9 +382,7 @@ async def read_versions(
         StoreError: The store cannot be read.
     """
     async with open_run(path, run_id) as (store, row):
-        last = await store.last_commit(row.run_id)
-        if last is None:
-            raise UsageError(f"run {row.run_id} {NOT_MEASURED}")
+        last = await _read_last_commit(store, row)
         versions = await store.versions(row.run_id)
         known = {str(version.number): version for version in versions}
         known |= {f"v{version.number}": version for version in versions}
@@ -429,20 +546,30 @@ class RunComparison(ShortReprModel):
     differ. ``gains`` are the improvements of the best skill of each further run over that of the
     first one, paired over the items that both runs measured; ``name`` is the name of the further
     run. ``diffs`` are the unified diffs from the best skill of the first run to that of each
-    further run.
+    further run. ``items`` are those under the best skill of each run: test items, if all runs
+    measured them.
     """
 
     runs: tuple[ComparedRun, ...]
     settings: tuple[SettingDifference, ...]
     gains: tuple[Improvement, ...]
     diffs: tuple[str, ...]
+    items: ItemMatrix = Field(exclude=True, repr=False)
 
 
 class _ReadRun(NamedTuple):
     run: ComparedRun
     settings: Mapping[str, JsonValue]
     idle: frozenset[str]
-    rollouts: Mapping[Split, Sequence[Rollout]]
+    answers: Mapping[Split, dict[str, ItemAnswers]]
+    threshold: float
+
+    def list_rollouts(self, split: Split) -> list[Rollout]:
+        """Return the rollouts of a split by items that are the same in all runs."""
+        rollouts = []
+        for key, (_, (result,)) in self.answers[split].items():
+            rollouts += [r.model_copy(update={"item_id": key}) for r in result.rollouts]
+        return rollouts
 
 
 async def compare_runs(
@@ -468,64 +595,86 @@ async def compare_runs(
         named = [(each, paths[0], each) for each in (*choice.others, choice.run_id)]
     if len(named) < 2:
         raise UsageError("a comparison needs at least two runs; name the out_dir of each")
-    first, *others = [await _read_for_comparison(*each) for each in named]
+    read = [await _read_for_comparison(*each) for each in named]
+    first, *others = read
     gains = []
-    for split in first.rollouts:
+    for split in (Split.val, Split.test):
+        before = first.list_rollouts(split)
         for other in others:
-            before = first.rollouts[split]
-            after = other.rollouts[split]
+            after = other.list_rollouts(split)
             gain = measure_improvement(other.run.name, split, before, after, metric=HARD)
             if gain is not None:
                 gains.append(gain)
     text = first.run.best.skill.text
+    has_test = all(each.answers[Split.test] for each in read)
     return RunComparison(
-        runs=tuple(each.run for each in (first, *others)),
-        settings=tuple(_list_differences([first, *others])),
+        runs=tuple(each.run for each in read),
+        settings=tuple(_list_differences(read)),
         gains=tuple(gains),
         diffs=tuple(diff_texts(text, each.run.best.skill.text) for each in others),
+        items=_join_answers(read, Split.test if has_test else Split.val),
     )
+
+
+def _join_answers(runs: Sequence[_ReadRun], split: Split) -> ItemMatrix:
+    """Return the items of a split under the best skill of each run; each item is one row."""
+    items = {key: answers.item for run in runs for key, answers in run.answers[split].items()}
+    rows = []
+    for key, item in items.items():
+        found = [run.answers[split].get(key) for run in runs]
+        results = [DocumentResult() if each is None else each.results[0] for each in found]
+        rows.append(build_row(ItemAnswers(item, tuple(results))))
+    columns = [
+        MatrixColumn(
+            name=each.run.name,
+            skill_hash=each.run.best.skill.hash,
+            note=f"v{each.run.best.version.number} of {each.run.run_id}",
+        )
+        for each in runs
+    ]
+    threshold = max(run.threshold for run in runs)
+    return ItemMatrix(split=split, threshold=threshold, columns=tuple(columns), rows=tuple(rows))
 
 
 async def _read_for_comparison(name: str, path: Path | str, run_id: str | None) -> _ReadRun:
     async with open_run(path, run_id) as (store, row):
         summary = await store.summary(row.run_id)
-        last = await store.last_commit(row.run_id)
-        if last is None:
-            raise UsageError(f"run {row.run_id} {NOT_MEASURED}")
+        last = await _read_last_commit(store, row)
         skill = await store.skill(last.best.skill_hash)
-        rollouts: dict[Split, list[Rollout]] = {}
-        scores: dict[Split, SkillScore] = {}
-        for split in (Split.val, Split.test):
-            rollouts[split] = []
-            with suppress(UsageError):  # the split is not measured
-                items = await read_items(store, row, split=split, version=last.best)
-                for item in items:
-                    # Items of other data may have the same ids.
-                    key = {"item_id": canonical_json([item.item_id, item.input])}
-                    rollouts[split] += [r.model_copy(update=key) for r in item.best.rollouts]
-                unmeasured = sum(item.best.hard is None for item in items)
-                if unmeasured < len(items):
-                    score = score_skill("best", skill, split, rollouts[split], (), metric=HARD)
-                    scores[split] = score.model_copy(update={"unmeasured": unmeasured})
-        config = parse_stored(
-            TrainerConfig.model_validate, row.config, f"configuration of run {row.run_id}"
-        )
+        config = read_config(row)
+        fields = dict(flatten_fields(row.config))
+        fields |= dict(flatten_fields(dict(await store.identity(row.run_id))))
         run = ComparedRun(
             name=name,
             run_id=row.run_id,
             status=row.status,
             steps=row.steps,
-            val=scores.get(Split.val),
-            test=scores.get(Split.test),
-            usage=sum((entry.usage for entry in await store.spend(row.run_id)), Usage()),
+            val=None,
+            test=None,
+            usage=await _sum_usage(store, row),
             seconds=None if summary is None else summary.seconds,
             best=VersionText(version=last.best, skill=skill),
         )
-        fields = dict(flatten_fields(row.config))
-        fields |= dict(flatten_fields(dict(await store.identity(row.run_id))))
-        # An empty section has no setting.
-        settings = {key: value for key, value in fields.items() if value != {}}
-        return _ReadRun(run, settings, list_idle_keys(config), rollouts)
+        read = _ReadRun(
+            run=run,
+            # An empty section has no setting.
+            settings={key: value for key, value in fields.items() if value != {}},
+            idle=list_idle_keys(config),
+            answers={Split.val: {}, Split.test: {}},
+            threshold=find_threshold(config),
+        )
+        scores: dict[str, SkillScore] = {}
+        for split, answers in read.answers.items():
+            with suppress(UsageError):  # the split is not measured
+                measured = await read_answers(store, row, split, [skill.hash])
+                # Items of other data may have the same ids.
+                for each in measured:
+                    answers[canonical_json([each.item.id, each.item.input])] = each
+                rollouts = read.list_rollouts(split)
+                score = score_skill("best", skill, split, rollouts, (), metric=HARD)
+                n_lost = sum(not each.results[0].rollouts for each in measured)
+                scores[split.value] = score.model_copy(update={"unmeasured": n_lost})
+        return read._replace(run=run.model_copy(update=scores))
 
 
 def _list_differences(runs: Sequence[_ReadRun]) -> Iterator[SettingDifference]:
@@ -540,10 +689,13 @@ def _list_differences(runs: Sequence[_ReadRun]) -> Iterator[SettingDifference]:
 
 
 def choose_run(rows: Sequence[RunRow], run_id: str | None, path: Path) -> RunRow:
-    """Return the run with an id or with its unique prefix, or the newest run; a UsageError lists
-    the known ids.
+    """Return the run with an id or with its unique prefix, or the newest run, or else the newest
+    evaluation; a UsageError lists the known ids.
     """
-    named = [row for row in rows if run_id in {None, row.run_id}]
+    trainings = [row for row in rows if row.evaluation is None]
+    named = [row for row in rows if row.run_id == run_id]
+    if run_id is None:
+        named = trainings or [*rows]
     if run_id and not named:
         named = [row for row in rows if row.run_id.startswith(run_id)]
         if len(named) > 1:

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from reflact import events
 from reflact.records import SkillVersion, Usage
 from reflact.reporting import facts
-from reflact.text import format_duration, name_count
+from reflact.text import format_duration, format_score, name_count
 
 # Of stages that overlap, the newest are shown.
 MAX_STAGES = 3
@@ -218,10 +218,10 @@ class RunProgress:
         yield ProgressRow("run", self._describe_position())
         yield from self._list_stages(now)
         if self.baseline is not None:
-            text = f"baseline {facts.format_score(self.baseline)}"
+            text = f"baseline {format_score(self.baseline)}"
             for name, version in (("current", self.current), ("best", self.best)):
                 if version is not None and version.number:
-                    text += f"   {name} v{version.number} {facts.format_score(version.score)}"
+                    text += f"   {name} v{version.number} {format_score(version.score)}"
             yield ProgressRow("val", text)
         if self.budget is not None:
             yield self._build_spend_row(self.budget, now)

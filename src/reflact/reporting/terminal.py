@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,20 +18,28 @@ from rich.text import Text
 from reflact.llm.pricing import CostEstimate
 from reflact.records import (
     CodeFailure,
-    ItemResult,
     RunSummary,
+    SkillEvaluation,
     SkillScore,
     StageCost,
     sum_step_costs,
 )
 from reflact.reporting import facts
 from reflact.reporting.history import RunComparison, RunHistory, RunListing, StepDetails
+from reflact.reporting.items import (
+    CELL_MARKS,
+    CELL_WORDS,
+    CellState,
+    ItemMatrix,
+    mark_differences,
+)
 from reflact.text import (
     escape_controls,
     escape_line,
     format_count,
     format_duration,
     format_usd,
+    format_value,
     name_count,
     shorten,
 )
@@ -59,7 +67,25 @@ MAX_SHOWN_STEPS = 500
 
 # Columns of words, and those that lead a row.
 LEFT_COLUMNS = {"step", "epoch", "decision", "document", "split", "sha-256", "folder", "run"}
-LEFT_COLUMNS |= {"status", "role", "calls for", "setting"}
+LEFT_COLUMNS |= {"status", "role", "calls for", "setting", "item", "task type", "what", "input"}
+
+# The most characters of an item's id, and of a document's name, in a table.
+ID_CHARS = 28
+
+# Cells for the task type in a matrix, and the fewest for the input of its items.
+TYPE_CELLS = 14
+INPUT_CELLS = 24
+
+# Answers stand beside each other if each has so many cells.
+ANSWER_CELLS = 40
+
+# Marks for terminals that cannot show those of pages.
+ASCII_MARKS: dict[CellState, str] = {"wrong": "x", "partly": "~", "right": "o", "unmeasured": "-"}
+
+CELL_STYLES = {"wrong": "red", "partly": "yellow", "right": "green", "unmeasured": "dim"}
+
+# What the first answer has and another one lacks, and the reverse; also told apart without colours.
+DIFFERENT_STYLES = ("red strike", "green underline")
 
 RUN_FILES = (
     ("skills", "every version"),
@@ -78,6 +104,7 @@ def build_table(
     *,
     optional: Sequence[str] = (),
     wrapped: Sequence[str] = (),
+    styles: Mapping[str, str] | None = None,
 ) -> Table:
     """Return a table of rows of plain text that have the same headings.
 
@@ -86,6 +113,7 @@ def build_table(
         width: The cells of a line of the console.
         optional: Columns that are left out if the table is too wide, the first one first.
         wrapped: Columns whose cells may take several lines; all others stay whole.
+        styles: The styles of cells with these texts.
     """
     widths = {name: cell_len(name) for row in rows[:1] for name in row}
     for row in rows:
@@ -103,8 +131,9 @@ def build_table(
         if name in LEFT_COLUMNS or name in wrapped:
             justify = "left"
         table.add_column(Text(name), justify=justify, no_wrap=name not in wrapped, overflow="fold")
+    known_styles = styles or {}
     for row in rows:
-        table.add_row(*(Text(row[name]) for name in shown))
+        table.add_row(*(Text(row[name], style=known_styles.get(row[name], "")) for name in shown))
     return table
 
 
@@ -154,6 +183,9 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
 
 def print_run(console: Console, history: RunHistory, folder: Path) -> None:
     """Print a run: its steps, its epochs, measurements outside its training, and how it ended."""
+    if history.evaluation is not None:
+        print_evaluation(console, history, history.evaluation)
+        return
     print_line(console, f"run {history.run_id}, started {history.created:%Y-%m-%d %H:%M}")
     hidden = len(history.steps[:-MAX_SHOWN_STEPS])
     if hidden:
@@ -165,10 +197,9 @@ def print_run(console: Console, history: RunHistory, folder: Path) -> None:
         print_line(console, facts.describe_epoch(end))
     if history.evaluations:
         print_line(console, "documents that were measured with `reflact eval`:")
-        console.print(build_score_table(history.evaluations, console.width, with_hash=True))
-    if history.summary is None and not history.versions and history.evaluations:
-        print_line(console, "no training was started")
-    elif history.summary is None or history.is_open:
+        scores = [compared.skill for compared in history.evaluations]
+        console.print(build_score_table(scores, console.width, with_hash=True))
+    if history.summary is None or history.is_open:
         steps = name_count(len(history.steps), "committed step")
         print_line(console, f"{history.status or 'open'}: {steps}, not ended")
     else:
@@ -177,6 +208,18 @@ def print_run(console: Console, history: RunHistory, folder: Path) -> None:
         count = name_count(len(history.failures), "exception")
         print_line(console, f"{count} in your own code; the last one:")
         print_failure(console, history.failures[-1])
+
+
+def print_evaluation(console: Console, history: RunHistory, evaluation: SkillEvaluation) -> None:
+    """Print an ``eval``: its documents with their scores, the gains, and its cost."""
+    state = history.status or "not ended"
+    started = f"started {history.created:%Y-%m-%d %H:%M}"
+    print_line(console, f"{evaluation.title}, {history.run_id}, {started}: {state}")
+    for compared in history.evaluations:
+        console.print(build_score_table((compared.skill, *compared.others), console.width))
+        for line in facts.list_evaluation_gains(compared):
+            print_line(console, line)
+    print_line(console, f"Cost: {facts.SpendFact(usage=history.usage).words}.")
 
 
 def print_failure(console: Console, failure: CodeFailure) -> None:
@@ -307,38 +350,120 @@ def print_comparison(console: Console, comparison: RunComparison) -> None:
 # -------------------------------------------------------------------------------------------- items
 
 
-def print_items(
-    console: Console, items: Sequence[ItemResult], chosen: Sequence[ItemResult]
-) -> None:
-    """Print the chosen ones of the items of a split, each with its texts, and how many there are.
+def print_matrix(console: Console, matrix: ItemMatrix, n_items: int) -> None:
+    """Print what each document solves, and the chosen ones of ``n_items`` items by document.
 
-    At a terminal, a text that needs more than ``TEXT_LINES`` lines loses its middle. In a file or a
-    pipe, each text has one line of at most ``MAX_PIPED_CHARS`` characters, however wide that is.
+    A narrow terminal gets the documents that changed most.
     """
-    label_cells = INDENT + GAP
+    marks = CELL_MARKS if console.encoding.startswith("utf") else ASCII_MARKS
+    ids = {row.item_id: shorten(escape_line(row.item_id), ID_CHARS) for row in matrix.rows}
+    id_cells = max(map(cell_len, ids.values()), default=0)
+    cells = GAP + max(cell_len(column.name) for column in matrix.columns)
+    shown = matrix.choose_columns((console.width - id_cells) // cells).sort()
+    has_types = any(row.task_type for row in shown.rows)
+    room = console.width - id_cells - cells * len(shown.columns) - TYPE_CELLS * has_types
+    rows = []
+    for row in shown.rows:
+        line = {"item": ids[row.item_id]}
+        if has_types:
+            line["task type"] = shorten(escape_line(row.task_type or ""), TYPE_CELLS - GAP)
+        for column, state in zip(shown.columns, shown.list_states(row), strict=True):
+            line[escape_line(column.name)] = marks[state]
+        if room > INPUT_CELLS:
+            line["input"] = shorten(escape_line(format_value(row.input)), room - GAP)
+        rows.append(line)
+
+    if rows:
+        styles = {mark: CELL_STYLES[state] for state, mark in marks.items()}
+        optional = ("input", "task type")
+        console.print(build_table(rows, console.width, optional=optional, styles=styles))
+        legend = [f"{mark} {CELL_WORDS[state]}" for state, mark in marks.items()]
+        print_line(console, "   ".join(legend))
+    n_left_out = len(matrix.columns) - len(shown.columns)
+    if n_left_out:
+        documents = name_count(n_left_out, "document")
+        print_line(console, f"no room for {documents} that changed less; --csv and --json have all")
+    console.print()
+    optional = ("measured", "what")
+    console.print(build_table(matrix.summarize(), console.width, optional=optional))
+    count = name_count(n_items, f"{facts.SPLIT_WORDS[matrix.split]} item")
+    print_line(console, f"{len(rows):,} of {count}; better and worse are against the first row")
+
+
+def print_items(console: Console, matrix: ItemMatrix) -> None:
+    """Print items with their texts; what an answer has and the first one lacks is marked.
+
+    At a terminal, a text that needs more than ``TEXT_LINES`` lines loses its middle, and answers
+    stand beside each other if there is room. In a file or a pipe, each text has one line of at most
+    ``MAX_PIPED_CHARS`` characters, however wide that is.
+    """
+    names = [shorten(escape_line(column.name), ID_CHARS) for column in matrix.columns]
+    label_cells = max(INDENT, *map(cell_len, names))
+    answer_cells = (console.width - label_cells) // len(names) - GAP
+    is_wide = len(names) > 1 and answer_cells >= ANSWER_CELLS
+    room = max(console.width - label_cells - GAP, INDENT)
     longest = MAX_PIPED_CHARS
     if console.is_terminal:
-        longest = TEXT_LINES * max(console.width - label_cells, INDENT)
-    for item in chosen:
-        fact = facts.ItemFact(item=item)
-        console.print(Text(f"{fact.title}, {fact.cost}", style="bold"), soft_wrap=True)
-        grid = Table.grid(padding=(0, GAP, 0, 0))
-        grid.add_column(no_wrap=True, width=label_cells - GAP)
-        grid.add_column(overflow="fold")
-        for name, text in fact.texts.items():
-            shown = shorten(escape_line(text), longest)
-            if console.is_terminal:
-                grid.add_row(Text(name), Text(shown))
-            else:
-                console.print(Text(f"{name:<{label_cells}}{shown}"), soft_wrap=True)
-        if console.is_terminal:
-            console.print(grid)
-    console.print(Text(facts.summarize_items(items)), soft_wrap=True)
+        longest = TEXT_LINES * room
+    for row in matrix.rows:
+        title = f"{matrix.describe_row(row)}, {facts.describe_cost(row.usage)}"
+        console.print(Text(title, style="bold"), soft_wrap=True)
+        texts = {"input": row.input, "expected": row.expected, "metrics": row.metrics or None}
+        lines = []
+        for name, value in texts.items():
+            if value is not None:
+                lines.append((name, Text(shorten(escape_line(format_value(value)), longest))))
+        answers = _mark_answers(row.list_answers(), longest, with_signs=not console.is_terminal)
+        if not console.is_terminal:
+            for name, text in (*lines, *zip(names, answers, strict=True)):
+                line = Text(f"{name:<{label_cells}}  ").append_text(text)
+                console.print(line, soft_wrap=True)
+            continue
+        if not is_wide:
+            lines += zip(names, answers, strict=True)
+        _print_grid(console, [label_cells, room], lines)
+        if is_wide:
+            heads = [Text(name, style="bold") for name in names]
+            widths = [label_cells, *(answer_cells for _ in names)]
+            _print_grid(console, widths, [("", *heads), ("answer", *answers)])
 
 
-def print_item(console: Console, item: ItemResult) -> None:
-    """Print an item in full."""
-    fact = facts.ItemFact(item=item)
-    console.print(Text(fact.title), soft_wrap=True)
-    for name, text in fact.list_parts():
-        _print_block(console, name, text)
+def _mark_answers(answers: Sequence[str], longest: int, *, with_signs: bool) -> list[Text]:
+    """Return answers with their differences marked: the first from the last, others from the first.
+
+    ``with_signs``: in text, for a reader without styles.
+    """
+    marked = []
+    for place, answer in enumerate(answers):
+        other = answers[0] if place else answers[-1]
+        text = Text()
+        for part in mark_differences(answer, other, longest):
+            shown = escape_line(part.text)
+            style = ""
+            if part.is_different and with_signs:
+                shown = f"{{+{shown}+}}" if place else f"[-{shown}-]"
+            elif part.is_different:
+                style = DIFFERENT_STYLES[bool(place)]
+            text.append(shown, style=style)
+        marked.append(text)
+    return marked
+
+
+def _print_grid(
+    console: Console, widths: Sequence[int], lines: Sequence[tuple[str | Text, ...]]
+) -> None:
+    grid = Table.grid(padding=(0, GAP, 0, 0))
+    for width in widths:
+        grid.add_column(overflow="fold", width=width)
+    for line in lines:
+        grid.add_row(*line)
+    console.print(grid)
+
+
+def print_item(console: Console, matrix: ItemMatrix) -> None:
+    """Print items in full."""
+    names = [column.name for column in matrix.columns]
+    for row in matrix.rows:
+        console.print(Text(matrix.describe_row(row)), soft_wrap=True)
+        for name, text in facts.list_row_parts(row, names):
+            _print_block(console, name, text)

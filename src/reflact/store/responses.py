@@ -206,6 +206,18 @@ class SQLiteResponseStore:
             (rollout.key, text, compute_checksum(rollout.key, text)),
         )
 
+    async def count_replies(self, run_id: str, role: str) -> tuple[int, int]:
+        """Return how many replies of a role a run has paid, and how many of them were asked for
+        because the one before was invalid.
+        """
+        ((replies, asked_again),) = await self._database.fetch_rows(
+            "SELECT count(DISTINCT call_id),"
+            " count(DISTINCT iif(call_id LIKE '%/attempt=0', NULL, call_id))"
+            " FROM calls WHERE run_id = ? AND role = ? AND state = 'settled'",
+            (run_id, role),
+        )
+        return replies, asked_again
+
     async def answered_calls(self) -> frozenset[str]:
         """Return the ids of all calls of all runs that have a stored response."""
         rows = await self._database.fetch_rows(

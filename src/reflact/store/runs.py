@@ -21,7 +21,6 @@ from reflact.errors import RunConflict, StoreError
 from reflact.events import EVENT_ADAPTER, Event
 from reflact.jsonutil import parse_stored
 from reflact.records import (
-    EVALUATION_LABEL,
     CodeFailure,
     CommitRecord,
     EpochRecord,
@@ -29,7 +28,8 @@ from reflact.records import (
     RunState,
     RunStatus,
     RunSummary,
-    SkillScore,
+    SkillComparison,
+    SkillEvaluation,
     SkillVersion,
     StageCost,
     StepRecord,
@@ -62,6 +62,12 @@ RECORD_TYPES: dict[str, type[StepRecord] | type[EpochRecord] | type[PromotionRec
 # The most exceptions of the caller's code that are stored of a run.
 MAX_FAILURES = 1_000
 
+# The evaluations beside a run, or the one with the id itself.
+OF_EVALUATION = (
+    "json_extract(identity, '$.eval') IS NOT NULL"
+    " AND ?1 IN (run_id, json_extract(identity, '$.eval.run_id'))"
+)
+
 COMMITS = "SELECT number, kind, step, record, state, checksum FROM commits WHERE run_id = ?"
 
 
@@ -69,6 +75,7 @@ class RunRow(FrozenModel):
     """A run in a list of runs; ``status`` is None if it was killed.
 
     ``steps`` counts committed steps, and ``config`` is the configuration of the latest start.
+    ``evaluation`` is what an ``eval`` measures; None: this is a training.
     """
 
     run_id: str
@@ -77,6 +84,7 @@ class RunRow(FrozenModel):
     steps: int
     created: datetime
     config: JsonValue
+    evaluation: SkillEvaluation | None = None
 
 
 @asynccontextmanager
@@ -161,14 +169,23 @@ class SQLiteRunStore(SQLiteResponseStore):
         rows = await self._database.fetch_rows(f"{COMMITS} ORDER BY number DESC LIMIT 1", (run_id,))
         return parse_commit(run_id, rows[0]) if rows else None
 
-    async def evaluations(self, run_id: str) -> tuple[SkillScore, ...]:
-        """Return the scores of the documents that were measured outside a training, in order."""
-        rows = await self._database.fetch_rows(
-            "SELECT value FROM decision_log WHERE run_id = ? AND label LIKE ? ORDER BY rowid",
-            (run_id, f"{EVALUATION_LABEL}%"),
-        )
+    async def evaluations(self, run_id: str) -> tuple[SkillComparison, ...]:
+        """Return the measurements of documents beside a run, or the one with this id, in order."""
+        sql = f"SELECT summary FROM runs WHERE {OF_EVALUATION} AND summary NOT NULL ORDER BY rowid"  # noqa: S608 - constants
+        rows = await self._database.fetch_rows(sql, (run_id,))
         what = f"evaluation of run {run_id}"
-        return tuple(parse_stored(SkillScore.model_validate_json, text, what) for (text,) in rows)
+        validate = SkillComparison.model_validate_json
+        return tuple(parse_stored(validate, text, what) for (text,) in rows)
+
+    async def test_openings(self, run_id: str) -> tuple[str, ...]:
+        """Return why the test split was opened, by a run and by the evaluations beside it."""
+        rows = await self._database.fetch_rows(
+            "SELECT value FROM decision_log JOIN runs USING (run_id) WHERE label LIKE"  # noqa: S608 - own words
+            f" 'test_opening/%' AND (run_id = ?1 OR {OF_EVALUATION})"
+            " ORDER BY decision_log.rowid",
+            (run_id,),
+        )
+        return tuple(str(JSON_ADAPTER.validate_json(text)) for (text,) in rows)
 
     async def refuse_other_runs(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
         """Raise the ``RunConflict`` with another run; without one, delete runs that left
@@ -184,7 +201,8 @@ class SQLiteRunStore(SQLiteResponseStore):
         """Return the differences from the latest run, if the store has only other runs
         with work.
         """
-        shown = f"run_id = ? OR run_id NOT IN ({IDLE_RUNS})"
+        is_training = "json_extract(identity, '$.eval') IS NULL"
+        shown = f"run_id = ? OR {is_training} AND run_id NOT IN ({IDLE_RUNS})"
         sql = f"SELECT run_id, identity FROM runs WHERE {shown} ORDER BY rowid"  # noqa: S608 - own words
         rows = await self._database.fetch_rows(sql, (run_id,))
         if not rows or run_id in {known for known, _ in rows}:
@@ -394,10 +412,11 @@ class SQLiteRunStore(SQLiteResponseStore):
     async def runs(self) -> tuple[RunRow, ...]:
         """Return all runs of the store, oldest first."""
         sql = (
-            "SELECT run_id, status, reason, created, config, (SELECT count(*) FROM commits"
-            " WHERE commits.run_id = runs.run_id AND kind = 'step') FROM runs ORDER BY runs.rowid"
+            "SELECT run_id, status, reason, created, config, json_extract(identity, '$.eval'),"
+            " (SELECT count(*) FROM commits WHERE commits.run_id = runs.run_id AND kind = 'step')"
+            " FROM runs ORDER BY runs.rowid"
         )
-        names = ("run_id", "status", "reason", "created", "config", "steps")
+        names = ("run_id", "status", "reason", "created", "config", "evaluation", "steps")
 
         def read(tables: Tables) -> tuple[RunRow, ...]:
             rows = []
@@ -405,7 +424,10 @@ class SQLiteRunStore(SQLiteResponseStore):
                 row = dict(zip(names, values, strict=True))
                 if row["status"] is None and is_owned(self._database.path, row["run_id"]):
                     row["status"] = "running"
-                rows.append(RunRow(**{**row, "config": JSON_ADAPTER.validate_json(row["config"])}))
+                row["config"] = JSON_ADAPTER.validate_json(row["config"])
+                if row["evaluation"] is not None:
+                    row["evaluation"] = SkillEvaluation.model_validate_json(row["evaluation"])
+                rows.append(RunRow(**row))
             return tuple(rows)
 
         return await self._database.read(read)
@@ -424,9 +446,12 @@ class SQLiteRunStore(SQLiteResponseStore):
         return tuple(latest[number] for number in sorted(latest))
 
     async def summary(self, run_id: str) -> RunSummary | None:
-        """Return the summary of the run's latest end; None if it was always killed."""
-        text = (await self._read_run(run_id))["summary"]
-        if text is None:
+        """Return the summary of the run's latest end; None if it was always killed, and for an
+        evaluation.
+        """
+        row = await self._read_run(run_id)
+        text = row["summary"]
+        if text is None or "eval" in parse_identity(run_id, row["identity"]):
             return None
         return parse_stored(RunSummary.model_validate_json, text, f"summary of run {run_id}")
 
@@ -440,7 +465,8 @@ class SQLiteRunStore(SQLiteResponseStore):
 IDLE_RUNS = (
     "SELECT run_id FROM runs WHERE run_id NOT IN (SELECT run_id FROM commits) AND run_id NOT IN"
     " (SELECT run_id FROM calls WHERE calls > 0 OR uncounted > 0 OR state <> 'settled') AND"
-    " (json_extract(identity, '$.target') IS NULL OR NOT EXISTS (SELECT 1 FROM rollouts))"
+    " (json_extract(identity, '$.target') IS NULL OR NOT EXISTS (SELECT 1 FROM rollouts)) AND"
+    " json_extract(identity, '$.eval') IS NULL"
 )
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from reflact import events
 from reflact.concurrency import run_beside_loop, start_ahead
-from reflact.errors import DataError
+from reflact.errors import DataError, UsageError
 from reflact.protocols import EventCallback
 from reflact.records import (
-    EVALUATION_LABEL,
     CaseComparison,
     Improvement,
     ItemSides,
+    NamedDocument,
     PromotionRecord,
     RunState,
     SkillComparison,
+    SkillEvaluation,
     SkillScore,
     SkillVersion,
 )
@@ -227,14 +229,13 @@ def _is_selected(run: Run, name: str, skill: Skill, split: Split, state: RunStat
 
 
 async def open_test_split(run: Run, reason: str) -> None:
-    """Count an opening of the sealed test split; the same reason counts once."""
-    log = run.decision_log
-    reasons: list[str] = []
-    while (logged := await log.get(0, f"test_opening/{len(reasons) + 1}")) is not None:
-        reasons.append(str(logged))
+    """Count an opening of the sealed test split, by a training or an evaluation beside it; the
+    same reason counts once.
+    """
+    reasons = [*await run.store.test_openings(run.plan.run_id)]
     if reason not in reasons:
         reasons.append(reason)
-        await log.put(0, f"test_opening/{len(reasons)}", reason)
+        await run.decision_log.put(0, f"test_opening/{len(reasons)}", reason)
     run.results.test_openings = len(reasons)
     await run.emit(events.TestSplitOpened(run_id=run.id, count=reasons.index(reason) + 1))
 
@@ -246,6 +247,7 @@ async def compare_skill(
     split: Split,
     *,
     repeats: int,
+    names: Sequence[str],
     on_event: EventCallback,
 ) -> SkillComparison:
     """Measure a document beside others on a split, paired by item; see ``Trainer.compare``."""
@@ -254,18 +256,23 @@ async def compare_skill(
             f"there is no {split.value} split, so no document can be measured on it; choose "
             "another split"
         )
-    documents = {"skill": skill}
-    for number, other in enumerate(against, 1):
+    first, *others = _name_documents(names, against)
+    documents = {first: skill}
+    for name, other in zip(others, against, strict=True):
         if isinstance(other, Skill):
-            documents[f"other_{number}"] = other
+            documents[name] = other
         elif other == "none":
-            documents[other] = Skill(text="")
+            documents[name] = Skill(text="")
         elif other == "placebo":
-            documents[other] = make_placebo(plan.prompts.prompts["placebo"].system, skill)
+            documents[name] = make_placebo(plan.prompts.prompts["placebo"].system, skill)
+    named = [NamedDocument(name=n, skill_hash=d.hash) for n, d in documents.items()]
+    evaluation = SkillEvaluation(
+        run_id=plan.run_id, split=split, repeats=repeats, documents=tuple(named)
+    )
 
     measured: list[MeasuredSkill] = []
-    async with open_run(plan, on_event) as run:
-        await start(run, resume=False)
+    async with open_run(replace(plan, evaluation=evaluation), on_event) as run:
+        await start(run)
         run.budget.report_usage()
         opened = manage_environment(run.plan.environment, run.failures)
         with run.tracing.run("reflact.eval"):
@@ -282,36 +289,54 @@ async def compare_skill(
                     )
                 constants = list_constants(run) if "null" in against else ()
                 measured += [await measure_constant(run, c, split, step=0) for c in constants]
-        first, *others = measured
-        label = f"{EVALUATION_LABEL}{split.value}/{skill.hash}/{first.score.n}"
-        await run.decision_log.put(0, label, first.score.model_dump(mode="json"))
-    compared = await _compare_measured(first, others, split, plan.metric)
-    return compared.model_copy(update={"judge": run.results.judge})
+        compared = await _compare(run.id, measured, plan.metric)
+        compared = compared.model_copy(update={"judge": run.results.judge})
+        await run.store.add_seconds(run.id, *run.timer.read_and_reset())
+        await run.store.finish(run.id, "completed", None, compared.model_dump_json())
+    return compared
 
 
-async def _compare_measured(
-    first: MeasuredSkill, others: Sequence[MeasuredSkill], split: Split, metric: GateMetric
+def _name_documents(names: Sequence[str], against: Sequence[Skill | Control]) -> list[str]:
+    """Return a name for the document and for each of the others, which no other one has."""
+    if not names:
+        others = [f"other_{n}" if isinstance(o, Skill) else o for n, o in enumerate(against, 1)]
+        names = ("skill", *others)
+    if len(names) != len(against) + 1:
+        raise UsageError(
+            f"names has {len(names)} names for {len(against) + 1} documents; name the document, "
+            "then each of the others"
+        )
+    unique: list[str] = []
+    for place, name in enumerate(names, 1):
+        suffix = f" ({place})" if name in unique else ""
+        unique.append(name + suffix)
+    return unique
+
+
+async def _compare(
+    run_id: str, measured: Sequence[MeasuredSkill], metric: GateMetric
 ) -> SkillComparison:
-    """Return how a measured document stands beside others, item by item."""
-    improvements: list[Improvement] = []
+    """Return the first document beside the others, item by item."""
+    first, *others = measured
+    gains: list[Improvement] = []
     on_cases: list[CaseComparison] = []
     items: list[ItemSides] = []
     for other in others:
         name = other.score.name
-        sides = (other.rollouts, first.rollouts)
-        gain = measure_improvement(name, split, *sides, metric=metric)
-        compared, differing = await run_beside_loop(
-            partial(compare_on_cases, name, *sides, metric=metric)
-        )
-        items += differing
+        before = other.rollouts
+        gain = measure_improvement(name, first.score.split, before, first.rollouts, metric=metric)
+        compare = partial(compare_on_cases, name, before, first.rollouts, metric=metric)
+        compared, sides = await run_beside_loop(compare)
+        items += sides
         if gain is not None:
-            improvements.append(gain)
+            gains.append(gain)
         if compared is not None:
             on_cases.append(compared)
     return SkillComparison(
+        run_id=run_id,
         skill=first.score,
         others=tuple(other.score for other in others),
-        improvements=tuple(improvements),
+        improvements=tuple(gains),
         on_cases=tuple(on_cases),
         items=tuple(items),
     )

@@ -57,6 +57,7 @@ from reflact.training.state import (
 from reflact.training.step import find_end, train_step
 from reflact.training.trouble import (
     advise_on_replies,
+    count_losses,
     describe_refused,
     describe_unmeasured,
     list_answer_faults,
@@ -325,6 +326,7 @@ async def store_summary(run: Run, status: RunStatus, reason: str | None) -> RunS
         warnings=await _list_warnings(run, records),
         spend=await store.spend(run.id),
         faults=await store.faults(run.id),
+        losses=await count_losses(store, run.id, records),
         reuse=store.reuse,
         test_openings=results.test_openings,
         seconds=seconds,

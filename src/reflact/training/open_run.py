@@ -87,7 +87,7 @@ async def connect_run(
     stop = graceful_stop or GracefulStop()
     async with AsyncExitStack() as stack:
         hide = await _make_redactor(plan) if plan.config.telemetry.content else None
-        tracing = Tracing(plan.run_id, plan.overrides.telemetry, hide=hide)
+        tracing = Tracing(plan.work_id, plan.overrides.telemetry, hide=hide)
         models = await _open_models(plan, store, on_event, tracing, stack)
 
         plan, critic, judge = await _connect_graders(plan, store, models)
@@ -158,20 +158,20 @@ async def _open_models(
             watch.observe_call(event)
 
     def post_usage(usage: Usage, worst: Usage, seconds: float) -> None:
-        update = BudgetUpdated(run_id=plan.run_id, usage=usage, worst_case=worst, seconds=seconds)
+        update = BudgetUpdated(run_id=plan.work_id, usage=usage, worst_case=worst, seconds=seconds)
         post(update.model_copy(update=plan.config.budget.model_dump()))
 
     # One callback for all roles, so that an endpoint that they share calls it once.
     def post_back_off(change: LimitChange) -> None:
-        post(RateLimited(run_id=plan.run_id, **change._asdict()))
+        post(RateLimited(run_id=plan.work_id, **change._asdict()))
 
     emit = on_event if on_event is ignore_event else report
     post = await stack.enter_async_context(open_outbox(emit))
     budget = Budget(plan.config.budget, on_usage=post_usage)
-    watch = RunWatch(plan.run_id, post, plan.config, plan.overrides.label)
+    watch = RunWatch(plan.work_id, post, plan.config, plan.overrides.label)
     return _Models(
         plan=plan,
-        account=Account(plan.run_id, store, store.decision_log(plan.run_id), budget),
+        account=Account(plan.work_id, store, store.decision_log(plan.work_id), budget),
         watch=watch,
         tracing=tracing,
         stack=stack,
@@ -233,10 +233,13 @@ class _Models:
         return target.connect(await self.open_client("target"), config.models.target)
 
 
-async def start(run: Run, *, resume: bool = True) -> None:
-    """Start a run in its store, or read its last committed state."""
+async def start(run: Run) -> None:
+    """Start a run or an evaluation in its store, or read its last committed state."""
     config = run.config.model_dump(mode="json")
-    run.state = await run.store.open_run(run.id, run.plan.identity, config, resume=resume)
+    identity = dict(run.plan.identity)
+    if run.plan.evaluation is not None:
+        identity["eval"] = run.plan.evaluation.model_dump(mode="json")
+    run.state = await run.store.open_run(run.id, identity, config)
     await run.store.store_items(run.plan.data)
     identities: JsonValue = [run.target.identity, run.plan.environment.identity]
     await run.decision_log.put(0, IDENTITIES_LABEL, identities)
@@ -306,7 +309,8 @@ async def _choose_exports(plan: RunPlan, store: SQLiteRunStore) -> Path:
     for row in await store.runs():
         is_here = config.store is None
         is_here |= isinstance(row.config, dict) and row.config.get("out_dir") == out_dir
-        if row.run_id != plan.run_id and (row.steps or row.status) and is_here:
+        is_training = row.evaluation is None and bool(row.steps or row.status)
+        if row.run_id != plan.run_id and is_training and is_here:
             others.append(row.run_id)
     return choose_exports(config.out_dir.absolute(), plan.run_id, others)
 

@@ -35,7 +35,7 @@ from reflact.lazy import CLIENT_MODULES, import_all
 from reflact.llm.budget import require_caps
 from reflact.prompts import PromptBook, list_used_prompts, load_prompts
 from reflact.protocols import LLM, Annotator, Environment, Proposer, Target
-from reflact.records import CriticDescription
+from reflact.records import CriticDescription, SkillEvaluation
 from reflact.skill_evals import refuse_other_files
 from reflact.skills.document import check_document
 from reflact.skills.package import load_skill
@@ -90,7 +90,10 @@ class Overrides:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """All of a run that is known before anything is opened or sent."""
+    """All of a run that is known before anything is opened or sent.
+
+    With an ``evaluation``, only that is done: it has its own id and costs, beside the run's.
+    """
 
     config: TrainerConfig
     environment: EnvironmentAdapter
@@ -104,6 +107,12 @@ class RunPlan:
     proposer: Proposer | None = None
     target: TargetAdapter | None = None
     overrides: Overrides = Overrides()
+    evaluation: SkillEvaluation | None = None
+
+    @property
+    def work_id(self) -> str:
+        """The id under which work is stored and paid: that of the evaluation, or of the run."""
+        return self.run_id if self.evaluation is None else self.evaluation.id
 
     @property
     def steps_per_epoch(self) -> int:

@@ -58,12 +58,18 @@ async def check_skill(run: Run) -> None:
 async def test_skill(run: Run) -> str | None:
     """Return a warning if the skill may not reach the agent, "" if it does; None: not tested.
 
-    On a cluster, the agent may be elsewhere.
+    On a cluster, the agent may be elsewhere. An evaluation takes the outcome of its run.
+
+    Raises:
+        EnvironmentFailure: It does not reach the agent.
     """
     plan = run.plan
     target = plan.target
     if target is None or not target.preflight or run.config.executor.name == "ray":
         return None
+    outcome = await run.store.decision_log(plan.run_id).get(0, "skill_test")
+    if outcome is not None:
+        return str(outcome)
     items = plan.data.train or plan.data.val
     settings = run.config.models.target
     return await target.test_skill(plan.environment, items, plan.initial_skill, settings) or ""

@@ -111,7 +111,7 @@ class Run:
     rejected: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.id: str = self.plan.run_id
+        self.id: str = self.plan.work_id
         self.config: TrainerConfig = self.plan.config
         self.decision_log: DecisionLog = self.store.decision_log(self.id)
         self.slots = Slots(self.config.train.rollout_concurrency)

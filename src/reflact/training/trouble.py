@@ -23,7 +23,7 @@ from reflact.errors import ConfigError, EnvironmentFailure, ReflactError, RunFai
 from reflact.jsonutil import replace_surrogates
 from reflact.messages import CUT_OFF, NO_VALID_REPLY, CallReservation
 from reflact.protocols import EventCallback
-from reflact.records import CodeFailure, FaultKind, Usage
+from reflact.records import CodeFailure, FaultKind, LossCount, StepRecord, Usage
 from reflact.stages.rollout import RolloutJob
 from reflact.text import escape_controls, list_items, shorten, shorten_reason
 from reflact.types import AnalystReport
@@ -158,6 +158,29 @@ async def list_answer_faults(
     counts = {fault.kind: fault.count for fault in await store.faults(run_id)}
     n_answers = sum(part.usage.calls for part in await store.spend(run_id) if part.role == "target")
     return tuple(describe_answer_faults(counts, n_answers, config).values())
+
+
+async def count_losses(
+    store: SQLiteRunStore, run_id: str, records: Sequence[StepRecord]
+) -> tuple[LossCount, ...]:
+    """Return what a run lost on its way, over all its starts; what was not lost is left out."""
+    epochs = await store.epochs(run_id)
+    reports = [report for record in records for report in record.reports]
+    dropped = [report.no_reply_reason for report in reports if report.no_reply_reason is not None]
+    replaced = [fallback.reason for record in records for fallback in record.all_fallbacks]
+    replaced += [fallback.reason for epoch in epochs for fallback in epoch.fallbacks]
+    n_replies, n_invalid = await store.count_replies(run_id, "optimizer")
+    if n_replies:
+        # The last reply of a call that was given up was not sent back.
+        n_invalid += sum(NO_VALID_REPLY in reason for reason in (*dropped, *replaced))
+    n_unmeasured = len(await store.unmeasured(run_id))
+    losses = (
+        LossCount(kind="invalid reply", count=n_invalid, total=n_replies),
+        LossCount(kind="dropped analyst", count=len(dropped), total=len(reports)),
+        LossCount(kind="replaced decision", count=len(replaced)),
+        LossCount(kind="lost rollout", count=n_unmeasured),
+    )
+    return tuple(loss for loss in losses if loss.count)
 
 
 def advise_on_replies(role: str, config: TrainerConfig, reason: str = "") -> str:

@@ -14,8 +14,9 @@ from reflact.records import ComparisonCategory, EpochRecord, ItemResult, StepRec
 from reflact.reporting import facts
 from reflact.reporting.history import RunHistory, VersionText
 from reflact.reporting.html.page import PageSection, TextLimit, render_node
+from reflact.reporting.items import OUTCOME_WORDS, MatrixRow
 from reflact.skills.document import diff_texts
-from reflact.text import escape_line, name_count, shorten
+from reflact.text import escape_line, format_value, name_count, shorten
 
 # Filters and sorts the list; without it, the list is complete and in the order of outcomes.
 SCRIPT = "items.js"
@@ -188,7 +189,7 @@ def build_items_section(items: Sequence[ItemResult], note: str | None) -> PageSe
     if not items:
         reason = note or "No item is measured."
         return PageSection("items", "Items", (h.p[limit.fit(reason)],))
-    order = list(facts.OUTCOME_WORDS)
+    order = list(OUTCOME_WORDS)
     ranked = sorted(items, key=lambda item: order.index(item.category))
     rows = [
         render_node(_build_item(place, item, limit))
@@ -201,7 +202,7 @@ def build_items_section(items: Sequence[ItemResult], note: str | None) -> PageSe
     )
     not_shown = f"{left_out} are not on this page. reflact show --items lists all."
     content = (
-        h.p[f"{facts.summarize_items(items)}. {help_text}"],
+        h.p[f"{name_count(len(items), f'{items[0].split.value} item')}. {help_text}"],
         note is not None and h.p(".note")[limit.fit(note)],
         len(items) > len(rows) and h.p(".note")[not_shown],
         limit.build_note(),
@@ -216,7 +217,7 @@ def _build_controls(counts: Counter[ComparisonCategory | None]) -> h.Element:
         h.button(type="button", aria_pressed="false", data_outcome=outcome or "unknown")[
             f"{MARKS[outcome]} {words} ({counts[outcome]:,})"
         ]
-        for outcome, words in facts.OUTCOME_WORDS.items()
+        for outcome, words in OUTCOME_WORDS.items()
         if counts[outcome]
     ]
     orders = (("place", "outcome"), ("id", "id"), ("tokens", "tokens, most first"))
@@ -229,20 +230,23 @@ def _build_controls(counts: Counter[ComparisonCategory | None]) -> h.Element:
 
 
 def _build_item(place: int, item: ItemResult, limit: TextLimit) -> h.Element:
-    fact = facts.ItemFact(item=item)
+    row = MatrixRow(item_id=item.item_id, results=(item.baseline, item.best))
     outcome = item.category or "unknown"
-    tokens = 0 if fact.usage is None else fact.usage.input_tokens + fact.usage.output_tokens
-    preview = shorten(escape_line(" ".join(fact.texts["input"].split())), QUESTION_CHARS)
-    parts = list(fact.list_parts())
+    tokens = 0 if row.usage is None else row.usage.input_tokens + row.usage.output_tokens
+    preview = shorten(escape_line(" ".join(format_value(item.input).split())), QUESTION_CHARS)
+    row = row.model_copy(update={"input": item.input, "expected": item.expected})
+    parts = list(facts.list_row_parts(row, ("baseline", "best")))
     shown = [_build_text(name, limit.fit(text)) for name, text in parts[:MAX_LINES]]
     left_out = len(parts) - len(shown)
     return h.li(data_outcome=outcome, data_place=str(place), data_tokens=str(tokens))[
         h.details[
             h.summary[
-                h.span(class_=f"mark {outcome}")[f"{MARKS[item.category]} {fact.outcome}"],
-                h.span(".id")[shorten(fact.item_id, PREVIEW_CHARS)],
+                h.span(class_=f"mark {outcome}")[
+                    f"{MARKS[item.category]} {OUTCOME_WORDS[item.category]}"
+                ],
+                h.span(".id")[shorten(escape_line(item.item_id), PREVIEW_CHARS)],
                 h.span(".preview")[preview],
-                h.span(".scores")[fact.scores],
+                h.span(".scores")[row.scores],
             ],
             h.dl[shown],
             left_out > 0 and h.p(".note")[f"{left_out} more turns are left out."],

@@ -23,7 +23,7 @@ from reflact.reporting.html.details import (
     build_items_section,
     build_memory_section,
 )
-from reflact.text import escape_line, name_count, shorten
+from reflact.text import escape_line, format_value, name_count, shorten
 from reflact.types import FrozenModel, Split, Verdict
 
 # The room for texts in a section without one of its own.
@@ -260,7 +260,7 @@ def _build_settings_section(
     rows: list[list[h.Node]] = []
     for key, value in flatten_fields(dict(config)):
         if key not in usual or usual[key] != value:
-            text = limit.fit(facts.format_value(value), 1_000)
+            text = limit.fit(format_value(value), 1_000)
             rows.append([page.break_key(limit.fit(key, 200)), text])
     caption = "Settings that differ from the defaults"
     content: list[h.Node] = []
