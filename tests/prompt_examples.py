@@ -377,12 +377,12 @@ async def ask_for_pairs(
         right = find_reference(event)
         assert right is not None
         step = StepToContrast(event, right, purpose, "t")
-        reach = compute_reach(mistake, right, band=step.band)
+        reach = compute_reach(mistake, right)
         assert reach is not None
         await ask_for_pair(step, mistake, reach, llm=listener, prompts=prompts, state_tokens=state_tokens)
         pair = next(pair for pair in pairs_of(step) if pair.construction == "no_effect")
         shown = show_transition(purpose, TransitionView(pair.transition), max_tokens=state_tokens)
-        await prefers_right(pair, shown, False, trial=0, llm=listener, prompts=prompts)
+        await prefers_right(pair, shown, is_right_first=False, trial=0, llm=listener, prompts=prompts)
 
 
 async def _unread(batch: Minibatch) -> AnalystReport:

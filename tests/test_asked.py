@@ -74,7 +74,7 @@ async def ask(llm: LLM, *, round_number: int = 1) -> ContrastPair | DroppedCandi
     right = find_reference(EVENT)
     assert right is not None
     step = StepToContrast(EVENT, right, PURPOSE, "t")
-    reach = compute_reach(INFLATED, right, band=step.band)
+    reach = compute_reach(INFLATED, right)
     assert reach is not None
     return await ask_for_pair(step, INFLATED, reach, llm=llm, prompts=PROMPTS, round_number=round_number)
 

@@ -134,7 +134,7 @@ def column(path: Path, sql: str) -> set[object]:
 def assert_sound(path: Path) -> None:
     assert column(path, "PRAGMA integrity_check") == {"ok"}
     assert column(path, "PRAGMA foreign_key_check") == set()
-    passed = "SELECT value FROM memory_tests, json_each(test, '$.pair_ids') WHERE json_extract(evidence, '$.passed_test')"
+    passed = "SELECT value FROM memory_tests, json_each(test, '$.pair_ids') WHERE json_extract(test, '$.evidence.passed_test')"
     assert column(path, "SELECT id FROM memory_pairs WHERE status = 'promoted'") == column(path, passed)
 
 

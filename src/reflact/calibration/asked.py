@@ -15,7 +15,7 @@ from pydantic import Field, JsonValue, create_model
 
 from reflact.calibration.pairs import (
     DISTANCE_TOLERANCE,
-    DistanceBand,
+    MIN_DISTANCE,
     StepToContrast,
     has_same_words,
     keep_letters_and_digits,
@@ -28,17 +28,16 @@ from reflact.prompts import PromptBook, fence
 from reflact.protocols import LLM
 from reflact.types import FrozenModel, digest_json
 
-# The direction of a kind of mistake; ``against_progress``: too low if there is progress, too high
-# else.
-MistakeDirection = Literal["too_high", "too_low", "either", "against_progress"]
-
 
 class Mistake(FrozenModel):
-    """A kind of mistake that critics make, and the direction in which it errs."""
+    """A kind of mistake that critics make, and the direction in which it errs.
+
+    ``against_progress``: too low if there is progress, too high else.
+    """
 
     name: str = Field(pattern=r"^[a-z_]+$")
     description: str = Field(min_length=1)
-    direction: MistakeDirection = "either"
+    direction: Literal["too_high", "too_low", "either", "against_progress"] = "either"
 
 
 # The kinds in ``memory.models.MISTAKE_KINDS``, as models are told of them.
@@ -70,14 +69,11 @@ KNOWN_MISTAKES: Final = (
 # What the writer is told from the second round on.
 HARDER_HINT = "It must be hard to notice: the judge sounds careful and names real details."
 
-# Why a candidate became no pair; ``docs/calibration.md`` explains each.
-DropReason = Literal["bad_reply", "too_long", "judged_wrong", "known"]
-
 
 class DroppedCandidate(FrozenModel):
     """Why a mistake that was asked for became no pair."""
 
-    reason: DropReason
+    reason: Literal["bad_reply", "too_long", "judged_wrong", "known"]
     explanation: str
     step: int
     mistake: str
@@ -120,29 +116,22 @@ class JudgeReply(ReplyModel):
     better: Literal["first", "second"] = Field(description="Which of the two evaluations is right.")
 
 
-def compute_reach(
-    mistake: Mistake, right: Evaluation, *, band: DistanceBand
-) -> ProgressRange | None:
+def compute_reach(mistake: Mistake, right: Evaluation) -> ProgressRange | None:
     """Return the range that a mistake of a kind may reach beside the right score; None if the scale
     ends before it.
 
     A kind that may lead both ways goes to the side on which the scale has more room.
     """
     progress = right.progress_after
+    is_too_high = mistake.direction == "too_high"
     if mistake.direction == "against_progress":
         is_too_high = right.delta <= 0
     elif mistake.direction == "either":
         is_too_high = progress <= 5
-    else:
-        is_too_high = mistake.direction == "too_high"
-    if is_too_high and progress + band.nearest <= 10 + DISTANCE_TOLERANCE:
-        return ProgressRange(
-            low=min(10.0, progress + band.nearest), high=min(10.0, progress + band.farthest)
-        )
-    if not is_too_high and progress - band.nearest >= -DISTANCE_TOLERANCE:
-        return ProgressRange(
-            low=max(0.0, progress - band.farthest), high=max(0.0, progress - band.nearest)
-        )
+    if is_too_high and progress + MIN_DISTANCE <= 10 + DISTANCE_TOLERANCE:
+        return ProgressRange(low=min(10.0, progress + MIN_DISTANCE), high=10.0)
+    if not is_too_high and progress - MIN_DISTANCE >= -DISTANCE_TOLERANCE:
+        return ProgressRange(low=0.0, high=max(0.0, progress - MIN_DISTANCE))
     return None
 
 
@@ -171,32 +160,32 @@ async def ask_for_pair(
         ProviderError: The endpoint refused, failed or could not be reached.
         BudgetSpent: The budget has no room for a call.
     """
+
+    def drop(
+        reason: Literal["bad_reply", "too_long", "judged_wrong"], explanation: str
+    ) -> DroppedCandidate:
+        return DroppedCandidate(
+            reason=reason, explanation=explanation, step=step.event.step, mistake=mistake.name
+        )
+
     view = TransitionView(step.event.transition)
     shown = show_transition(step.purpose, view, max_tokens=state_tokens)
     try:
         pair = await _write_pair(
             step, mistake, reach, shown, llm=llm, prompts=prompts, round_number=round_number
         )
-        for trial, right_first in enumerate((True, False)):
+        for trial, order in enumerate(("first", "second")):
             if not await prefers_right(
-                pair, shown, right_first, trial=trial, llm=llm, prompts=prompts
+                pair, shown, is_right_first=trial == 0, trial=trial, llm=llm, prompts=prompts
             ):
-                order = "first" if right_first else "second"
-                words = f"the judge did not prefer the right side, which stood {order}"
-                return _drop(step, mistake, "judged_wrong", words)
+                return drop(
+                    "judged_wrong", f"the judge did not prefer the right side, which stood {order}"
+                )
     except ContextOverflow as error:
-        return _drop(step, mistake, "too_long", str(error))
+        return drop("too_long", str(error))
     except CallError as error:
-        return _drop(step, mistake, "bad_reply", str(error))
+        return drop("bad_reply", str(error))
     return pair.model_copy(update={"n_judgements": 2, "agreement": 1.0})
-
-
-def _drop(
-    step: StepToContrast, mistake: Mistake, reason: DropReason, explanation: str
-) -> DroppedCandidate:
-    return DroppedCandidate(
-        reason=reason, explanation=explanation, step=step.event.step, mistake=mistake.name
-    )
 
 
 async def _write_pair(
@@ -228,18 +217,22 @@ async def _write_pair(
         "reach": reach.model_dump(mode="json"),
         "round": round_number,
     }
-    call_id = CallId(role="contrast", purpose="mistake", part=digest_json(about)[:32])
     reply = await llm.ask(
         prompts.render("contrast", variables),
         mistake_reply_type(mistake.name),
-        call_id=call_id,
-        check=make_mistake_check(right, reach),
+        call_id=CallId(role="contrast", purpose="mistake", part=digest_json(about)[:32]),
+        check=_make_mistake_check(right, reach),
     )
-    said = reply.value
     wrong = right.model_copy(
-        update={"progress_after": said.phi_after, "reasoning": said.reasoning, "evidence": ()}
+        update={
+            "progress_after": reply.value.phi_after,
+            "reasoning": reply.value.reasoning,
+            "evidence": (),
+        }
     )
-    pair = step.build_pair(wrong, construction="asked", mistake=mistake.name, reason=said.why)
+    pair = step.build_pair(
+        wrong, construction="asked", mistake=mistake.name, reason=reply.value.why
+    )
     version = prompts.prompts["contrast"].header.version
     source = {"prompt": f"contrast@{version}", "model": llm.identity}
     return pair.model_copy(update={"provenance": pair.provenance.model_copy(update=source)})
@@ -258,7 +251,7 @@ def mistake_reply_type(mistake: str) -> type[MistakenReply]:
     )
 
 
-def make_mistake_check(right: Evaluation, reach: ProgressRange) -> Callable[[MistakenReply], None]:
+def _make_mistake_check(right: Evaluation, reach: ProgressRange) -> Callable[[MistakenReply], None]:
     """Return a check that a mistaken number lies within reach and that the words are its own."""
 
     def check(reply: MistakenReply) -> None:
@@ -277,18 +270,29 @@ def make_mistake_check(right: Evaluation, reach: ProgressRange) -> Callable[[Mis
 
 
 async def prefers_right(
-    pair: ContrastPair, shown: str, right_first: bool, *, trial: int, llm: LLM, prompts: PromptBook
+    pair: ContrastPair,
+    shown: str,
+    *,
+    is_right_first: bool,
+    trial: int,
+    llm: LLM,
+    prompts: PromptBook,
 ) -> bool:
     """Whether a judge prefers the right side of a pair; one that gives no valid reply does not."""
-    sides = (pair.right, pair.wrong) if right_first else (pair.wrong, pair.right)
-    first, second = (_format_evaluation(side) for side in sides)
-    variables = {"step": shown, "first": fence("first", first), "second": fence("second", second)}
+    sides = [_format_evaluation(pair.right), _format_evaluation(pair.wrong)]
+    if not is_right_first:
+        sides.reverse()
+    variables = {
+        "step": shown,
+        "first": fence("first", sides[0]),
+        "second": fence("second", sides[1]),
+    }
     call_id = CallId(role="judge", purpose="compare", part=pair.id[:32], trial=trial)
     try:
         reply = await llm.ask(prompts.render("judge", variables), JudgeReply, call_id=call_id)
     except (ReplyError, RequestRefused):
         return False
-    return (reply.value.better == "first") is right_first
+    return (reply.value.better == "first") is is_right_first
 
 
 def _format_evaluation(evaluation: Evaluation) -> str:

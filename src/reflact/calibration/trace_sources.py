@@ -7,8 +7,13 @@ from itertools import pairwise
 
 from pydantic import JsonValue
 
-from reflact.calibration.pairs import ANY_DISTANCE, StepToContrast, classify_error, find_reference
-from reflact.calibration.splits import list_labeled_events
+from reflact.calibration.pairs import (
+    MIN_DISTANCE,
+    StepToContrast,
+    classify_error,
+    find_reference,
+    is_contrast,
+)
 from reflact.calibration.trace import Trace
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Transition
 from reflact.types import Rollout, Turn
@@ -79,31 +84,34 @@ def build_anchors(traces: Iterable[Trace]) -> tuple[ContrastPair, ...]:
     Args:
         traces: Runs that are set apart: neither learned from nor held out.
     """
-    return tuple(
-        _build_anchor(StepToContrast(event, right, trace.purpose, trace.id))
-        for trace in traces
-        for event in list_labeled_events(trace)
-        if (right := find_reference(event)) is not None
-    )
-
-
-def _build_anchor(step: StepToContrast) -> ContrastPair:
-    own = step.event.evaluation
-    right = step.right
-    observed = own is not None and step.band.contains(own, right)
-    wrong = own if own is not None and observed else _make_careless(right)
-    high = wrong.progress_after > right.progress_after
-    return step.build_pair(
-        wrong,
-        construction="observed" if observed else "written",
-        mistake=classify_error(wrong, right),
-        reason="It credits what was not achieved." if high else "It overlooks what was achieved.",
-    )
+    anchors = []
+    for trace in traces:
+        for event in trace.events:
+            right = find_reference(event)
+            if event.label is None or right is None:
+                continue
+            wrong = _make_careless(right)
+            construction = "written"
+            if event.evaluation is not None and is_contrast(event.evaluation, right):
+                wrong = event.evaluation
+                construction = "observed"
+            reason = "It overlooks what was achieved."
+            if wrong.progress_after > right.progress_after:
+                reason = "It credits what was not achieved."
+            step = StepToContrast(event, right, trace.purpose, trace.id)
+            anchor = step.build_pair(
+                wrong,
+                construction=construction,
+                mistake=classify_error(wrong, right),
+                reason=reason,
+            )
+            anchors.append(anchor)
+    return tuple(anchors)
 
 
 def _make_careless(right: Evaluation) -> Evaluation:
     """Return an evaluation that overlooks progress, or else one that believes in it."""
-    if right.delta >= ANY_DISTANCE.nearest:
+    if right.delta >= MIN_DISTANCE:
         progress = right.progress_before
         reasoning = "Nothing has changed."
     elif right.progress_after + CARELESS_DISTANCE <= 10:

@@ -488,9 +488,9 @@ def _show_action(step: Transition) -> str:
 
 
 def _render_change(step: Transition) -> Iterator[str]:
-    from reflact.calibration.transition_view import show_change, truncate_to_tokens
+    from reflact.calibration.transition_view import TransitionView, truncate_to_tokens
 
-    change = show_change(step.before, step.after, shorten=True)
+    change = TransitionView(step).short_change_text
     for line in truncate_to_tokens(change, MAX_CHANGE_TOKENS).splitlines():
         yield f"  | {line}"
 

@@ -42,7 +42,8 @@ Construction = Literal[
     "written",
 ]
 
-LabelSource = Literal["program", "human", "agreement"]
+# Who says what is right.
+LabelSource = Literal["program", "human"]
 
 
 class Action(FrozenModel):
@@ -65,11 +66,6 @@ class Transition(FrozenModel):
         return not is_same_json(self.before, self.after)
 
     @property
-    def payloads(self) -> tuple[JsonValue, JsonValue, JsonValue]:
-        """The parts that may be long: both states, and the arguments of the action."""
-        return self.before, self.after, self.action.arguments
-
-    @property
     def json_object(self) -> dict[str, JsonValue]:
         """The fields as JSON values that are shared, not copied."""
         action: JsonValue = {"name": self.action.name, "arguments": self.action.arguments}
@@ -81,7 +77,7 @@ class Transition(FrozenModel):
         return "".join(iter_json_chunks(self.json_object))
 
 
-# What an evaluation says of progress.
+# Whether progress rises, stays or falls.
 Direction = Literal["rises", "stays", "falls"]
 
 
@@ -120,7 +116,7 @@ class Evaluation(FrozenModel):
 
 
 class Label(FrozenModel):
-    """The right evaluation of a transition, its source, and the spread of several sources.
+    """The right evaluation of a transition, and its source.
 
     A label without ``progress_before`` can still measure and test a critic. Pairs need both values;
     see ``Trace.record``.
@@ -129,7 +125,6 @@ class Label(FrozenModel):
     progress_before: Progress | None = None
     progress_after: Progress
     source: LabelSource
-    spread: float = Field(default=0.0, ge=0, le=10)
     reasoning: str = ""
     evidence: tuple[str, ...] = ()
 
@@ -218,8 +213,9 @@ class ContrastPair(FrozenModel):
     """A right and a wrong evaluation of one transition under a purpose, and why one is wrong.
 
     Args:
-        right: A label, or without one the critic's own score; see ``label_source``.
+        right: A label, or without one the critic's own score.
         wrong: The wrong evaluation; see ``construction``.
+        label_source: None: nobody knows whether the right side is right.
         mistake: One of ``MISTAKE_KINDS``, or a user's own.
         n_judgements: The number of blind comparisons.
         agreement: The share of comparisons that found the right one; None without comparisons.
@@ -233,7 +229,7 @@ class ContrastPair(FrozenModel):
     reason: str
     mistake: str
     construction: Construction
-    label_source: LabelSource
+    label_source: LabelSource | None
     n_judgements: int = 0
     agreement: Share | None = None
     scope: Scope = Scope(roles=("critic",))
@@ -392,11 +388,9 @@ class StoredTrace(FrozenModel):
 class TestableTrace(NamedTuple):
     """A stored trace with labelled steps, without the steps themselves.
 
-    ``number`` is its position in the order of insertion. It ``has_pairs`` if a stored pair came
-    from it or from a trace with equal content.
+    It ``has_pairs`` if a stored pair came from it or from a trace with equal content.
     """
 
-    number: int
     id: str
     purpose: str
     content_hash: str
@@ -406,7 +400,7 @@ class TestableTrace(NamedTuple):
 class TraceSummary(FrozenModel):
     """Counts of a stored trace: steps, scored ones, labelled ones, and pairs made of it.
 
-    Labels by agreement do not count. A trace with pairs tests no batch.
+    A trace with pairs tests no batch.
     """
 
     id: str
@@ -417,7 +411,7 @@ class TraceSummary(FrozenModel):
     n_pairs: int
 
 
-class StoredCalibration(FrozenModel):
+class StoredCalibration(NamedTuple):
     """A calibration: the memory's state at its start, and its result as JSON after its end."""
 
     number: int

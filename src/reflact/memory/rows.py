@@ -23,7 +23,6 @@ from reflact.memory.models import (
     CardStatus,
     ContrastPair,
     Origin,
-    PromotionEvidence,
     ScoreEvent,
     StoredPair,
     StoredTrace,
@@ -54,8 +53,8 @@ def encode_value(value: BaseModel, what: str = "a value") -> str:
 
 def encode_pair(pair: ContrastPair) -> str:
     """Return a pair as stored text; DataError names its step."""
-    origin = pair.provenance
-    return encode_value(pair, f"a pair made of step {origin.step} of trace {origin.trace_id}")
+    source = pair.provenance
+    return encode_value(pair, f"a pair made of step {source.step} of trace {source.trace_id}")
 
 
 def decode_value(kind: type[Value], text: str, what: str) -> Value:
@@ -149,13 +148,7 @@ def read_pair(tables: Tables, pair_id: str) -> StoredPair:
 
 
 class PairWriter(NamedTuple):
-    """What changes pairs within one transaction.
-
-    Args:
-        tables: The tables of the transaction.
-        now: The time of the changes.
-        max_active: The bound on active pairs.
-    """
+    """What changes pairs within one transaction, at a time, up to a bound on active pairs."""
 
     tables: Tables
     now: datetime
@@ -168,7 +161,8 @@ class PairWriter(NamedTuple):
         exclusion = self._find_exclusion(pair, origins)
         if exclusion is not None:
             return Submission(pair_id=pair.id, is_new=False, status="rejected", reason=exclusion)
-        is_new = not self.tables.table("memory_pairs").count_where("id = ?", [pair.id])
+        pairs = self.tables.table("memory_pairs")
+        is_new = not pairs.count_where("id = ?", [pair.id])
         if is_new:
             is_rejected = finding is not None and finding.verdict == "reject"
             record = {
@@ -180,13 +174,11 @@ class PairWriter(NamedTuple):
                 "pair": encode_pair(pair),
                 "words": clean("\n".join(text[:MAX_INDEXED_CHARS] for text in list_texts(pair))),
             }
-            self.tables.table("memory_pairs").insert(record)
-        add_origins(self.tables, pair.id, origins)
-        if is_new:
-            n_active = self.tables.table("memory_pairs").count_where(ACTIVE)
-            surplus = max(0, n_active - self.max_active)
-            for weak in select_pairs(self.tables, WEAKEST_CONDITION, (surplus,)):
+            pairs.insert(record)
+            n_surplus = max(0, pairs.count_where(ACTIVE) - self.max_active)
+            for weak in select_pairs(self.tables, WEAKEST_CONDITION, (n_surplus,)):
                 self.move(weak, "archived", "bound")
+        add_origins(self.tables, pair.id, origins)
         stored = read_pair(self.tables, pair.id)
         return Submission(
             pair_id=pair.id, is_new=is_new, status=stored.status, reason=stored.reason
@@ -203,10 +195,7 @@ class PairWriter(NamedTuple):
 
     def move(self, stored: StoredPair, after: CardStatus, reason: str | None = None) -> None:
         """Change the status of a pair, and clear the mark of a failed test."""
-        try:
-            check_status_change(stored.status, after)
-        except DataError as error:
-            raise DataError(f"pair {stored.pair.id}: {error}") from None
+        check_status_change(stored, after)
         sql = (
             "UPDATE memory_pairs SET status = ?, reason = ?, failed_test = 0, changed_at = ? "
             "WHERE id = ?"
@@ -246,15 +235,8 @@ def read_anchors(tables: Tables) -> tuple[ContrastPair, ...]:
 
 def read_tests(tables: Tables) -> tuple[BatchTest, ...]:
     """Return all tests in their order."""
-    tests = []
-    sql = "SELECT number, test, evidence FROM memory_tests ORDER BY number"
-    for number, stored, evidence in tables.execute(sql).fetchall():
-        test = decode_value(BatchTest, stored, f"test {number}")
-        if evidence is not None:
-            decoded = decode_value(PromotionEvidence, evidence, f"evidence of test {number}")
-            test = test.model_copy(update={"evidence": decoded})
-        tests.append(test)
-    return tuple(tests)
+    stored = tables.execute("SELECT number, test FROM memory_tests ORDER BY number").fetchall()
+    return tuple(decode_value(BatchTest, test, f"test {number}") for number, test in stored)
 
 
 # ------------------------------------------------------------------------------------------- traces

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import anyio.to_thread
 
@@ -70,18 +69,18 @@ ORDER BY utility DESC, changed_at DESC, id LIMIT ?3
 # Pairs of a batch that have not changed since their test was opened.
 UNCHANGED_CONDITION = "id IN (SELECT value FROM json_each(?)) AND changed_at <= ? ORDER BY id"
 
-# Whether a program or a person labelled an event.
-IS_LABELLED = "json_extract(event, '$.label.source') IN ('program', 'human')"
+# Whether an event has a label.
+IS_LABELLED = "json_type(event, '$.label') = 'object'"
 
 TESTABLE_QUERY = f"""
-SELECT rowid, id, purpose, content_hash, EXISTS (
+SELECT id, purpose, content_hash, EXISTS (
     SELECT 1 FROM memory_origins JOIN memory_pairs ON memory_pairs.id = owner
     JOIN traces AS copy ON copy.id = memory_origins.trace_id
     WHERE copy.content_hash = traces.content_hash
 )
 FROM traces
 WHERE EXISTS (SELECT 1 FROM trace_events WHERE trace_id = traces.id AND {IS_LABELLED})
-AND (?1 IS NULL OR rowid < ?1) ORDER BY rowid DESC LIMIT ?2
+ORDER BY rowid DESC
 """  # noqa: S608 - constant
 
 SUMMARIES_QUERY = f"""
@@ -154,13 +153,8 @@ class MemoryStore:
         await self._database.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._database.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: Any) -> None:
+        await self._database.__aexit__(*error)
 
     async def _change_pairs(self, change: Callable[[PairWriter], T]) -> T:
         """Change pairs in one transaction."""
@@ -180,7 +174,8 @@ class MemoryStore:
             rows.encode_pair(pair)
             return self._scan(rows.list_texts(pair))
 
-        finding = await run_in_thread(scan, *pair.transition.payloads)
+        step = pair.transition
+        finding = await run_in_thread(scan, step.before, step.after, step.action.arguments)
         origins = pair.provenance.as_origins
         return await self._change_pairs(lambda writer: writer.submit(pair, finding, origins))
 
@@ -189,11 +184,8 @@ class MemoryStore:
     ) -> tuple[StoredPair, ...]:
         """Return pairs for people to read: the highest utility first, then the latest change.
 
-        Args:
-            words: A pair must hold all of these words of three or more characters, also as parts of
-                others.
-            statuses: Only pairs with one of these statuses; empty for all.
-            limit: The largest number of pairs.
+        A pair must hold all the words of three or more characters, also as parts of others, and
+        have one of the statuses, if any are given.
         """
         parts = [word for word in rows.clean(words).split() if len(word) >= MIN_WORD_CHARS]
 
@@ -349,9 +341,14 @@ class MemoryStore:
             if test is None or test.evidence is not None:
                 state = "was never opened" if test is None else "is over"
                 raise DataError(f"test {number} {state}; open a test for each batch")
-            _check_evidence(test, evidence)
+            problem = find_inconsistency(test, evidence)
+            if problem is not None:
+                raise DataError(
+                    f"the evidence does not fit test {number}: {problem}; test the batch again"
+                )
+            ended = test.model_copy(update={"evidence": evidence})
+            tables.table("memory_tests").update(number, {"test": rows.encode_value(ended)})
             batch = canonical_json(list(test.pair_ids))
-            tables.table("memory_tests").update(number, {"evidence": rows.encode_value(evidence)})
             tables.execute(
                 "UPDATE memory_pairs SET utility = ? WHERE id IN (SELECT value FROM json_each(?))",
                 (compute_utility(evidence), batch),
@@ -392,8 +389,7 @@ class MemoryStore:
         """Label a stored step.
 
         Raises:
-            DataError: The trace has no such step. Or ``replace`` is false, and it has a label that
-                is not by agreement.
+            DataError: The trace has no such step. Or ``replace`` is false, and it has a label.
         """
 
         def work(tables: Tables) -> None:
@@ -403,7 +399,7 @@ class MemoryStore:
                     f"trace {trace_id} has no step {step} to label; steps are numbered from 0"
                 )
             old = event.label
-            if old is not None and old.source != "agreement" and not replace:
+            if old is not None and not replace:
                 raise DataError(
                     f"step {step} of trace {trace_id} already has a label from a {old.source} with "
                     f"progress after {old.progress_after:g}; replace it explicitly if it is wrong"
@@ -418,24 +414,19 @@ class MemoryStore:
 
     async def trace_ids(self) -> tuple[str, ...]:
         """Return the ids of all traces, sorted."""
-        found = await self._database.fetch_rows("SELECT id FROM traces ORDER BY id")
-        return tuple(trace_id for (trace_id,) in found)
+        return tuple(sorted(await self.content_hashes()))
 
     async def content_hashes(self) -> Mapping[str, str]:
         """Return the hash of each trace's content, by its id."""
         return dict(await self._database.fetch_rows("SELECT id, content_hash FROM traces"))
 
-    async def testable_traces(self, *, before: int | None, limit: int) -> tuple[TestableTrace, ...]:
-        """Return traces with steps that a program or a person labelled, newest first.
-
-        Args:
-            before: Only traces with a smaller number; None: from the newest on.
-            limit: The largest number of traces.
-        """
-        found = await self._database.fetch_rows(TESTABLE_QUERY, (before, limit))
+    async def testable_traces(self) -> tuple[TestableTrace, ...]:
+        """Return all traces with labelled steps, newest first."""
         return tuple(
-            TestableTrace(number, trace_id, json.loads(purpose), content_hash, bool(has_pairs))
-            for number, trace_id, purpose, content_hash, has_pairs in found
+            TestableTrace(trace_id, json.loads(purpose), content_hash, bool(has_pairs))
+            for trace_id, purpose, content_hash, has_pairs in await self._database.fetch_rows(
+                TESTABLE_QUERY
+            )
         )
 
     async def purposes(self, *, limit: int) -> frozenset[str]:
@@ -453,13 +444,12 @@ class MemoryStore:
 
     # --------------------------------------------------------------------------------- calibrations
 
-    async def start_calibration(self, identity: str, baseline: str) -> StoredCalibration:
-        """Store the start of a calibration."""
+    async def start_calibration(self, identity: str, baseline: str) -> int:
+        """Store the start of a calibration and return its number."""
 
-        def insert(tables: Tables) -> StoredCalibration:
+        def insert(tables: Tables) -> int:
             sql = "INSERT INTO calibrations (identity, baseline) VALUES (?, ?)"
-            number = tables.execute(sql, (identity, baseline)).lastrowid
-            return StoredCalibration(number=int(number or 0), baseline=baseline)
+            return int(tables.execute(sql, (identity, baseline)).lastrowid or 0)
 
         return await self._database.write(insert)
 
@@ -469,9 +459,8 @@ class MemoryStore:
             "SELECT number, baseline, result FROM calibrations WHERE identity = ? "
             "ORDER BY number DESC LIMIT 1"
         )
-        for number, baseline, result in await self._database.fetch_rows(sql, (identity,)):
-            return StoredCalibration(number=number, baseline=baseline, result=result)
-        return None
+        rows_found = await self._database.fetch_rows(sql, (identity,))
+        return StoredCalibration(*rows_found[0]) if rows_found else None
 
     async def finish_calibration(self, number: int, result: str) -> None:
         """Store the result of a calibration; a result that is stored already stays."""
@@ -568,20 +557,3 @@ def _check_testable(
                 f"pair {pair_id} was made of trace {origin.trace_id}, which is held out; a trace "
                 "cannot test a pair that came from it"
             )
-
-
-def _check_evidence(test: BatchTest, evidence: PromotionEvidence) -> None:
-    """Check that evidence can be the result of a test; DataError says why not."""
-    problem = find_inconsistency(evidence, test.kind)
-    n_traces = len(test.content_fingerprints)
-    if evidence.pair_ids != test.pair_ids or evidence.n_earlier_tests != test.n_earlier_tests:
-        problem = (
-            f"the test has {len(test.pair_ids)} pairs and {test.n_earlier_tests} earlier tests on "
-            "its traces"
-        )
-    elif evidence.n_traces > n_traces:
-        problem = f"it compares {evidence.n_traces} traces, and {n_traces} were held out"
-    if problem is not None:
-        raise DataError(
-            f"the evidence does not fit test {test.number}: {problem}; test the batch again"
-        )

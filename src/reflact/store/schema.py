@@ -158,8 +158,7 @@ CREATE INDEX memory_pairs_weakest ON memory_pairs (
 
 CREATE TABLE memory_tests (
     number INTEGER PRIMARY KEY,
-    test TEXT NOT NULL,
-    evidence TEXT
+    test TEXT NOT NULL
 );
 
 CREATE TABLE memory_anchors (
