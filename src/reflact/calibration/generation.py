@@ -164,15 +164,13 @@ class AskedMistake(NamedTuple):
 class GeneratedPairs(NamedTuple):
     """The pairs of some traces, in the store, each once, and the candidates that became none.
 
-    The scan holds ``n_quarantined`` of the pairs back; ``n_new`` of the others are new. The memory
-    had no room for ``n_left_out`` further ones.
+    The scan holds ``n_quarantined`` of the pairs back; ``n_new`` of the others are new.
     """
 
     pairs: tuple[ContrastPair, ...] = ()
     dropped: tuple[DroppedCandidate, ...] = ()
     n_quarantined: int = 0
     n_new: int = 0
-    n_left_out: int = 0
 
     @classmethod
     def sum_up(cls, parts: Iterable[GeneratedPairs]) -> GeneratedPairs:
@@ -184,7 +182,6 @@ class GeneratedPairs(NamedTuple):
             tuple(drop for part in parts for drop in part.dropped),
             sum(part.n_quarantined for part in parts),
             sum(part.n_new for part in parts),
-            sum(part.n_left_out for part in parts),
         )
 
 
@@ -210,7 +207,7 @@ async def make_pairs(
     observed: Sequence[ContrastPair] = (),
     on_pair: PairCallback | None = None,
 ) -> GeneratedPairs:
-    """Make the pairs of a round for which there is room, and store each when it is ready.
+    """Make the pairs of a round, and store each when it is ready.
 
     ``observed`` are the critic's present mistakes on pairs of earlier rounds; they come first.
     """
@@ -225,15 +222,14 @@ async def make_pairs(
         to_ask += missing
     all_constructed = [pair for ready in constructed.values() for pair in ready]
     chosen = choose_batch(all_constructed, max_pairs=settings.max_pairs, taken=observed)
-    kept_ids, n_free = await _fit_in_memory(runtime, [*observed, *chosen])
-    n_asked = max(0, min(settings.max_asked, n_free))
-    drawn = shuffle(to_ask, SEED, f"contrast/asked/{plan.number}")[:n_asked]
+    chosen_ids = {pair.id for pair in (*observed, *chosen)}
+    drawn = shuffle(to_ask, SEED, f"contrast/asked/{plan.number}")[: settings.max_asked]
 
     async def make_pairs_of(trace: Trace) -> GeneratedPairs:
         still_wrong = [pair for pair in observed if pair.provenance.trace_id == trace.id]
         ready = {pair.id: pair for pair in (*still_wrong, *constructed[trace.id])}
         candidates: list[ContrastPair | AskedMistake] = [
-            pair for pair in ready.values() if pair.id in kept_ids
+            pair for pair in ready.values() if pair.id in chosen_ids
         ]
         candidates += [one for one in drawn if one.step.trace_id == trace.id]
         made = await _store_candidates(
@@ -252,7 +248,7 @@ async def make_pairs(
         return made
 
     by_trace = await fan_out(make_pairs_of, traces, limit=settings.concurrency)
-    return GeneratedPairs.sum_up(by_trace)._replace(n_left_out=max(0, -n_free))
+    return GeneratedPairs.sum_up(by_trace)
 
 
 def _list_candidates(
@@ -289,17 +285,6 @@ def _list_candidates(
             if reach is not None:
                 to_ask.append(AskedMistake(step, mistake, reach))
     return pairs, to_ask
-
-
-async def _fit_in_memory(
-    runtime: CalibrationRuntime, pairs: Sequence[ContrastPair]
-) -> tuple[frozenset[str], int]:
-    """Return the ids of the pairs for which the memory has room, and the room beyond them."""
-    pair_ids = [pair.id for pair in pairs]
-    stored = {one.pair.id for one in await runtime.store.pairs(pair_ids)}
-    new = [pair_id for pair_id in pair_ids if pair_id not in stored]
-    capacity = await runtime.store.remaining_capacity()
-    return frozenset(stored.union(new[:capacity])), capacity - len(new)
 
 
 async def _store_candidates(

@@ -60,10 +60,6 @@ from reflact.memory.models import BatchTest, ContrastPair, PromotionEvidence, Sc
 # first by hash.
 MAX_MEASURED_STEPS = 24
 
-MEMORY_FULL = NotTested(
-    "the memory is full: reject pairs that are not needed, or raise its max_active_pairs"
-)
-
 
 class RoundState(NamedTuple):
     """What a calibration knows between two rounds.
@@ -181,7 +177,6 @@ async def _run(
         pairs=count_pairs(state.made.pairs),
         dropped=count_drops(state.made.dropped),
         n_quarantined=state.made.n_quarantined,
-        n_left_out=state.made.n_left_out,
         tests=state.tests,
         not_tested_reason=None if state.not_tested is None else state.not_tested.explanation,
         end_reason=state.end_reason,
@@ -302,7 +297,7 @@ async def _test_round(
     waiting = snapshot.list_testable_pairs(start.split.held_out)
     batch = choose_batch(waiting, max_pairs=runtime.settings.max_pairs)
     if not batch:
-        return state._replace(not_tested=MEMORY_FULL if state.made.n_left_out else NO_PAIRS)
+        return state._replace(not_tested=NO_PAIRS)
     name = start.split.held_out_name
     result = await run_replay_test(runtime, batch, steps, promoted=snapshot.promoted, name=name)
     if isinstance(result, NotTested):

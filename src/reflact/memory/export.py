@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
@@ -15,7 +16,6 @@ from reflact.jsonutil import describe_problems
 from reflact.memory.models import ContrastPair, Origin, StoredTrace
 from reflact.memory.rows import (
     ACTIVE,
-    PairWriter,
     add_anchor,
     append_event,
     find_trace,
@@ -24,6 +24,7 @@ from reflact.memory.rows import (
     read_anchors,
     read_origins,
     select_pairs,
+    submit_pair,
 )
 from reflact.memory.scan import ScanFinding, Scanner
 from reflact.store.database import Database, Tables
@@ -126,19 +127,23 @@ def _parse_line(number: int, text: str) -> ExportLine:
     raise DataError(f"line {number} is not part of an exported memory: {problem}; {advice}")
 
 
-def import_parsed(writer: PairWriter, lines: Sequence[ScannedLine]) -> ImportResult:
+def import_parsed(
+    tables: Tables, lines: Sequence[ScannedLine], *, now: datetime, max_active: int
+) -> ImportResult:
     """Store the scanned lines of an export."""
     counts: Counter[str] = Counter()
     for line, finding in lines:
         match line:
             case TraceLine(trace=trace):
-                counts["n_traces"] += open_trace(writer.tables, trace.id, trace.purpose)
+                counts["n_traces"] += open_trace(tables, trace.id, trace.purpose)
                 for event in trace.events:
-                    counts["n_events"] += append_event(writer.tables, trace.id, event)
+                    counts["n_events"] += append_event(tables, trace.id, event)
             case PairLine(type="anchor"):
-                counts["n_anchors"] += add_anchor(writer.tables, line.pair, line.origins)
+                counts["n_anchors"] += add_anchor(tables, line.pair, line.origins)
             case PairLine():
-                submission = writer.submit(line.pair, finding, line.origins)
+                submission = submit_pair(
+                    tables, line.pair, finding, line.origins, now=now, max_active=max_active
+                )
                 counts["n_pairs"] += submission.is_new
                 counts["n_blocked"] += submission.is_new and finding is not None
             case HeaderLine():

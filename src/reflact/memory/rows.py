@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, JsonValue
 
@@ -147,60 +147,66 @@ def read_pair(tables: Tables, pair_id: str) -> StoredPair:
     raise DataError(f"the memory has no pair {pair_id}; list its pairs with `reflact memory list`")
 
 
-class PairWriter(NamedTuple):
-    """What changes pairs within one transaction, at a time, up to a bound on active pairs."""
+def submit_pair(
+    tables: Tables,
+    pair: ContrastPair,
+    finding: ScanFinding | None,
+    origins: Sequence[Origin],
+    *,
+    now: datetime,
+    max_active: int,
+) -> Submission:
+    """Store a scanned pair and archive the weakest; of a stored one only add its origins."""
+    exclusion = _find_exclusion(tables, pair, origins)
+    if exclusion is not None:
+        return Submission(pair_id=pair.id, is_new=False, status="rejected", reason=exclusion)
+    pairs = tables.table("memory_pairs")
+    is_new = not pairs.count_where("id = ?", [pair.id])
+    if is_new:
+        is_rejected = finding is not None and finding.verdict == "reject"
+        record = {
+            "id": pair.id,
+            "status": "rejected" if is_rejected else "quarantined",
+            "reason": None if finding is None else finding.rule,
+            "changed_at": format_time(now),
+            "subject": pair.hashes.subject,
+            "pair": encode_pair(pair),
+            "words": clean("\n".join(text[:MAX_INDEXED_CHARS] for text in list_texts(pair))),
+        }
+        pairs.insert(record)
+        n_surplus = max(0, pairs.count_where(ACTIVE) - max_active)
+        for weak in select_pairs(tables, WEAKEST_CONDITION, (n_surplus,)):
+            move_pair(tables, weak, "archived", "bound", now=now)
+    add_origins(tables, pair.id, origins)
+    stored = read_pair(tables, pair.id)
+    return Submission(pair_id=pair.id, is_new=is_new, status=stored.status, reason=stored.reason)
 
-    tables: Tables
-    now: datetime
-    max_active: int
 
-    def submit(
-        self, pair: ContrastPair, finding: ScanFinding | None, origins: Sequence[Origin]
-    ) -> Submission:
-        """Store a scanned pair and archive the weakest; of a stored one only add its origins."""
-        exclusion = self._find_exclusion(pair, origins)
-        if exclusion is not None:
-            return Submission(pair_id=pair.id, is_new=False, status="rejected", reason=exclusion)
-        pairs = self.tables.table("memory_pairs")
-        is_new = not pairs.count_where("id = ?", [pair.id])
-        if is_new:
-            is_rejected = finding is not None and finding.verdict == "reject"
-            record = {
-                "id": pair.id,
-                "status": "rejected" if is_rejected else "quarantined",
-                "reason": None if finding is None else finding.rule,
-                "changed_at": format_time(self.now),
-                "subject": pair.hashes.subject,
-                "pair": encode_pair(pair),
-                "words": clean("\n".join(text[:MAX_INDEXED_CHARS] for text in list_texts(pair))),
-            }
-            pairs.insert(record)
-            n_surplus = max(0, pairs.count_where(ACTIVE) - self.max_active)
-            for weak in select_pairs(self.tables, WEAKEST_CONDITION, (n_surplus,)):
-                self.move(weak, "archived", "bound")
-        add_origins(self.tables, pair.id, origins)
-        stored = read_pair(self.tables, pair.id)
-        return Submission(
-            pair_id=pair.id, is_new=is_new, status=stored.status, reason=stored.reason
-        )
+def _find_exclusion(tables: Tables, pair: ContrastPair, origins: Iterable[Origin]) -> str | None:
+    """Return why calibration must not learn from a pair, see ``Submission``; or None."""
+    anchors = tables.table("memory_anchors")
+    if anchors.count_where("subject = ?", [pair.hashes.subject]):
+        return "anchor"
+    if any(anchors.count_where(FROM_TRACE, [origin.trace_id]) for origin in origins):
+        return "anchor_trace"
+    return None
 
-    def _find_exclusion(self, pair: ContrastPair, origins: Iterable[Origin]) -> str | None:
-        """Return why calibration must not learn from a pair, see ``Submission``; or None."""
-        anchors = self.tables.table("memory_anchors")
-        if anchors.count_where("subject = ?", [pair.hashes.subject]):
-            return "anchor"
-        if any(anchors.count_where(FROM_TRACE, [origin.trace_id]) for origin in origins):
-            return "anchor_trace"
-        return None
 
-    def move(self, stored: StoredPair, after: CardStatus, reason: str | None = None) -> None:
-        """Change the status of a pair, and clear the mark of a failed test."""
-        check_status_change(stored, after)
-        sql = (
-            "UPDATE memory_pairs SET status = ?, reason = ?, failed_test = 0, changed_at = ? "
-            "WHERE id = ?"
-        )
-        self.tables.execute(sql, (after, reason, format_time(self.now), stored.pair.id))
+def move_pair(
+    tables: Tables,
+    stored: StoredPair,
+    after: CardStatus,
+    reason: str | None = None,
+    *,
+    now: datetime,
+) -> None:
+    """Change the status of a pair, and clear the mark of a failed test."""
+    check_status_change(stored, after)
+    sql = (
+        "UPDATE memory_pairs SET status = ?, reason = ?, failed_test = 0, changed_at = ? "
+        "WHERE id = ?"
+    )
+    tables.execute(sql, (after, reason, format_time(now), stored.pair.id))
 
 
 def add_anchor(tables: Tables, pair: ContrastPair, origins: Sequence[Origin]) -> bool:

@@ -39,7 +39,7 @@ from reflact.memory.models import (
     TestableTrace,
     TraceSummary,
 )
-from reflact.memory.rows import FROM_TRACE, PairWriter
+from reflact.memory.rows import FROM_TRACE
 from reflact.memory.scan import ScanFinding, Scanner, scan_texts
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
 from reflact.store.schema import SCHEMA
@@ -156,14 +156,6 @@ class MemoryStore:
     async def __aexit__(self, *error: Any) -> None:
         await self._database.__aexit__(*error)
 
-    async def _change_pairs(self, change: Callable[[PairWriter], T]) -> T:
-        """Change pairs in one transaction."""
-
-        def work(tables: Tables) -> T:
-            return change(PairWriter(tables, self._clock(), self._max_active_pairs))
-
-        return await self._database.write(work)
-
     # ---------------------------------------------------------------------------------------- pairs
 
     async def submit(self, pair: ContrastPair) -> Submission:
@@ -177,7 +169,13 @@ class MemoryStore:
         step = pair.transition
         finding = await run_in_thread(scan, step.before, step.after, step.action.arguments)
         origins = pair.provenance.as_origins
-        return await self._change_pairs(lambda writer: writer.submit(pair, finding, origins))
+
+        def work(tables: Tables) -> Submission:
+            now = self._clock()
+            most = self._max_active_pairs
+            return rows.submit_pair(tables, pair, finding, origins, now=now, max_active=most)
+
+        return await self._database.write(work)
 
     async def find(
         self, words: str = "", *, statuses: Sequence[CardStatus] = (), limit: int = 50
@@ -240,17 +238,12 @@ class MemoryStore:
         if status not in {"quarantined", "rejected", "archived"}:
             raise DataError(f"no pair can be moved to {status!r}; only a test promotes pairs")
 
-        def change(writer: PairWriter) -> None:
+        def work(tables: Tables) -> None:
+            now = self._clock()
             for pair_id in pair_ids:
-                writer.move(rows.read_pair(writer.tables, pair_id), status, reason)
+                rows.move_pair(tables, rows.read_pair(tables, pair_id), status, reason, now=now)
 
-        await self._change_pairs(change)
-
-    async def remaining_capacity(self) -> int:
-        """Return how many pairs fit before one is archived that has not failed a test."""
-        sql = f"SELECT count(*) FROM memory_pairs WHERE {rows.ACTIVE} AND failed_test = 0"  # noqa: S608 - constant
-        ((n_active,),) = await self._database.fetch_rows(sql)
-        return max(0, self._max_active_pairs - int(n_active))
+        await self._database.write(work)
 
     async def add_anchors(self, anchors: Sequence[ContrastPair]) -> int:
         """Store labelled pairs that calibration never learns from; return the number of new ones.
@@ -335,8 +328,8 @@ class MemoryStore:
             DataError: The evidence does not fit the test, or the test is over or was never opened.
         """
 
-        def change(writer: PairWriter) -> None:
-            tables = writer.tables
+        def work(tables: Tables) -> None:
+            now = self._clock()
             test = next((one for one in rows.read_tests(tables) if one.number == number), None)
             if test is None or test.evidence is not None:
                 state = "was never opened" if test is None else "is over"
@@ -356,14 +349,14 @@ class MemoryStore:
             unchanged = (batch, rows.format_time(test.at))
             for stored in rows.select_pairs(tables, UNCHANGED_CONDITION, unchanged):
                 if test.kind == "promote" and evidence.passed_test:
-                    writer.move(stored, "promoted")
+                    rows.move_pair(tables, stored, "promoted", now=now)
                 elif test.kind == "promote":
                     sql = "UPDATE memory_pairs SET failed_test = 1 WHERE id = ?"
                     tables.execute(sql, (stored.pair.id,))
                 elif not evidence.passed_test:
-                    writer.move(stored, "quarantined", MEASURED_HARM)
+                    rows.move_pair(tables, stored, "quarantined", MEASURED_HARM, now=now)
 
-        await self._change_pairs(change)
+        await self._database.write(work)
 
     async def tests(self) -> tuple[BatchTest, ...]:
         """Return all tests in their order."""
@@ -536,7 +529,12 @@ class MemoryStore:
             DataError: A line is not part of an export; names the line.
         """
         parsed = await anyio.to_thread.run_sync(export.parse_and_scan, lines, self._scan)
-        return await self._change_pairs(lambda writer: export.import_parsed(writer, parsed))
+
+        def work(tables: Tables) -> ImportResult:
+            most = self._max_active_pairs
+            return export.import_parsed(tables, parsed, now=self._clock(), max_active=most)
+
+        return await self._database.write(work)
 
 
 def _check_testable(
