@@ -37,7 +37,6 @@ def make_pair(
     note: str = "a report was written",
     trace: str | None = "trace",
     scope: Scope = CRITIC,
-    agreement: float | None = None,
 ) -> ContrastPair:
     return ContrastPair(
         purpose="Write the report.",
@@ -52,7 +51,6 @@ def make_pair(
         mistake="credit_for_intention",
         construction="asked",
         label_source="program",
-        agreement=agreement,
         scope=scope,
         provenance=Provenance(trace_id=trace, step=number, prompt="contrast@1", model="m"),
     )

@@ -57,7 +57,7 @@ def of_step(pair: ContrastPair, trace: str, step: int | None) -> ContrastPair:
 
 
 async def test_a_pair_comes_back_as_it_was(memory: MemoryStore) -> None:
-    pair = make_pair(1, note="null \x00, lone \ud800, 検索, \U0001f600", agreement=0.75)
+    pair = make_pair(1, note="null \x00, lone \ud800, 検索, \U0001f600")
     submitted = await fan_out(lambda _: memory.submit(pair), range(5))
     assert sorted(one.is_new for one in submitted) == [False] * 4 + [True]
     assert {(one.status, one.reason) for one in submitted} == {("quarantined", None)}

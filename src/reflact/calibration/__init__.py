@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from reflact.lazy import load_exports
 
 if TYPE_CHECKING:
-    from reflact.calibration.asked import DroppedCandidate, Mistake, ask_for_pair
+    from reflact.calibration.asked import Mistake
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.config import CalibratorSettings
     from reflact.calibration.critic import Critic
@@ -29,11 +29,9 @@ __all__ = [
     "CriticAnnotator",
     "CriticGrader",
     "CriticSettings",
-    "DroppedCandidate",
     "Mistake",
     "StepToContrast",
     "Trace",
-    "ask_for_pair",
     "build_anchors",
     "connect",
     "find_reference",
@@ -46,7 +44,7 @@ __all__ = [
 __getattr__ = load_exports(
     __name__,
     {
-        "calibration.asked": ("DroppedCandidate", "Mistake", "ask_for_pair"),
+        "calibration.asked": ("Mistake",),
         "calibration.calibrator": ("Calibrator",),
         "calibration.config": ("CalibratorSettings",),
         "calibration.critic": ("Critic",),

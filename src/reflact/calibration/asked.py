@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import Field, JsonValue, create_model
 
@@ -22,7 +22,7 @@ from reflact.calibration.pairs import (
 )
 from reflact.calibration.transition_view import TransitionView, show_state, show_transition
 from reflact.errors import CallError, ContextOverflow, ReplyError, RequestRefused
-from reflact.memory.models import ContrastPair, Evaluation
+from reflact.memory.models import ContrastPair, Evaluation, Provenance
 from reflact.messages import CallId, ReplyModel
 from reflact.prompts import PromptBook, fence
 from reflact.protocols import LLM
@@ -40,7 +40,7 @@ class Mistake(FrozenModel):
     direction: Literal["too_high", "too_low", "either", "against_progress"] = "either"
 
 
-# The kinds in ``memory.models.MISTAKE_KINDS``, as models are told of them.
+# The usual kinds; users may add their own.
 KNOWN_MISTAKES: Final = (
     Mistake(
         name="credit_for_intention",
@@ -70,16 +70,14 @@ KNOWN_MISTAKES: Final = (
 HARDER_HINT = "It must be hard to notice: the judge sounds careful and names real details."
 
 
-class DroppedCandidate(FrozenModel):
+class DroppedCandidate(NamedTuple):
     """Why a mistake that was asked for became no pair."""
 
     reason: Literal["bad_reply", "too_long", "judged_wrong", "known"]
     explanation: str
-    step: int
-    mistake: str
 
 
-class ProgressRange(FrozenModel):
+class ProgressRange(NamedTuple):
     """The numbers that a mistaken progress after may take, both ends included."""
 
     low: float
@@ -129,75 +127,58 @@ def compute_reach(mistake: Mistake, right: Evaluation) -> ProgressRange | None:
     elif mistake.direction == "either":
         is_too_high = progress <= 5
     if is_too_high and progress + MIN_DISTANCE <= 10 + DISTANCE_TOLERANCE:
-        return ProgressRange(low=min(10.0, progress + MIN_DISTANCE), high=10.0)
+        return ProgressRange(min(10.0, progress + MIN_DISTANCE), 10.0)
     if not is_too_high and progress - MIN_DISTANCE >= -DISTANCE_TOLERANCE:
-        return ProgressRange(low=0.0, high=max(0.0, progress - MIN_DISTANCE))
+        return ProgressRange(0.0, max(0.0, progress - MIN_DISTANCE))
     return None
 
 
+class AskedMistake(NamedTuple):
+    """A mistake that a model is to write of a step, and the range of its progress after.
+
+    From round 2 on, the mistake must be hard to notice.
+    """
+
+    step: StepToContrast
+    mistake: Mistake
+    reach: ProgressRange
+    round_number: int = 1
+
+
 async def ask_for_pair(
-    step: StepToContrast,
-    mistake: Mistake,
-    reach: ProgressRange,
-    *,
-    llm: LLM,
-    prompts: PromptBook,
-    round_number: int = 1,
-    state_tokens: int = 2000,
+    asked: AskedMistake, *, llm: LLM, prompts: PromptBook, state_tokens: int = 2000
 ) -> ContrastPair | DroppedCandidate:
     """Let a model write a mistaken evaluation of a step, and judge it in both orders.
 
-    Args:
-        step: The step with its right evaluation.
-        mistake: The kind of mistake.
-        reach: The range of the mistaken progress after; see ``compute_reach``.
-        llm: The model that writes and judges.
-        prompts: The prompts ``contrast`` and ``judge``.
-        round_number: From 2 on, the mistake must be hard to notice.
-        state_tokens: The most tokens of each part of the step.
+    Each part of the step takes at most ``state_tokens``.
 
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
         BudgetSpent: The budget has no room for a call.
     """
-
-    def drop(
-        reason: Literal["bad_reply", "too_long", "judged_wrong"], explanation: str
-    ) -> DroppedCandidate:
-        return DroppedCandidate(
-            reason=reason, explanation=explanation, step=step.event.step, mistake=mistake.name
-        )
-
-    view = TransitionView(step.event.transition)
-    shown = show_transition(step.purpose, view, max_tokens=state_tokens)
+    view = TransitionView(asked.step.event.transition)
+    shown = show_transition(asked.step.purpose, view, max_tokens=state_tokens)
     try:
-        pair = await _write_pair(
-            step, mistake, reach, shown, llm=llm, prompts=prompts, round_number=round_number
-        )
-        for trial, order in enumerate(("first", "second")):
+        pair = await _write_pair(asked, shown, llm, prompts)
+        for trial, is_right_first in enumerate((True, False)):
             if not await prefers_right(
-                pair, shown, is_right_first=trial == 0, trial=trial, llm=llm, prompts=prompts
+                pair, shown, llm, prompts, is_right_first=is_right_first, trial=trial
             ):
-                return drop(
+                order = "first" if is_right_first else "second"
+                return DroppedCandidate(
                     "judged_wrong", f"the judge did not prefer the right side, which stood {order}"
                 )
     except ContextOverflow as error:
-        return drop("too_long", str(error))
+        return DroppedCandidate("too_long", str(error))
     except CallError as error:
-        return drop("bad_reply", str(error))
-    return pair.model_copy(update={"n_judgements": 2, "agreement": 1.0})
+        return DroppedCandidate("bad_reply", str(error))
+    return pair
 
 
 async def _write_pair(
-    step: StepToContrast,
-    mistake: Mistake,
-    reach: ProgressRange,
-    shown: str,
-    *,
-    llm: LLM,
-    prompts: PromptBook,
-    round_number: int,
+    asked: AskedMistake, shown: str, llm: LLM, prompts: PromptBook
 ) -> ContrastPair:
+    step, mistake, reach, round_number = asked
     right = step.right
     variables = {
         "step": shown,
@@ -214,7 +195,7 @@ async def _write_pair(
         "transition": step.event.transition.json_object,
         "right": right.hashed_fields,
         "mistake": mistake.model_dump(mode="json"),
-        "reach": reach.model_dump(mode="json"),
+        "reach": {"low": reach.low, "high": reach.high},
         "round": round_number,
     }
     reply = await llm.ask(
@@ -223,19 +204,22 @@ async def _write_pair(
         call_id=CallId(role="contrast", purpose="mistake", part=digest_json(about)[:32]),
         check=_make_mistake_check(right, reach),
     )
-    wrong = right.model_copy(
-        update={
-            "progress_after": reply.value.phi_after,
-            "reasoning": reply.value.reasoning,
-            "evidence": (),
-        }
-    )
-    pair = step.build_pair(
-        wrong, construction="asked", mistake=mistake.name, reason=reply.value.why
-    )
+    said = reply.value
     version = prompts.prompts["contrast"].header.version
-    source = {"prompt": f"contrast@{version}", "model": llm.identity}
-    return pair.model_copy(update={"provenance": pair.provenance.model_copy(update=source)})
+    return step.build_pair(
+        right.model_copy(
+            update={"progress_after": said.phi_after, "reasoning": said.reasoning, "evidence": ()}
+        ),
+        construction="asked",
+        mistake=mistake.name,
+        reason=said.why,
+        provenance=Provenance(
+            trace_id=step.trace_id,
+            step=step.event.step,
+            prompt=f"contrast@{version}",
+            model=llm.identity,
+        ),
+    )
 
 
 @lru_cache(maxsize=64)
@@ -272,21 +256,16 @@ def _make_mistake_check(right: Evaluation, reach: ProgressRange) -> Callable[[Mi
 async def prefers_right(
     pair: ContrastPair,
     shown: str,
+    llm: LLM,
+    prompts: PromptBook,
     *,
     is_right_first: bool,
     trial: int,
-    llm: LLM,
-    prompts: PromptBook,
 ) -> bool:
     """Whether a judge prefers the right side of a pair; one that gives no valid reply does not."""
-    sides = [_format_evaluation(pair.right), _format_evaluation(pair.wrong)]
-    if not is_right_first:
-        sides.reverse()
-    variables = {
-        "step": shown,
-        "first": fence("first", sides[0]),
-        "second": fence("second", sides[1]),
-    }
+    sides = (pair.right, pair.wrong) if is_right_first else (pair.wrong, pair.right)
+    first, second = map(_format_evaluation, sides)
+    variables = {"step": shown, "first": fence("first", first), "second": fence("second", second)}
     call_id = CallId(role="judge", purpose="compare", part=pair.id[:32], trial=trial)
     try:
         reply = await llm.ask(prompts.render("judge", variables), JudgeReply, call_id=call_id)

@@ -10,9 +10,8 @@ from typing import NamedTuple
 from anyio.lowlevel import checkpoint
 
 from reflact.calibration.asked import (
+    AskedMistake,
     DroppedCandidate,
-    Mistake,
-    ProgressRange,
     ask_for_pair,
     compute_reach,
 )
@@ -153,14 +152,6 @@ def apportion(
 # ------------------------------------------------------------------------------------------- pairs
 
 
-class AskedMistake(NamedTuple):
-    """A mistake that a model is to write."""
-
-    step: StepToContrast
-    mistake: Mistake
-    reach: ProgressRange
-
-
 class GeneratedPairs(NamedTuple):
     """The pairs of some traces, in the store, each once, and the candidates that became none.
 
@@ -233,7 +224,7 @@ async def make_pairs(
         ]
         candidates += [one for one in drawn if one.step.trace_id == trace.id]
         made = await _store_candidates(
-            runtime, candidates, plan, known_pair_ids=known_pair_ids, on_pair=on_pair
+            runtime, candidates, known_pair_ids=known_pair_ids, on_pair=on_pair
         )
         runtime.on_event(
             PairsGenerated(
@@ -283,26 +274,32 @@ def _list_candidates(
             mistake = settings.all_mistakes[name]
             reach = compute_reach(mistake, right)
             if reach is not None:
-                to_ask.append(AskedMistake(step, mistake, reach))
+                to_ask.append(AskedMistake(step, mistake, reach, plan.number))
     return pairs, to_ask
 
 
 async def _store_candidates(
     runtime: CalibrationRuntime,
     candidates: Sequence[ContrastPair | AskedMistake],
-    plan: RoundPlan,
     *,
     known_pair_ids: Collection[str],
     on_pair: PairCallback | None,
 ) -> GeneratedPairs:
     async def make(candidate: ContrastPair | AskedMistake) -> GeneratedPairs:
-        pair = candidate
-        if isinstance(candidate, AskedMistake):
-            written = await _ask(runtime, candidate, plan, known_pair_ids)
-            if isinstance(written, DroppedCandidate):
-                return GeneratedPairs(dropped=(written,))
-            pair = written
-        assert isinstance(pair, ContrastPair)
+        pair: ContrastPair | DroppedCandidate
+        if isinstance(candidate, ContrastPair):
+            pair = candidate
+        else:
+            pair = await ask_for_pair(
+                candidate,
+                llm=runtime.llm,
+                prompts=runtime.prompts,
+                state_tokens=runtime.scorer.critic.settings.state_tokens,
+            )
+            if isinstance(pair, ContrastPair) and pair.id in known_pair_ids:
+                pair = DroppedCandidate("known", "the pair was there before")
+        if isinstance(pair, DroppedCandidate):
+            return GeneratedPairs(dropped=(pair,))
         await checkpoint()  # the next call goes out before this pair is scanned and written
         submission = await runtime.store.submit(pair)
         if on_pair is not None:
@@ -316,31 +313,6 @@ async def _store_candidates(
         )
 
     return GeneratedPairs.sum_up(await fan_out(make, candidates))
-
-
-async def _ask(
-    runtime: CalibrationRuntime,
-    asked: AskedMistake,
-    plan: RoundPlan,
-    known_pair_ids: Collection[str],
-) -> ContrastPair | DroppedCandidate:
-    pair = await ask_for_pair(
-        asked.step,
-        asked.mistake,
-        asked.reach,
-        llm=runtime.llm,
-        prompts=runtime.prompts,
-        round_number=plan.number,
-        state_tokens=runtime.scorer.critic.settings.state_tokens,
-    )
-    if isinstance(pair, ContrastPair) and pair.id in known_pair_ids:
-        return DroppedCandidate(
-            reason="known",
-            explanation="the pair was there before",
-            step=asked.step.event.step,
-            mistake=asked.mistake.name,
-        )
-    return pair
 
 
 async def score_unscored_steps(

@@ -81,7 +81,7 @@ class RoundState(NamedTuple):
     n_rounds: int = 0
     made: GeneratedPairs = GeneratedPairs()
     tests: tuple[PromotionEvidence, ...] = ()
-    not_tested: NotTested | None = None
+    not_tested_reason: str | None = None
     end_reason: str | None = None
 
     def may_go_on(self, max_rounds: int) -> bool:
@@ -128,204 +128,198 @@ async def run_calibration(
     number = start.number
     if number is None:
         number = await store.start_calibration(start.identity, start.baseline.model_dump_json())
-    report = await _run(runtime, start, list_pair_steps(anchors), is_forced=ignore_finished)
-    result = CalibrationResult(
-        report=report, snapshot_hash=hash_snapshot(await take_snapshot(store))
-    )
+    run = _CalibrationRun(runtime, start, list_pair_steps(anchors), is_forced=ignore_finished)
+    report = await run.run()
+    snapshot_hash = hash_snapshot(await take_snapshot(store))
+    result = CalibrationResult(report=report, snapshot_hash=snapshot_hash)
     await store.finish_calibration(number, result.model_dump_json())
     return report
 
 
-async def _run(
-    runtime: CalibrationRuntime,
-    start: CalibrationStart,
-    anchors: Sequence[LabeledStep],
-    *,
-    is_forced: bool,
-) -> CalibrationReport:
-    consumed_before = runtime.ledger.total
-    split = start.split
-    steps = list_labeled_steps(split.held_out)
-    n_held_out_traces = len({step.trace for step in steps})
-    runtime.on_event(
-        CalibrationStarted(
-            n_training_traces=len(split.training),
-            n_held_out_traces=n_held_out_traces,
-            n_held_out_steps=len(steps),
-            n_anchor_steps=len(anchors),
-            resumed=start.number is not None,
+class _CalibrationRun:
+    """One calibration: its inputs, its held-out steps and anchors, and its collaborators."""
+
+    def __init__(
+        self,
+        runtime: CalibrationRuntime,
+        start: CalibrationStart,
+        anchors: Sequence[LabeledStep],
+        *,
+        is_forced: bool,
+    ) -> None:
+        self._runtime = runtime
+        self._settings = runtime.settings
+        self._start = start
+        self._split = start.split
+        self._steps = list_labeled_steps(start.split.held_out)
+        self._anchors = anchors
+        self._is_forced = is_forced
+
+    async def run(self) -> CalibrationReport:
+        """Measure the critic, make and test pairs in rounds, and measure it again."""
+        runtime = self._runtime
+        start = self._start
+        consumed_before = runtime.ledger.total
+        n_held_out_traces = len({step.trace for step in self._steps})
+        runtime.on_event(
+            CalibrationStarted(
+                n_training_traces=len(self._split.training),
+                n_held_out_traces=n_held_out_traces,
+                n_held_out_steps=len(self._steps),
+                n_anchor_steps=len(self._anchors),
+                resumed=start.number is not None,
+            )
         )
-    )
-    before, anchors_before = await _measure_critic(
-        runtime, "before", steps, anchors, start.promoted
-    )
-    state = RoundState(
-        split.training, start.known_pair_ids, start.promoted, start.finished_tests, before
-    )
-    state = await _run_rounds(runtime, state.add_scores(before), start, steps, is_forced=is_forced)
-    promoted = (await take_snapshot(runtime.store)).promoted
-    after, anchors_after = await _measure_critic(runtime, "after", steps, anchors, promoted)
-    consumed = runtime.ledger.total
-    critic = runtime.scorer.critic
-    return CalibrationReport(
-        critic=critic.identity,
-        prompt=critic.prompt,
-        n_rounds=state.n_rounds,
-        n_training_traces=len(split.training),
-        held_out_name=split.held_out_name,
-        n_candidates=len(state.made.pairs) + len(state.made.dropped),
-        pairs=count_pairs(state.made.pairs),
-        dropped=count_drops(state.made.dropped),
-        n_quarantined=state.made.n_quarantined,
-        tests=state.tests,
-        not_tested_reason=None if state.not_tested is None else state.not_tested.explanation,
-        end_reason=state.end_reason,
-        held_out=compare_metrics(pair_scores(steps, before, after)),
-        anchors=compare_metrics(pair_scores(anchors, anchors_before, anchors_after)),
-        metrics_by_round=state.history,
-        power_summary=describe_test_power(n_held_out_traces, n_earlier_tests=start.n_earlier_tests),
-        usage=consumed.usage - consumed_before.usage,
-        n_questions=consumed.n_questions - consumed_before.n_questions,
-        n_unanswered=consumed.n_unanswered - consumed_before.n_unanswered,
-        n_invalid=consumed.n_invalid - consumed_before.n_invalid,
-    )
-
-
-async def _measure_critic(
-    runtime: CalibrationRuntime,
-    when: Literal["before", "after"],
-    steps: Sequence[LabeledStep],
-    anchors: Sequence[LabeledStep],
-    promoted: Sequence[ContrastPair],
-) -> tuple[tuple[ScoredStep | None, ...], tuple[ScoredStep | None, ...]]:
-    """Return the scores of held-out steps and of anchors, and emit their figures."""
-    held_out = await runtime.scorer.score(steps, promoted)
-    anchored = await runtime.scorer.score(anchors, promoted)
-    runtime.on_event(
-        CriticMeasured(
-            when=when,
-            held_out=summarize_scores(held_out),
-            anchors=summarize_scores(anchored),
-            usage=runtime.usage,
+        before, anchors_before = await self._measure_critic("before", start.promoted)
+        state = RoundState(
+            self._split.training, start.known_pair_ids, start.promoted, start.finished_tests, before
         )
-    )
-    return held_out, anchored
-
-
-async def _run_rounds(
-    runtime: CalibrationRuntime,
-    state: RoundState,
-    start: CalibrationStart,
-    steps: Sequence[LabeledStep],
-    *,
-    is_forced: bool,
-) -> RoundState:
-    """Make rounds until the curriculum ends or nothing is left to learn."""
-    max_rounds = runtime.settings.max_rounds
-    while state.may_go_on(max_rounds):
-        reason = _explain_nothing_to_learn(state, start, steps)
-        state = state._replace(end_reason=reason)
-        if reason is not None and not (is_forced and state.n_rounds == 0):
-            break
-        state, round_pairs = await _make_round(runtime, state)
-        n_tests = len(state.tests)
-        state = await _test_round(runtime, state, start, steps, round_pairs)
-        if len(state.tests) == n_tests:
-            break
-        state = state.add_scores(await runtime.scorer.score(steps, state.promoted))
-        if state.may_go_on(max_rounds):
-            state = await _measure_mistakes(runtime, state, round_pairs)
-    return state
-
-
-def _explain_nothing_to_learn(
-    state: RoundState, start: CalibrationStart, steps: Sequence[LabeledStep]
-) -> str | None:
-    errors = [
-        (step.trace_id, compute_error(step.label, score))
-        for step, score in zip(steps, state.scored, strict=True)
-    ]
-    n_earlier_tests = start.n_earlier_tests + len(state.tests)
-    return explain_nothing_to_learn(errors, n_earlier_tests=n_earlier_tests)
-
-
-async def _make_round(
-    runtime: CalibrationRuntime, state: RoundState
-) -> tuple[RoundState, tuple[ContrastPair, ...]]:
-    """Make and store the pairs of a round, first those of present mistakes."""
-    mistakes = tuple(runtime.settings.all_mistakes)
-    plan = plan_round(state.n_rounds + 1, mistakes, state.weakness)
-    runtime.on_event(
-        RoundStarted(number=plan.number, n_traces=len(state.training), usage=runtime.usage)
-    )
-    if plan.number == 1:
-        training = await score_unscored_steps(runtime, state.training, state.promoted)
-        state = state._replace(training=training)
-    known = state.known_pair_ids.union(pair.id for pair in state.made.pairs)
-    observed = [pair for pair in state.still_wrong if pair.id not in known]
-    made = await make_pairs(
-        runtime,
-        state.training,
-        plan,
-        known_pair_ids=known,
-        observed=choose_batch(observed, max_pairs=runtime.settings.max_pairs),
-    )
-    state = state._replace(n_rounds=plan.number, made=GeneratedPairs.sum_up([state.made, made]))
-    return state, made.pairs
-
-
-async def _test_round(
-    runtime: CalibrationRuntime,
-    state: RoundState,
-    start: CalibrationStart,
-    steps: Sequence[LabeledStep],
-    round_pairs: Sequence[ContrastPair],
-) -> RoundState:
-    """Test all waiting pairs of training traces, unless that was done before a stop."""
-    store = runtime.store
-    state, evidence = state.pop_finished_test([pair.id for pair in round_pairs])
-    if evidence is not None:
-        promoted = state.promoted
-        ids = {pair.id for pair in promoted}.union(evidence.pair_ids)
-        with_batch = await load_pairs(store, ids)
-        # Both sides are scored as the test did, so that the stored replies count as then.
-        await runtime.scorer.score(steps, promoted)
-        await runtime.scorer.score(steps, with_batch)
-        emit_tested(runtime, evidence)
-        return state.add_test(evidence, with_batch if evidence.passed_test else promoted)
-    snapshot = await take_snapshot(store)
-    waiting = snapshot.list_testable_pairs(start.split.held_out)
-    batch = choose_batch(waiting, max_pairs=runtime.settings.max_pairs)
-    if not batch:
-        return state._replace(not_tested=NO_PAIRS)
-    name = start.split.held_out_name
-    result = await run_replay_test(runtime, batch, steps, promoted=snapshot.promoted, name=name)
-    if isinstance(result, NotTested):
-        return state._replace(not_tested=result)
-    return state.add_test(result, (await take_snapshot(store)).promoted)
-
-
-async def _measure_mistakes(
-    runtime: CalibrationRuntime, state: RoundState, round_pairs: Sequence[ContrastPair]
-) -> RoundState:
-    """Score steps of a round's pairs: what is still wrong there, and by kind of mistake."""
-    sample = list_pair_steps(round_pairs)[:MAX_MEASURED_STEPS]
-    scored = await runtime.scorer.score(sample, state.promoted)
-    still_wrong = []
-    for step, score in zip(sample, scored, strict=True):
-        if score is None:
-            continue
-        event = ScoreEvent(
-            step=step.number,
-            transition=step.transition,
-            evaluation=score.evaluation,
-            label=step.label,
+        state = await self._run_rounds(state.add_scores(before))
+        promoted = (await take_snapshot(runtime.store)).promoted
+        after, anchors_after = await self._measure_critic("after", promoted)
+        consumed = runtime.ledger.total
+        critic = runtime.scorer.critic
+        return CalibrationReport(
+            critic=critic.identity,
+            prompt=critic.prompt,
+            n_rounds=state.n_rounds,
+            n_training_traces=len(self._split.training),
+            held_out_name=self._split.held_out_name,
+            n_candidates=len(state.made.pairs) + len(state.made.dropped),
+            pairs=count_pairs(state.made.pairs),
+            dropped=count_drops(state.made.dropped),
+            n_quarantined=state.made.n_quarantined,
+            tests=state.tests,
+            not_tested_reason=state.not_tested_reason,
+            end_reason=state.end_reason,
+            held_out=compare_metrics(pair_scores(self._steps, before, after)),
+            anchors=compare_metrics(pair_scores(self._anchors, anchors_before, anchors_after)),
+            metrics_by_round=state.history,
+            power_summary=describe_test_power(
+                n_held_out_traces, n_earlier_tests=start.n_earlier_tests
+            ),
+            usage=consumed.usage - consumed_before.usage,
+            n_questions=consumed.n_questions - consumed_before.n_questions,
+            n_unanswered=consumed.n_unanswered - consumed_before.n_unanswered,
+            n_invalid=consumed.n_invalid - consumed_before.n_invalid,
         )
-        right = step.pairs[0].right
-        pair = build_observed_pair(StepToContrast(event, right, step.purpose, step.trace_id))
-        if pair is not None:
-            still_wrong.append(pair)
-    return state._replace(still_wrong=tuple(still_wrong), weakness=measure_weakness(scored))
+
+    async def _measure_critic(
+        self, when: Literal["before", "after"], promoted: Sequence[ContrastPair]
+    ) -> tuple[tuple[ScoredStep | None, ...], tuple[ScoredStep | None, ...]]:
+        """Return the scores of held-out steps and of anchors, and emit their figures."""
+        held_out = await self._runtime.scorer.score(self._steps, promoted)
+        anchored = await self._runtime.scorer.score(self._anchors, promoted)
+        self._runtime.on_event(
+            CriticMeasured(
+                when=when,
+                held_out=summarize_scores(held_out),
+                anchors=summarize_scores(anchored),
+                usage=self._runtime.usage,
+            )
+        )
+        return held_out, anchored
+
+    async def _run_rounds(self, state: RoundState) -> RoundState:
+        """Make rounds until the curriculum ends or nothing is left to learn."""
+        max_rounds = self._settings.max_rounds
+        while state.may_go_on(max_rounds):
+            reason = self._explain_nothing_to_learn(state)
+            state = state._replace(end_reason=reason)
+            if reason is not None and not (self._is_forced and state.n_rounds == 0):
+                break
+            state, round_pairs = await self._make_round(state)
+            n_tests = len(state.tests)
+            state = await self._test_round(state, round_pairs)
+            if len(state.tests) == n_tests:
+                break
+            scored = await self._runtime.scorer.score(self._steps, state.promoted)
+            state = state.add_scores(scored)
+            if state.may_go_on(max_rounds):
+                state = await self._measure_mistakes(state, round_pairs)
+        return state
+
+    def _explain_nothing_to_learn(self, state: RoundState) -> str | None:
+        errors = [
+            (step.trace_id, compute_error(step.label, score))
+            for step, score in zip(self._steps, state.scored, strict=True)
+        ]
+        n_earlier_tests = self._start.n_earlier_tests + len(state.tests)
+        return explain_nothing_to_learn(errors, n_earlier_tests=n_earlier_tests)
+
+    async def _make_round(self, state: RoundState) -> tuple[RoundState, tuple[ContrastPair, ...]]:
+        """Make and store the pairs of a round, first those of present mistakes."""
+        runtime = self._runtime
+        plan = plan_round(state.n_rounds + 1, tuple(self._settings.all_mistakes), state.weakness)
+        n_traces = len(state.training)
+        runtime.on_event(RoundStarted(number=plan.number, n_traces=n_traces, usage=runtime.usage))
+        if plan.number == 1:
+            training = await score_unscored_steps(runtime, state.training, state.promoted)
+            state = state._replace(training=training)
+        known = state.known_pair_ids.union(pair.id for pair in state.made.pairs)
+        observed = [pair for pair in state.still_wrong if pair.id not in known]
+        made = await make_pairs(
+            runtime,
+            state.training,
+            plan,
+            known_pair_ids=known,
+            observed=choose_batch(observed, max_pairs=self._settings.max_pairs),
+        )
+        all_made = GeneratedPairs.sum_up([state.made, made])
+        return state._replace(n_rounds=plan.number, made=all_made), made.pairs
+
+    async def _test_round(
+        self, state: RoundState, round_pairs: Sequence[ContrastPair]
+    ) -> RoundState:
+        """Test all waiting pairs of training traces, unless that was done before a stop."""
+        runtime = self._runtime
+        state, evidence = state.pop_finished_test([pair.id for pair in round_pairs])
+        if evidence is not None:
+            promoted = state.promoted
+            ids = {pair.id for pair in promoted}.union(evidence.pair_ids)
+            with_batch = await load_pairs(runtime.store, ids)
+            # Both sides are scored as the test did, so that the stored replies count as then.
+            await runtime.scorer.score(self._steps, promoted)
+            await runtime.scorer.score(self._steps, with_batch)
+            emit_tested(runtime, evidence)
+            return state.add_test(evidence, with_batch if evidence.passed_test else promoted)
+        snapshot = await take_snapshot(runtime.store)
+        waiting = snapshot.list_testable_pairs(self._split.held_out)
+        batch = choose_batch(waiting, max_pairs=self._settings.max_pairs)
+        if not batch:
+            return state._replace(not_tested_reason=NO_PAIRS.explanation)
+        result = await run_replay_test(
+            runtime,
+            batch,
+            self._steps,
+            promoted=snapshot.promoted,
+            name=self._split.held_out_name,
+        )
+        if isinstance(result, NotTested):
+            return state._replace(not_tested_reason=result.explanation)
+        return state.add_test(result, (await take_snapshot(runtime.store)).promoted)
+
+    async def _measure_mistakes(
+        self, state: RoundState, round_pairs: Sequence[ContrastPair]
+    ) -> RoundState:
+        """Score steps of a round's pairs: what is still wrong there, and by kind of mistake."""
+        sample = list_pair_steps(round_pairs)[:MAX_MEASURED_STEPS]
+        scored = await self._runtime.scorer.score(sample, state.promoted)
+        still_wrong = []
+        for step, score in zip(sample, scored, strict=True):
+            if score is None:
+                continue
+            event = ScoreEvent(
+                step=step.number,
+                transition=step.transition,
+                evaluation=score.evaluation,
+                label=step.label,
+            )
+            right = step.pairs[0].right
+            pair = build_observed_pair(StepToContrast(event, right, step.purpose, step.trace_id))
+            if pair is not None:
+                still_wrong.append(pair)
+        return state._replace(still_wrong=tuple(still_wrong), weakness=measure_weakness(scored))
 
 
 async def recheck(

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 from uuid import uuid4
 
 from pydantic import ValidationError
@@ -58,57 +58,6 @@ class TraceEnd(FrozenModel):
 
 
 L = TypeVar("L", ScoreEvent, TraceEnd)
-
-
-class TraceFileContent(NamedTuple):
-    """The complete lines of a file; the number of their bytes, and of the bytes after them.
-
-    ``is_open`` says that the last whole line lacks its line break.
-    """
-
-    header: TraceHeader
-    events: tuple[ScoreEvent, ...]
-    finished: bool = True
-    n_bytes: int = 0
-    n_lost_bytes: int = 0
-    is_open: bool = False
-
-
-def _read_file(path: Path) -> TraceFileContent:
-    """Read the complete lines of a trace's file."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
-    first, *lines = content.splitlines(keepends=True) or [b""]
-    header = _parse_header(path, first)
-    n_bytes = len(first)
-    events: list[ScoreEvent] = []
-    end: TraceEnd | None = None
-    for number, line in enumerate(lines, 2):
-        location = f"{path}, line {number}"
-        value = _parse_json(line, location)
-        if value is None:  # nothing is read beyond a damaged line
-            break
-        if end is not None:
-            raise DataError(
-                f"{location}, follows the end of the trace; remove it, because a file has one trace"
-            )
-        if isinstance(value, dict) and "events" in value:
-            end = _parse_line(value, TraceEnd, location)
-            if end.events != len(events):
-                continue
-        else:
-            events.append(_parse_event(value, location, step=len(events)))
-        n_bytes += len(line)
-    return TraceFileContent(
-        header,
-        tuple(events),
-        finished=end == TraceEnd(events=len(events)),
-        n_bytes=n_bytes,
-        n_lost_bytes=len(content) - n_bytes,
-        is_open=not content[:n_bytes].endswith(b"\n"),
-    )
 
 
 def _parse_header(path: Path, line: bytes) -> TraceHeader:
@@ -253,6 +202,7 @@ class Trace:
         """Bytes at the end of the file that were not whole when it was read, and were left out."""
         self._path = None if path is None else Path(path)
         self._n_bytes = 0
+        self._lacks_break = False
         if self._path is not None:
             _create_file(self._path)
         self._write(_encode_line(self._header, f"trace {trace_id}"))
@@ -366,7 +316,9 @@ class Trace:
                 wrong; names file, line and field.
             StoreError: The file cannot be read.
         """
-        return cls._from_file(_read_file(Path(path)))
+        trace = cls._read(Path(path))
+        trace.is_finished = True
+        return trace
 
     @classmethod
     def load_all(cls, folder: Path | str) -> tuple[Trace, ...]:
@@ -404,14 +356,10 @@ class Trace:
             DataError: As for ``load``; the file stays as it is.
             StoreError: The file cannot be read or written.
         """
-        path = Path(path)
-        whole = _read_file(path)
-        trace = cls._from_file(whole)
-        trace.is_finished = whole.finished
-        trace._path = path
-        trace._n_bytes = whole.n_bytes
-        if whole.n_lost_bytes or whole.is_open:
-            trace._write(b"\n" if whole.is_open else b"", is_resumed=True)
+        trace = cls._read(Path(path))
+        trace._path = Path(path)
+        if trace.n_lost_bytes or trace._lacks_break:
+            trace._write(b"\n" if trace._lacks_break else b"", is_resumed=True)
         return trace
 
     @classmethod
@@ -426,25 +374,59 @@ class Trace:
                 f"trace {stored.id} is stored without a purpose, so its steps cannot be scored: "
                 "forget the trace and store it again with a purpose"
             )
-        header = TraceHeader(trace=stored.id, purpose=stored.purpose)
-        return cls._from_file(TraceFileContent(header, stored.events))
+        return cls._build(TraceHeader(trace=stored.id, purpose=stored.purpose), stored.events)
 
     def add_evaluations(self, evaluations: Mapping[int, Evaluation]) -> Trace:
         """Return a finished copy in which steps, by number, have these evaluations."""
-        events = tuple(
+        events = [
             event.model_copy(update={"evaluation": evaluations.get(event.step, event.evaluation)})
             for event in self._events
-        )
-        return self._from_file(TraceFileContent(self._header, events))
+        ]
+        return self._build(self._header, events)
 
     @classmethod
-    def _from_file(cls, whole: TraceFileContent) -> Trace:
-        trace = cls(whole.header.purpose)
-        trace._header = whole.header
-        for event in whole.events:
+    def _build(cls, header: TraceHeader, events: Iterable[ScoreEvent]) -> Trace:
+        trace = cls(header.purpose)
+        trace._header = header
+        for event in events:
             trace._events.append(_add_progress_before(event, trace._events))
         trace.is_finished = True
-        trace.n_lost_bytes = whole.n_lost_bytes
+        return trace
+
+    @classmethod
+    def _read(cls, path: Path) -> Trace:
+        """Return the trace of a file's complete lines; it is finished if its last line says so."""
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
+        first, *lines = content.splitlines(keepends=True) or [b""]
+        header = _parse_header(path, first)
+        n_bytes = len(first)
+        events: list[ScoreEvent] = []
+        end: TraceEnd | None = None
+        for number, line in enumerate(lines, 2):
+            location = f"{path}, line {number}"
+            value = _parse_json(line, location)
+            if value is None:  # nothing is read beyond a damaged line
+                break
+            if end is not None:
+                raise DataError(
+                    f"{location}, follows the end of the trace; remove it, because a file has one "
+                    "trace"
+                )
+            if isinstance(value, dict) and "events" in value:
+                end = _parse_line(value, TraceEnd, location)
+                if end.events != len(events):
+                    continue
+            else:
+                events.append(_parse_event(value, location, step=len(events)))
+            n_bytes += len(line)
+        trace = cls._build(header, events)
+        trace.is_finished = end == TraceEnd(events=len(events))
+        trace.n_lost_bytes = len(content) - n_bytes
+        trace._n_bytes = n_bytes
+        trace._lacks_break = not content[:n_bytes].endswith(b"\n")
         return trace
 
     def _write(self, line: bytes, *, is_resumed: bool = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import cached_property
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, JsonValue
 
@@ -21,14 +21,6 @@ from reflact.types import (
 Progress = Annotated[float, Field(ge=0, le=10)]
 
 Share = Annotated[float, Field(ge=0, le=1)]
-
-# Known kinds of mistakes of critics; users may add their own.
-MISTAKE_KINDS: Final = (
-    "credit_for_intention",
-    "inflated_score",
-    "ignored_evidence",
-    "scale_inconsistency",
-)
 
 # The origin of a wrong evaluation: the critic's own mistake (``observed``), a mistake that a model
 # was asked to write (``asked``), one that the user wrote (``written``), or a perturbed input.
@@ -216,9 +208,7 @@ class ContrastPair(FrozenModel):
         right: A label, or without one the critic's own score.
         wrong: The wrong evaluation; see ``construction``.
         label_source: None: nobody knows whether the right side is right.
-        mistake: One of ``MISTAKE_KINDS``, or a user's own.
-        n_judgements: The number of blind comparisons.
-        agreement: The share of comparisons that found the right one; None without comparisons.
+        mistake: One of ``KNOWN_MISTAKES`` of ``calibration.asked``, or a user's own.
         scope: Who may see the pair.
     """
 
@@ -230,8 +220,6 @@ class ContrastPair(FrozenModel):
     mistake: str
     construction: Construction
     label_source: LabelSource | None
-    n_judgements: int = 0
-    agreement: Share | None = None
     scope: Scope = Scope(roles=("critic",))
     provenance: Provenance = Provenance()
 

@@ -28,7 +28,7 @@ from reflact.memory.models import (
     StoredTrace,
     Submission,
 )
-from reflact.memory.scan import ScanFinding
+from reflact.memory.scan import Scanner
 from reflact.store.database import Tables
 from reflact.types import canonical_json
 
@@ -150,19 +150,22 @@ def read_pair(tables: Tables, pair_id: str) -> StoredPair:
 def submit_pair(
     tables: Tables,
     pair: ContrastPair,
-    finding: ScanFinding | None,
     origins: Sequence[Origin],
     *,
+    scan: Scanner,
     now: datetime,
     max_active: int,
 ) -> Submission:
-    """Store a scanned pair and archive the weakest; of a stored one only add its origins."""
+    """Scan and store a pair, and archive the weakest; of a stored one only add its origins."""
+    encoded = encode_pair(pair)  # names a number that is too long, before the pair's id needs it
     exclusion = _find_exclusion(tables, pair, origins)
     if exclusion is not None:
         return Submission(pair_id=pair.id, is_new=False, status="rejected", reason=exclusion)
     pairs = tables.table("memory_pairs")
     is_new = not pairs.count_where("id = ?", [pair.id])
     if is_new:
+        texts = list_texts(pair)
+        finding = scan(texts)
         is_rejected = finding is not None and finding.verdict == "reject"
         record = {
             "id": pair.id,
@@ -170,8 +173,8 @@ def submit_pair(
             "reason": None if finding is None else finding.rule,
             "changed_at": format_time(now),
             "subject": pair.hashes.subject,
-            "pair": encode_pair(pair),
-            "words": clean("\n".join(text[:MAX_INDEXED_CHARS] for text in list_texts(pair))),
+            "pair": encoded,
+            "words": clean("\n".join(text[:MAX_INDEXED_CHARS] for text in texts)),
         }
         pairs.insert(record)
         n_surplus = max(0, pairs.count_where(ACTIVE) - max_active)

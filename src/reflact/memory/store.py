@@ -11,7 +11,6 @@ from typing import Any, Literal, Self, TypeVar
 
 import anyio.to_thread
 
-from reflact.concurrency import run_in_thread
 from reflact.errors import DataError
 from reflact.memory import export, rows
 from reflact.memory.cards import (
@@ -40,7 +39,7 @@ from reflact.memory.models import (
     TraceSummary,
 )
 from reflact.memory.rows import FROM_TRACE
-from reflact.memory.scan import ScanFinding, Scanner, scan_texts
+from reflact.memory.scan import Scanner, scan_texts
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
 from reflact.store.schema import SCHEMA
 from reflact.types import canonical_json
@@ -161,19 +160,15 @@ class MemoryStore:
     async def submit(self, pair: ContrastPair) -> Submission:
         """Scan a pair and store it; to one that is stored already, add the step of this copy."""
 
-        def scan() -> ScanFinding | None:
-            # Says what is wrong with a number, before the pair's id needs it.
-            rows.encode_pair(pair)
-            return self._scan(rows.list_texts(pair))
-
-        step = pair.transition
-        finding = await run_in_thread(scan, step.before, step.after, step.action.arguments)
-        origins = pair.provenance.as_origins
-
         def work(tables: Tables) -> Submission:
-            now = self._clock()
-            most = self._max_active_pairs
-            return rows.submit_pair(tables, pair, finding, origins, now=now, max_active=most)
+            return rows.submit_pair(
+                tables,
+                pair,
+                pair.provenance.as_origins,
+                scan=self._scan,
+                now=self._clock(),
+                max_active=self._max_active_pairs,
+            )
 
         return await self._database.write(work)
 
@@ -528,11 +523,16 @@ class MemoryStore:
         Raises:
             DataError: A line is not part of an export; names the line.
         """
-        parsed = await anyio.to_thread.run_sync(export.parse_and_scan, lines, self._scan)
+        parsed = await anyio.to_thread.run_sync(export.parse_lines, lines)
 
         def work(tables: Tables) -> ImportResult:
-            most = self._max_active_pairs
-            return export.import_parsed(tables, parsed, now=self._clock(), max_active=most)
+            return export.import_parsed(
+                tables,
+                parsed,
+                scan=self._scan,
+                now=self._clock(),
+                max_active=self._max_active_pairs,
+            )
 
         return await self._database.write(work)
 
