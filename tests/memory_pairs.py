@@ -92,7 +92,7 @@ def evidence_for(test: BatchTest, *, promoted: bool = True) -> PromotionEvidence
 async def promote(memory: MemoryStore, pairs: Sequence[ContrastPair]) -> None:
     for pair in pairs:
         await memory.submit(pair)
-    test = await memory.open_test([pair.id for pair in pairs], holdout_id="h", traces=HELD_OUT)
+    test = await memory.open_test([pair.id for pair in pairs], traces=HELD_OUT)
     await memory.close_test(test.number, evidence_for(test))
 
 

@@ -377,7 +377,7 @@ async def ask_for_pairs(
         right = find_reference(event)
         assert right is not None
         step = StepToContrast(event, right, purpose, "t")
-        reach = compute_reach(mistake, right)
+        reach = compute_reach(mistake, step)
         assert reach is not None
         asked = AskedMistake(step, mistake, reach)
         await ask_for_pair(asked, llm=listener, prompts=prompts, state_tokens=state_tokens)

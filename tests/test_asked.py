@@ -75,7 +75,7 @@ async def ask(llm: LLM, *, round_number: int = 1) -> ContrastPair | DroppedCandi
     right = find_reference(EVENT)
     assert right is not None
     step = StepToContrast(EVENT, right, PURPOSE, "t")
-    reach = compute_reach(INFLATED, right)
+    reach = compute_reach(INFLATED, step)
     assert reach is not None
     asked = AskedMistake(step, INFLATED, reach, round_number)
     return await ask_for_pair(asked, llm=llm, prompts=PROMPTS)

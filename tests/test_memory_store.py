@@ -102,7 +102,7 @@ async def test_beyond_the_bound_the_weakest_are_archived(path: Path) -> None:
         await promote(memory, pairs[:1])
         for pair in pairs[1:4]:
             await memory.submit(pair)
-        failed = await memory.open_test([pairs[2].id], holdout_id="h", traces=HELD_OUT)
+        failed = await memory.open_test([pairs[2].id], traces=HELD_OUT)
         await memory.close_test(failed.number, evidence_for(failed, promoted=False))
         await set_utility(memory, pairs[2].id, 0.9)
         archived: list[str] = []

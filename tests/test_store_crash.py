@@ -92,7 +92,7 @@ MEMORY_LOAD = """
             evaluation = Evaluation(progress_before=0, progress_after=1, reasoning="r" * 3000)
             await memory.append(trace, ScoreEvent(step=n, transition=transition, evaluation=evaluation))
             acknowledge("event", f"{trace}-{n}")
-            test = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT)
+            test = await memory.open_test([pair.id], traces=HELD_OUT)
             acknowledge("test", test.number)
             await memory.close_test(test.number, evidence_for(test, promoted=n % 2 == 0))
             if n % 2 == 0:

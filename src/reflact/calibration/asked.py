@@ -114,12 +114,13 @@ class JudgeReply(ReplyModel):
     better: Literal["first", "second"] = Field(description="Which of the two evaluations is right.")
 
 
-def compute_reach(mistake: Mistake, right: Evaluation) -> ProgressRange | None:
+def compute_reach(mistake: Mistake, step: StepToContrast) -> ProgressRange | None:
     """Return the range that a mistake of a kind may reach beside the right score; None if the scale
     ends before it.
 
     A kind that may lead both ways goes to the side on which the scale has more room.
     """
+    right = step.right
     progress = right.progress_after
     is_too_high = mistake.direction == "too_high"
     if mistake.direction == "against_progress":
@@ -127,9 +128,11 @@ def compute_reach(mistake: Mistake, right: Evaluation) -> ProgressRange | None:
     elif mistake.direction == "either":
         is_too_high = progress <= 5
     if is_too_high and progress + MIN_DISTANCE <= 10 + DISTANCE_TOLERANCE:
-        return ProgressRange(min(10.0, progress + MIN_DISTANCE), 10.0)
+        farthest = min(10.0, progress + step.max_distance)
+        return ProgressRange(min(10.0, progress + MIN_DISTANCE), farthest)
     if not is_too_high and progress - MIN_DISTANCE >= -DISTANCE_TOLERANCE:
-        return ProgressRange(0.0, max(0.0, progress - MIN_DISTANCE))
+        farthest = max(0.0, progress - step.max_distance)
+        return ProgressRange(farthest, max(0.0, progress - MIN_DISTANCE))
     return None
 
 

@@ -355,7 +355,6 @@ class Calibrator:
                 batch,
                 list_labeled_steps(traces),
                 promoted=snapshot.promoted,
-                name=rule.held_out_name,
             )
 
     async def _list_test_traces(

@@ -19,6 +19,7 @@ from reflact.calibration.events import PairsGenerated
 from reflact.calibration.labeled_steps import LabeledStep
 from reflact.calibration.metrics import CriticMetrics, ScoredStep
 from reflact.calibration.pairs import (
+    MIN_DISTANCE,
     StepToContrast,
     choose_batch,
     find_reference,
@@ -50,6 +51,9 @@ EXPLORED_SHARE = 0.5
 # The least rise of held-out pairwise accuracy for which another round follows.
 MIN_ACCURACY_RISE = 0.01
 
+# Wrong scores may lie at least this much farther than the least distance, however late the round.
+MIN_DISTANCE_ROOM = 0.5
+
 # Equal inputs give equal rounds; nothing is gained by another draw.
 SEED = 0
 
@@ -59,6 +63,12 @@ class RoundPlan(NamedTuple):
 
     number: int
     shares: Mapping[str, float]
+
+    @property
+    def max_distance(self) -> float:
+        """How far a wrong score may be from the right one; the room halves from round to round."""
+        room = (10 - MIN_DISTANCE) * 0.5 ** (self.number - 1)
+        return MIN_DISTANCE + max(MIN_DISTANCE_ROOM, room)
 
 
 def measure_weakness(learned: Iterable[ScoredStep | None]) -> Mapping[str, float]:
@@ -260,7 +270,7 @@ def _list_candidates(
     for event, hand in zip(events, hands, strict=True):
         right = find_reference(event)
         assert right is not None  # selected events are labelled
-        step = StepToContrast(event, right, trace.purpose, trace.id)
+        step = StepToContrast(event, right, trace.purpose, trace.id, plan.max_distance)
         ready = [pair for pair in pairs_of(step) if pair.id not in known_pair_ids]
         missing = []
         for name in hand:
@@ -272,7 +282,7 @@ def _list_candidates(
                 pairs.append(pair)
         for name in dict.fromkeys(missing):
             mistake = settings.all_mistakes[name]
-            reach = compute_reach(mistake, right)
+            reach = compute_reach(mistake, step)
             if reach is not None:
                 to_ask.append(AskedMistake(step, mistake, reach, plan.number))
     return pairs, to_ask

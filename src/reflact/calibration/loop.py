@@ -44,7 +44,6 @@ from reflact.calibration.significance import (
     describe_test_power,
     explain_nothing_to_learn,
 )
-from reflact.calibration.splits import CALLER_HOLDOUT_NAME
 from reflact.calibration.start import (
     NO_PAIRS,
     CalibrationResult,
@@ -65,8 +64,8 @@ class RoundState(NamedTuple):
     """What a calibration knows between two rounds.
 
     ``scored`` are the held-out steps as the critic scores them now, and ``history`` what that was
-    worth before the first round and after each. ``still_wrong`` are pairs of the critic's present
-    mistakes on steps of the last round, and ``weakness`` its error rates there by kind of mistake.
+    worth before the first round and after each. ``measured`` are steps of the last round's pairs
+    with the critic's present evaluation, and ``weakness`` its error rates there by kind of mistake.
     ``finished_tests`` had ended before a stop. The rest is what was made so far.
     """
 
@@ -76,7 +75,7 @@ class RoundState(NamedTuple):
     finished_tests: tuple[BatchTest, ...]
     scored: tuple[ScoredStep | None, ...]
     history: tuple[CriticMetrics, ...] = ()
-    still_wrong: tuple[ContrastPair, ...] = ()
+    measured: tuple[tuple[LabeledStep, ScoredStep | None], ...] = ()
     weakness: Mapping[str, float] = {}
     n_rounds: int = 0
     made: GeneratedPairs = GeneratedPairs()
@@ -184,7 +183,6 @@ class _CalibrationRun:
             prompt=critic.prompt,
             n_rounds=state.n_rounds,
             n_training_traces=len(self._split.training),
-            held_out_name=self._split.held_out_name,
             n_candidates=len(state.made.pairs) + len(state.made.dropped),
             pairs=count_pairs(state.made.pairs),
             dropped=count_drops(state.made.dropped),
@@ -257,7 +255,8 @@ class _CalibrationRun:
             training = await score_unscored_steps(runtime, state.training, state.promoted)
             state = state._replace(training=training)
         known = state.known_pair_ids.union(pair.id for pair in state.made.pairs)
-        observed = [pair for pair in state.still_wrong if pair.id not in known]
+        still_wrong = [_build_pair(*one, plan.max_distance) for one in state.measured]
+        observed = [pair for pair in still_wrong if pair is not None and pair.id not in known]
         made = await make_pairs(
             runtime,
             state.training,
@@ -293,7 +292,6 @@ class _CalibrationRun:
             batch,
             self._steps,
             promoted=snapshot.promoted,
-            name=self._split.held_out_name,
         )
         if isinstance(result, NotTested):
             return state._replace(not_tested_reason=result.explanation)
@@ -305,21 +303,26 @@ class _CalibrationRun:
         """Score steps of a round's pairs: what is still wrong there, and by kind of mistake."""
         sample = list_pair_steps(round_pairs)[:MAX_MEASURED_STEPS]
         scored = await self._runtime.scorer.score(sample, state.promoted)
-        still_wrong = []
-        for step, score in zip(sample, scored, strict=True):
-            if score is None:
-                continue
-            event = ScoreEvent(
-                step=step.number,
-                transition=step.transition,
-                evaluation=score.evaluation,
-                label=step.label,
-            )
-            right = step.pairs[0].right
-            pair = build_observed_pair(StepToContrast(event, right, step.purpose, step.trace_id))
-            if pair is not None:
-                still_wrong.append(pair)
-        return state._replace(still_wrong=tuple(still_wrong), weakness=measure_weakness(scored))
+        measured = tuple(zip(sample, scored, strict=True))
+        return state._replace(measured=measured, weakness=measure_weakness(scored))
+
+
+def _build_pair(
+    step: LabeledStep, score: ScoredStep | None, max_distance: float
+) -> ContrastPair | None:
+    """Return the pair of the critic's present mistake on a step of pairs, if it makes one."""
+    if score is None:
+        return None
+    event = ScoreEvent(
+        step=step.number,
+        transition=step.transition,
+        evaluation=score.evaluation,
+        label=step.label,
+    )
+    right = step.pairs[0].right
+    return build_observed_pair(
+        StepToContrast(event, right, step.purpose, step.trace_id, max_distance)
+    )
 
 
 async def recheck(
@@ -332,9 +335,7 @@ async def recheck(
     results = []
     for batch in group_by_test(snapshot.promoted, snapshot.tests):
         promoted = (await take_snapshot(runtime.store)).promoted
-        result = await run_replay_test(
-            runtime, batch, steps, promoted=promoted, name=CALLER_HOLDOUT_NAME, use="demote"
-        )
+        result = await run_replay_test(runtime, batch, steps, promoted=promoted, use="demote")
         if isinstance(result, PromotionEvidence):
             results.append(result)
     return tuple(results)

@@ -49,12 +49,19 @@ _MAX_QUOTED_FIELDS = 3
 
 
 class StepToContrast(NamedTuple):
-    """A step with its right evaluation."""
+    """A step with its right evaluation, and how far from it a wrong progress after may be."""
 
     event: ScoreEvent
     right: Evaluation
     purpose: str
     trace_id: str
+    max_distance: float = 10.0
+
+    def contrasts(self, wrong: Evaluation, right: Evaluation) -> bool:
+        """Whether two evaluations are from ``MIN_DISTANCE`` to ``max_distance`` apart."""
+        distance = abs(wrong.progress_after - right.progress_after)
+        is_far_enough = distance >= MIN_DISTANCE - DISTANCE_TOLERANCE
+        return is_far_enough and distance <= self.max_distance + DISTANCE_TOLERANCE
 
     def build_pair(self, wrong: Evaluation, **fields: Any) -> ContrastPair:
         """Return a pair of the step; ``fields`` add to those that follow from it, or replace
@@ -147,17 +154,11 @@ def pairs_of(step: StepToContrast) -> tuple[ContrastPair, ...]:
     return perturbed if observed is None else (observed, *perturbed)
 
 
-def is_contrast(wrong: Evaluation, right: Evaluation) -> bool:
-    """Whether two evaluations are at least ``MIN_DISTANCE`` apart."""
-    distance = abs(wrong.progress_after - right.progress_after)
-    return distance >= MIN_DISTANCE - DISTANCE_TOLERANCE
-
-
 def build_observed_pair(step: StepToContrast) -> ContrastPair | None:
     """Return the pair of the critic's own evaluation of a step; None if it is no contrast."""
     wrong = step.event.evaluation
     right = step.right
-    if wrong is None or not is_contrast(wrong, right):
+    if wrong is None or not step.contrasts(wrong, right):
         return None
     if has_same_words(wrong.reasoning, right.reasoning):
         return None
@@ -204,7 +205,7 @@ def _build_perturbed(step: StepToContrast) -> Iterator[ContrastPair]:
                 changed.construction == "claim_for_effect"
                 and wrong.progress_after <= changed.right.progress_after
             )
-            if is_contrast(wrong, changed.right) and not is_too_low:
+            if step.contrasts(wrong, changed.right) and not is_too_low:
                 yield step.build_pair(wrong, **changed._asdict())
                 break
 

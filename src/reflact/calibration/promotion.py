@@ -98,7 +98,6 @@ async def run_replay_test(
     steps: Sequence[LabeledStep],
     *,
     promoted: Sequence[ContrastPair],
-    name: str,
     use: ReplayTestUse = "promote",
 ) -> PromotionEvidence | NotTested:
     """Score held-out steps with the promoted pairs, with the batch and without; promote or demote
@@ -107,7 +106,7 @@ async def run_replay_test(
     The batch is promoted if it lowers the error, and demoted if it raises it. Nothing is sent, and
     no error probability is used up, if there are too few traces.
     """
-    result = await _score_and_decide(runtime, batch, steps, promoted=promoted, name=name, use=use)
+    result = await _score_and_decide(runtime, batch, steps, promoted=promoted, use=use)
     if isinstance(result, PromotionEvidence):
         emit_tested(runtime, result, use)
     else:
@@ -140,7 +139,6 @@ async def _score_and_decide(
     steps: Sequence[LabeledStep],
     *,
     promoted: Sequence[ContrastPair],
-    name: str,
     use: ReplayTestUse,
 ) -> PromotionEvidence | NotTested:
     store = runtime.store
@@ -168,8 +166,8 @@ async def _score_and_decide(
         len(traces),
     )
     try:
-        test = await _find_open_test(store, ids, traces, name=name, use=use)
-        test = test or await store.open_test(ids, holdout_id=name, traces=traces, kind=use)
+        test = await _find_open_test(store, ids, traces, use=use)
+        test = test or await store.open_test(ids, traces=traces, kind=use)
     except DataError:  # the batch was sound when it was read, so another process was faster
         return batch_changed
     scores = pair_scores(steps, before, after)
@@ -208,16 +206,15 @@ async def _find_open_test(
     ids: tuple[str, ...],
     traces: Collection[TraceIdentity],
     *,
-    name: str,
     use: ReplayTestUse,
 ) -> BatchTest | None:
     """Return the test of this batch on these traces that a killed process opened and did not close.
 
     Nobody saw its result, so to end it spends no further error probability.
     """
-    wanted = (ids, tuple(sorted({trace.fingerprint for trace in traces})), name, use)
+    wanted = (ids, tuple(sorted({trace.fingerprint for trace in traces})), use)
     for test in await store.tests():
-        found = (test.pair_ids, test.content_fingerprints, test.holdout_id, test.kind)
+        found = (test.pair_ids, test.content_fingerprints, test.kind)
         if found == wanted and test.evidence is None:
             changed = [one.changed_at for one in await store.pairs(ids)]
             return test if changed and max(changed) <= test.at else None

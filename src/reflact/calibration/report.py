@@ -76,7 +76,6 @@ class CalibrationReport(ShortReprModel):
     Args:
         critic: The identity of the critic, as canonical JSON.
         prompt: Its prompt's name and version, such as ``critic@1``.
-        held_out_name: The name of the held-out traces: a fold, or given by the caller.
         n_candidates: Kept pairs and dropped candidates together.
         n_quarantined: Kept pairs that the scan quarantined or rejected; they are in no test.
         not_tested_reason: Why a batch was not tested; None if all were.
@@ -94,7 +93,6 @@ class CalibrationReport(ShortReprModel):
     prompt: str
     n_rounds: int
     n_training_traces: int
-    held_out_name: str
     n_candidates: int
     pairs: tuple[PairCount, ...]
     dropped: tuple[DropCount, ...]

@@ -1,4 +1,4 @@
-"""What the parts of a calibrator share: its collaborators, and a count of what its questions use."""
+"""What the parts of a calibrator share: its collaborators, and what its questions use."""
 
 from __future__ import annotations
 

@@ -12,16 +12,12 @@ from reflact.calibration.trace import Trace
 # The number of purposes for each fold from which on whole purposes are sorted into folds.
 MIN_PURPOSES = 2
 
-# The name of held-out traces that a caller chose.
-CALLER_HOLDOUT_NAME = "caller"
-
 
 class HoldoutSplit(NamedTuple):
-    """The traces of a round, and what the held-out ones are called."""
+    """The traces that are learned from, and those that test."""
 
     training: tuple[Trace, ...]
     held_out: tuple[Trace, ...]
-    held_out_name: str
 
 
 def deduplicate_traces(traces: Iterable[Trace]) -> tuple[Trace, ...]:
@@ -49,12 +45,6 @@ class HoldoutRule(NamedTuple):
         """Whether a trace is held out: a hash sorts its id or its purpose into the first fold."""
         name = purpose if self.holdout_by == "purpose" else trace_id
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % self.n_folds == 0
-
-    @property
-    def held_out_name(self) -> str:
-        """What the held-out traces are called."""
-        suffix = ", by purpose" if self.holdout_by == "purpose" else ""
-        return f"1 fold of {self.n_folds}{suffix}"
 
 
 class TrainingHistory(NamedTuple):
@@ -96,7 +86,7 @@ def split_by_rule(
         and trace.content_hash not in seen
     ]
     usable.sort(key=lambda trace: trace.id)
-    return HoldoutSplit(tuple(learn), tuple(usable[:limit]), rule.held_out_name)
+    return HoldoutSplit(tuple(learn), tuple(usable[:limit]))
 
 
 def split_by_caller(
@@ -115,7 +105,7 @@ def split_by_caller(
     learn = [
         trace for trace in traces if trace.id not in ids and trace.content_hash not in contents
     ]
-    return HoldoutSplit(tuple(learn), tests, CALLER_HOLDOUT_NAME)
+    return HoldoutSplit(tuple(learn), tests)
 
 
 def _list_learned(traces: Iterable[Trace], training: TrainingHistory) -> list[Trace]:

@@ -237,7 +237,6 @@ def _find_finished_tests(
         test
         for test in tests
         if test.kind == "promote"
-        and test.holdout_id == split.held_out_name
         and test.content_fingerprints == held_out
         and test.evidence is not None
         and test.evidence.critic == runtime.scorer.critic.identity

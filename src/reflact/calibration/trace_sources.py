@@ -12,7 +12,6 @@ from reflact.calibration.pairs import (
     StepToContrast,
     classify_error,
     find_reference,
-    is_contrast,
 )
 from reflact.calibration.trace import Trace
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Transition
@@ -90,15 +89,15 @@ def build_anchors(traces: Iterable[Trace]) -> tuple[ContrastPair, ...]:
             right = find_reference(event)
             if event.label is None or right is None:
                 continue
+            step = StepToContrast(event, right, trace.purpose, trace.id)
             wrong = _make_careless(right)
             construction = "written"
-            if event.evaluation is not None and is_contrast(event.evaluation, right):
+            if event.evaluation is not None and step.contrasts(event.evaluation, right):
                 wrong = event.evaluation
                 construction = "observed"
             reason = "It overlooks what was achieved."
             if wrong.progress_after > right.progress_after:
                 reason = "It credits what was not achieved."
-            step = StepToContrast(event, right, trace.purpose, trace.id)
             anchor = step.build_pair(
                 wrong,
                 construction=construction,

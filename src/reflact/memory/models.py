@@ -324,7 +324,6 @@ class BatchTest(FrozenModel):
 
     Args:
         number: Counts the tests of a store, from 1.
-        holdout_id: The name of the held-out set.
         n_earlier_tests: Tests that were opened before it on any of its traces.
         evidence: The result; None while the test runs.
         kind: Whether the test promotes the batch, or measures promoted pairs again.
@@ -332,7 +331,6 @@ class BatchTest(FrozenModel):
     """
 
     number: int
-    holdout_id: str
     n_earlier_tests: int
     pair_ids: tuple[str, ...]
     evidence: PromotionEvidence | None = None

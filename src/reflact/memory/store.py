@@ -264,7 +264,6 @@ class MemoryStore:
         self,
         pair_ids: Sequence[str],
         *,
-        holdout_id: str,
         traces: Collection[TraceIdentity],
         kind: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
@@ -275,7 +274,6 @@ class MemoryStore:
 
         Args:
             pair_ids: The batch.
-            holdout_id: The name of the held-out set.
             traces: The held-out traces. Tests are counted by their content and their names.
             kind: Whether the test promotes the batch, or measures promoted pairs again.
 
@@ -298,7 +296,6 @@ class MemoryStore:
             earlier = rows.read_tests(tables)
             test = BatchTest(
                 number=len(earlier) + 1,
-                holdout_id=holdout_id,
                 n_earlier_tests=count_tests(earlier, holdout),
                 pair_ids=batch,
                 kind=kind,
