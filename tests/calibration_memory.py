@@ -40,5 +40,7 @@ class ListMemory(MemoryStore):
         kind: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
         if not pair_ids:
-            pair_ids = [(await self.submit(make_pair(trace=None, scope=Scope(user="nobody")))).pair_id]
+            pair = make_pair(trace=None, scope=Scope(user="nobody"))
+            await self.submit(pair)
+            pair_ids = [pair.id]
         return await super().open_test(pair_ids, traces=traces, kind=kind)

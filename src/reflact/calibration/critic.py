@@ -102,8 +102,7 @@ class CriticReply(ReplyModel):
 class Critic:
     """Scores transitions.
 
-    Scores are kept by purpose, transition, worked examples and trial: equal questions are asked
-    once.
+    Scores are kept by purpose, transition and worked examples: equal questions are asked once.
 
     Args:
         llm: The model that judges.
@@ -203,7 +202,6 @@ class Critic:
         *,
         purpose: str,
         pairs: Sequence[ContrastPair] | None = None,
-        trial: int = 0,
         progress_before: Progress | None = None,
     ) -> StateScore:
         """Score a transition.
@@ -213,7 +211,6 @@ class Critic:
             purpose: What the agent is to achieve.
             pairs: None: the promoted ones of the memory. Else these alone, whatever their status
                 and scope; ``()`` is none.
-            trial: Equal questions of another trial are independent samples.
             progress_before: What the state before is worth by definition, whatever the model says.
                 None: the model says.
 
@@ -234,7 +231,7 @@ class Critic:
         )
         pair_ids = tuple(pair.id for pair in examples.pairs)
         step_hash = digest_text(f"[{canonical_json(purpose)},{transition.canonical_json}]")
-        key = digest_json([step_hash, trial, progress_before, *pair_ids])
+        key = digest_json([step_hash, progress_before, *pair_ids])
         score = self._scores.get(key)
         if score is not None:
             return score
@@ -245,12 +242,11 @@ class Critic:
         prompt = self._prompts.render(CRITIC_PROMPT, variables)
         case = GuardCase(transition.changes_state, QuotableTexts(view), progress_before)
 
-        async def sample(number: int) -> Evaluation:
-            call_id = CallId(role="critic", purpose="score", part=step_hash[:16], trial=number)
+        async def sample(trial: int) -> Evaluation:
+            call_id = CallId(role="critic", purpose="score", part=step_hash[:16], trial=trial)
             return await self._sample_evaluation(prompt, case, call_id)
 
-        first = trial * settings.n_samples
-        evaluations = await fan_out(sample, range(first, first + settings.n_samples))
+        evaluations = await fan_out(sample, range(settings.n_samples))
         score = _combine_samples(evaluations, case, pair_ids)
         if len(self._scores) >= MAX_KEPT_SCORES:
             self._scores.clear()

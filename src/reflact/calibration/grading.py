@@ -1,9 +1,10 @@
-"""The critic as a grader: for tasks whose answers no program can judge."""
+"""The critic as a grader, for tasks whose answers no program can judge; and rollouts as steps."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final
 
 from pydantic import JsonValue
@@ -13,11 +14,10 @@ from reflact.calibration.guards import split_words
 from reflact.calibration.labeled_steps import LabeledStep, StepScorer, list_labeled_steps
 from reflact.calibration.metrics import CriticMetrics, compute_metrics
 from reflact.calibration.trace import Trace
-from reflact.calibration.trace_sources import REPLY_ACTION, last_messages, list_transitions
 from reflact.concurrency import fan_out
 from reflact.environments.function_identity import identify_function
 from reflact.errors import CallError, ConfigError, EnvironmentFailure
-from reflact.memory.models import Action, Transition
+from reflact.memory.models import Action, Label, Transition
 from reflact.records import CriticAccuracy, CriticDescription
 from reflact.types import Grade, Item, Rollout, Score, Turn, canonical_json
 
@@ -33,6 +33,9 @@ MAX_PROGRESS = 10.0
 
 # The progress of a question that is not answered yet.
 BASE_PROGRESS = 0.0
+
+# The action of a conversation's transitions; its argument is what was said.
+REPLY_ACTION = "reply"
 
 # Guards after which what the critic says is not what counts.
 NO_CREDIT_GUARDS = frozenset({"no_change", "invented_evidence", "no_evidence", "vanished_evidence"})
@@ -59,6 +62,54 @@ def explain_empty_answer(answer: str, *, question: str, purpose: str) -> str | N
 def item_input(item: Item) -> str:
     """Return an item's input as a purpose: text as it is, anything else as canonical JSON."""
     return item.input if isinstance(item.input, str) else canonical_json(item.input)
+
+
+def last_messages(turns: Sequence[Turn]) -> str:
+    """Return the messages that the agent has not answered yet, or else its last words."""
+    answered = max((n for n, turn in enumerate(turns) if turn.role == "assistant"), default=-1)
+    unanswered = turns[answered + 1 :] or turns[answered:]
+    return "\n\n".join(turn.content for turn in unanswered)
+
+
+def list_transitions(
+    rollout: Rollout, *, state: Callable[[Sequence[Turn]], JsonValue] = last_messages
+) -> tuple[Transition, ...]:
+    """Return one transition for each reply of the agent.
+
+    Args:
+        rollout: A conversation, without the skill.
+        state: Renders the state from the turns so far: before a reply, and before the next one or
+            at the end.
+    """
+    turns = rollout.turns
+    places = [n for n, turn in enumerate(turns) if turn.role == "assistant"]
+    return tuple(
+        Transition(
+            before=state(turns[:place]),
+            action=Action(name=REPLY_ACTION, arguments=turns[place].content),
+            after=state(turns[:following]),
+        )
+        for place, following in pairwise([*places, len(turns)])
+    )
+
+
+def label_replies(rollout: Rollout) -> tuple[Label | None, ...]:
+    """Return what a program found of each reply, in the order of ``list_transitions``.
+
+    The score is of what came out, so the last reply has it: ten times the soft score is progress
+    after. Of an only reply progress before is 0, since nothing was answered; of several nobody
+    knows it.
+    """
+    replies = sum(turn.role == "assistant" for turn in rollout.turns)
+    if rollout.score is None or replies == 0:
+        return (None,) * replies
+    last = Label(
+        progress_before=0 if replies == 1 else None,
+        progress_after=10 * rollout.score.soft,
+        source="program",
+        reasoning=rollout.feedback or "",
+    )
+    return (*(None,) * (replies - 1), last)
 
 
 class CriticGrader:

@@ -124,14 +124,13 @@ async def run_calibration(
     if start.report is not None and not ignore_finished:
         return start.report.model_copy(update={"is_earlier_result": True})
     store = runtime.store
-    number = start.number
-    if number is None:
-        number = await store.start_calibration(start.identity, start.baseline.model_dump_json())
+    if not start.resumed:
+        await store.start_calibration(start.identity, start.baseline.model_dump_json())
     run = _CalibrationRun(runtime, start, list_pair_steps(anchors), is_forced=ignore_finished)
     report = await run.run()
     snapshot_hash = hash_snapshot(await take_snapshot(store))
     result = CalibrationResult(report=report, snapshot_hash=snapshot_hash)
-    await store.finish_calibration(number, result.model_dump_json())
+    await store.finish_calibration(start.identity, result.model_dump_json())
     return report
 
 
@@ -166,7 +165,7 @@ class _CalibrationRun:
                 n_held_out_traces=n_held_out_traces,
                 n_held_out_steps=len(self._steps),
                 n_anchor_steps=len(self._anchors),
-                resumed=start.number is not None,
+                resumed=start.resumed,
             )
         )
         before, anchors_before = await self._measure_critic("before", start.promoted)
@@ -374,6 +373,6 @@ def estimate_cost(
         power_summary=describe_test_power(n_traces, n_earlier_tests=start.n_earlier_tests),
         missing_reason=None if start.missing is None else start.missing.explanation,
         n_earlier_tests=start.n_earlier_tests,
-        resumed=start.number is not None,
+        resumed=start.resumed,
         is_finished=start.report is not None,
     )

@@ -171,16 +171,10 @@ def pairwise_accuracy(steps: Sequence[ScoredStep]) -> float | None:
     return right / pairs if pairs else None
 
 
-def bootstrap_mean(
-    values: Sequence[float], *, low: float, high: float, stream_name: str
-) -> IntervalEstimate:
-    """Return the mean of one value for each trace, with its interval, resampled by trace.
-
-    ``low`` and ``high`` are the range of such a mean, the interval of a single value. Equal stream
-    names draw equally.
-    """
-    means = [sum(sample) / len(sample) for sample in _resample(values, stream_name)]
-    return _build_interval(math.fsum(values) / len(values), means, low, high)
+def estimate_effect(effects: Sequence[float]) -> IntervalEstimate:
+    """Return the mean of one change of error for each trace, with its interval."""
+    means = [sum(sample) / len(sample) for sample in _resample(effects, "effect")]
+    return _build_interval(math.fsum(effects) / len(effects), means, -10, 10)
 
 
 def _resample(values: Sequence[T], stream_name: str) -> Iterator[list[T]]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from pydantic import JsonValue
 
 from reflact.calibration.guards import QuotableTexts
+from reflact.calibration.trace import Trace
 from reflact.calibration.transition_view import TransitionView, list_changes, show_state
 from reflact.jsonutil import is_same_json
 from reflact.memory.models import (
@@ -287,6 +288,63 @@ def _hide_changes(before: JsonValue, after: JsonValue) -> JsonValue:
         is_same = name in before and name in after and is_same_json(before[name], after[name])
         shown[name] = before[name] if is_same else HIDDEN_TEXT
     return shown
+
+
+# ------------------------------------------------------------------------------------------ anchors
+
+# So many points a careless evaluation is off, if it credits what was not achieved.
+CARELESS_DISTANCE = 3.0
+
+
+def build_anchors(traces: Iterable[Trace]) -> tuple[ContrastPair, ...]:
+    """Return one labelled pair for each step whose label has both numbers, by a program or a
+    person.
+
+    The right side is the label. The wrong one is what the critic said if that is off by a point or
+    more, else a careless evaluation: no credit if there was progress, credit if there was none.
+
+    Args:
+        traces: Runs that are set apart: neither learned from nor held out.
+    """
+    anchors = []
+    for trace in traces:
+        for event in trace.events:
+            right = find_reference(event)
+            if event.label is None or right is None:
+                continue
+            step = StepToContrast(event, right, trace.purpose, trace.id)
+            wrong = _make_careless(right)
+            construction = "written"
+            if event.evaluation is not None and step.contrasts(event.evaluation, right):
+                wrong = event.evaluation
+                construction = "observed"
+            reason = "It overlooks what was achieved."
+            if wrong.progress_after > right.progress_after:
+                reason = "It credits what was not achieved."
+            anchor = step.build_pair(
+                wrong,
+                construction=construction,
+                mistake=classify_error(wrong, right),
+                reason=reason,
+            )
+            anchors.append(anchor)
+    return tuple(anchors)
+
+
+def _make_careless(right: Evaluation) -> Evaluation:
+    """Return an evaluation that overlooks progress, or else one that believes in it."""
+    if right.delta >= MIN_DISTANCE:
+        progress = right.progress_before
+        reasoning = "Nothing has changed."
+    elif right.progress_after + CARELESS_DISTANCE <= 10:
+        progress = right.progress_after + CARELESS_DISTANCE
+        reasoning = "The agent does what it wants to do."
+    else:
+        progress = right.progress_after - CARELESS_DISTANCE
+        reasoning = "Little of it is there."
+    return right.model_copy(
+        update={"progress_after": progress, "reasoning": reasoning, "evidence": ()}
+    )
 
 
 # ---------------------------------------------------------------------------------------- selection

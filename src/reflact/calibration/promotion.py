@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from reflact.calibration.critic import CRITIC_SCOPE
 from reflact.calibration.events import BatchTestPostponed, PairBatchTested
 from reflact.calibration.labeled_steps import LabeledStep
-from reflact.calibration.metrics import ScoredStep, bootstrap_mean, compute_metrics
+from reflact.calibration.metrics import ScoredStep, compute_metrics, estimate_effect
 from reflact.calibration.report import MetricsChange
 from reflact.calibration.runtime import CalibrationRuntime
 from reflact.calibration.significance import (
@@ -235,17 +235,13 @@ def pair_scores(
 
 def compare_metrics(scores: Sequence[StepScores]) -> MetricsChange:
     """Return what changed between two scorings, as far as both gave a score."""
-    before, after = select_scored(scores)
-    gain = None
-    if before:
-        both = [one for one in scores if one.without is not None and one.with_batch is not None]
-        effects = compute_trace_effects(both)
-        gain = bootstrap_mean(effects, low=-10, high=10, stream_name="effect")
+    both = [one for one in scores if one.without is not None and one.with_batch is not None]
+    before, after = select_scored(both)
     return MetricsChange(
         before=compute_metrics(before),
         after=compute_metrics(after),
-        gain=gain,
-        n_unscored=len(scores) - len(before),
+        gain=estimate_effect(compute_trace_effects(both)) if both else None,
+        n_unscored=len(scores) - len(both),
     )
 
 

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Sequence
 from statistics import NormalDist, fmean
 from typing import Literal, NamedTuple
 
-from reflact.calibration.metrics import ScoredStep, bootstrap_mean, pairwise_accuracy
+from reflact.calibration.metrics import ScoredStep, estimate_effect, pairwise_accuracy
 from reflact.memory.cards import MAX_ACCURACY_FALL, MIN_TRACES, TOTAL_ALPHA, compute_alpha
 from reflact.memory.models import Label
 from reflact.records import IntervalEstimate
@@ -159,7 +159,7 @@ def decide_replay_test(
         n_traces=len(effects),
         n_transitions=len(scores),
         n_unscored=len(scores) - len(without),
-        effect=bootstrap_mean(effects, low=-10, high=10, stream_name="effect"),
+        effect=estimate_effect(effects),
         p_value=p_value,
         alpha=alpha,
         accuracy_change=change,

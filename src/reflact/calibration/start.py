@@ -80,7 +80,7 @@ class CalibrationStart(NamedTuple):
         promoted: The pairs that are promoted, by id.
         earlier_tests: The tests before it began.
         finished_tests: Its own tests that had ended when it was stopped.
-        number: Its number in the store; None while it is not begun.
+        resumed: Whether an earlier start was stopped.
         report: Its earlier report, if nothing has changed since.
         missing: Why nothing can be tested; None if something can.
     """
@@ -91,7 +91,7 @@ class CalibrationStart(NamedTuple):
     promoted: tuple[ContrastPair, ...]
     earlier_tests: tuple[BatchTest, ...]
     finished_tests: tuple[BatchTest, ...] = ()
-    number: int | None = None
+    resumed: bool = False
     report: CalibrationReport | None = None
     missing: NotTested | None = None
 
@@ -152,7 +152,7 @@ async def open_calibration(
                 promoted=promoted,
                 earlier_tests=tuple(test for test in snapshot.tests if test.number <= n_earlier),
                 finished_tests=_find_finished_tests(later, start.split, runtime),
-                number=last.number,
+                resumed=True,
             )
     return start._replace(missing=_find_missing(start, runtime.settings, anchors, snapshot))
 

@@ -99,9 +99,8 @@ def list_stored(  # noqa: PLR0917 - what the command line offers
         rows = list(map(_build_trace_row, summaries))
         columns = ("trace", "steps", "scored", "labelled", "pairs", "purpose")
     else:
-        statuses = () if status is None else (status,)
         values = pairs = _use_store(
-            store, lambda memory: memory.find(words, statuses=statuses, limit=limit)
+            store, lambda memory: memory.find(words, status=status, limit=limit)
         )
         rows = list(map(_build_pair_row, pairs))
         columns = ("pair", "mistake", "status", "utility", "reason")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
-from datetime import datetime
 from functools import partial
 from typing import Annotated, Literal
 
@@ -16,6 +15,7 @@ from reflact.jsonutil import describe_problems
 from reflact.memory.models import ContrastPair, Origin, StoredTrace
 from reflact.memory.rows import (
     ACTIVE,
+    Admission,
     add_anchor,
     append_event,
     find_trace,
@@ -25,7 +25,6 @@ from reflact.memory.rows import (
     select_pairs,
     submit_pair,
 )
-from reflact.memory.scan import Scanner
 from reflact.store.database import Database, Tables
 from reflact.types import FrozenModel
 
@@ -117,7 +116,7 @@ def _parse_line(number: int, text: str) -> ExportLine:
 
 
 def import_parsed(
-    tables: Tables, lines: Iterable[ExportLine], *, scan: Scanner, now: datetime, max_active: int
+    tables: Tables, lines: Iterable[ExportLine], admission: Admission
 ) -> ImportResult:
     """Store the lines of an export; each new pair is scanned."""
     counts: Counter[str] = Counter()
@@ -130,9 +129,7 @@ def import_parsed(
             case PairLine(type="anchor"):
                 counts["n_anchors"] += add_anchor(tables, line.pair, line.origins)
             case PairLine(pair=pair, origins=origins):
-                submission = submit_pair(
-                    tables, pair, origins, scan=scan, now=now, max_active=max_active
-                )
+                submission = submit_pair(tables, pair, origins, admission)
                 counts["n_pairs"] += submission.is_new
                 is_blocked = submission.is_new and submission.reason not in {None, "bound"}
                 counts["n_blocked"] += is_blocked

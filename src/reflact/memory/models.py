@@ -297,7 +297,6 @@ class Submission(FrozenModel):
     the same transition. ``anchor_trace``: an anchor came from the same trace.
     """
 
-    pair_id: str
     is_new: bool
     status: CardStatus
     reason: str | None = None
@@ -400,6 +399,5 @@ class TraceSummary(FrozenModel):
 class StoredCalibration(NamedTuple):
     """A calibration: the memory's state at its start, and its result as JSON after its end."""
 
-    number: int
     baseline: str
-    result: str | None = None
+    result: str | None

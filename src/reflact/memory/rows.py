@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, JsonValue
 
@@ -147,42 +147,44 @@ def read_pair(tables: Tables, pair_id: str) -> StoredPair:
     raise DataError(f"the memory has no pair {pair_id}; list its pairs with `reflact memory list`")
 
 
+class Admission(NamedTuple):
+    """How new pairs enter: what scans them, the time, and the bound on active pairs."""
+
+    scan: Scanner
+    now: datetime
+    max_active: int
+
+
 def submit_pair(
-    tables: Tables,
-    pair: ContrastPair,
-    origins: Sequence[Origin],
-    *,
-    scan: Scanner,
-    now: datetime,
-    max_active: int,
+    tables: Tables, pair: ContrastPair, origins: Sequence[Origin], admission: Admission
 ) -> Submission:
     """Scan and store a pair, and archive the weakest; of a stored one only add its origins."""
     encoded = encode_pair(pair)  # names a number that is too long, before the pair's id needs it
     exclusion = _find_exclusion(tables, pair, origins)
     if exclusion is not None:
-        return Submission(pair_id=pair.id, is_new=False, status="rejected", reason=exclusion)
+        return Submission(is_new=False, status="rejected", reason=exclusion)
     pairs = tables.table("memory_pairs")
     is_new = not pairs.count_where("id = ?", [pair.id])
     if is_new:
         texts = list_texts(pair)
-        finding = scan(texts)
+        finding = admission.scan(texts)
         is_rejected = finding is not None and finding.verdict == "reject"
         record = {
             "id": pair.id,
             "status": "rejected" if is_rejected else "quarantined",
             "reason": None if finding is None else finding.rule,
-            "changed_at": format_time(now),
+            "changed_at": format_time(admission.now),
             "subject": pair.hashes.subject,
             "pair": encoded,
             "words": clean("\n".join(text[:MAX_INDEXED_CHARS] for text in texts)),
         }
         pairs.insert(record)
-        n_surplus = max(0, pairs.count_where(ACTIVE) - max_active)
+        n_surplus = max(0, pairs.count_where(ACTIVE) - admission.max_active)
         for weak in select_pairs(tables, WEAKEST_CONDITION, (n_surplus,)):
-            move_pair(tables, weak, "archived", "bound", now=now)
+            move_pair(tables, weak, "archived", "bound", now=admission.now)
     add_origins(tables, pair.id, origins)
     stored = read_pair(tables, pair.id)
-    return Submission(pair_id=pair.id, is_new=is_new, status=stored.status, reason=stored.reason)
+    return Submission(is_new=is_new, status=stored.status, reason=stored.reason)
 
 
 def _find_exclusion(tables: Tables, pair: ContrastPair, origins: Iterable[Origin]) -> str | None:

@@ -60,7 +60,7 @@ CHOSEN_CONDITION = """
 MIN_WORD_CHARS = 3
 
 FOUND_CONDITION = """
-(?1 = '[]' OR status IN (SELECT value FROM json_each(?1))) AND
+(?1 IS NULL OR status = ?1) AND
 (?2 = '' OR number IN (SELECT rowid FROM memory_pairs_fts WHERE memory_pairs_fts MATCH ?2))
 ORDER BY utility DESC, changed_at DESC, id LIMIT ?3
 """
@@ -155,37 +155,32 @@ class MemoryStore:
     async def __aexit__(self, *error: Any) -> None:
         await self._database.__aexit__(*error)
 
+    @property
+    def _admission(self) -> rows.Admission:
+        return rows.Admission(self._scan, self._clock(), self._max_active_pairs)
+
     # ---------------------------------------------------------------------------------------- pairs
 
     async def submit(self, pair: ContrastPair) -> Submission:
         """Scan a pair and store it; to one that is stored already, add the step of this copy."""
 
         def work(tables: Tables) -> Submission:
-            return rows.submit_pair(
-                tables,
-                pair,
-                pair.provenance.as_origins,
-                scan=self._scan,
-                now=self._clock(),
-                max_active=self._max_active_pairs,
-            )
+            return rows.submit_pair(tables, pair, pair.provenance.as_origins, self._admission)
 
         return await self._database.write(work)
 
     async def find(
-        self, words: str = "", *, statuses: Sequence[CardStatus] = (), limit: int = 50
+        self, words: str = "", *, status: CardStatus | None = None, limit: int = 50
     ) -> tuple[StoredPair, ...]:
         """Return pairs for people to read: the highest utility first, then the latest change.
 
-        A pair must hold all the words of three or more characters, also as parts of others, and
-        have one of the statuses, if any are given.
+        A pair must hold all the words of three or more characters, also as parts of others.
         """
         parts = [word for word in rows.clean(words).split() if len(word) >= MIN_WORD_CHARS]
 
         def read(tables: Tables) -> tuple[StoredPair, ...]:
             query = tables.quote_fts(" ".join(parts)) if parts else ""
-            parameters = (json.dumps(list(statuses)), query, limit)
-            return rows.select_pairs(tables, FOUND_CONDITION, parameters)
+            return rows.select_pairs(tables, FOUND_CONDITION, (status, query, limit))
 
         return await self._database.read(read)
 
@@ -429,28 +424,23 @@ class MemoryStore:
 
     # --------------------------------------------------------------------------------- calibrations
 
-    async def start_calibration(self, identity: str, baseline: str) -> int:
-        """Store the start of a calibration and return its number."""
-
-        def insert(tables: Tables) -> int:
-            sql = "INSERT INTO calibrations (identity, baseline) VALUES (?, ?)"
-            return int(tables.execute(sql, (identity, baseline)).lastrowid or 0)
-
-        return await self._database.write(insert)
+    async def start_calibration(self, identity: str, baseline: str) -> None:
+        """Store the start of a calibration, in place of an earlier one of its identity."""
+        record = {"identity": identity, "baseline": baseline}
+        await self._database.write(
+            lambda tables: tables.table("calibrations").insert(record, replace=True)
+        )
 
     async def find_calibration(self, identity: str) -> StoredCalibration | None:
         """Return the latest calibration of an identity, or None."""
-        sql = (
-            "SELECT number, baseline, result FROM calibrations WHERE identity = ? "
-            "ORDER BY number DESC LIMIT 1"
-        )
-        rows_found = await self._database.fetch_rows(sql, (identity,))
-        return StoredCalibration(*rows_found[0]) if rows_found else None
+        sql = "SELECT baseline, result FROM calibrations WHERE identity = ?"
+        found = await self._database.fetch_rows(sql, (identity,))
+        return StoredCalibration(*found[0]) if found else None
 
-    async def finish_calibration(self, number: int, result: str) -> None:
-        """Store the result of a calibration; a result that is stored already stays."""
-        sql = "UPDATE calibrations SET result = ? WHERE number = ? AND result IS NULL"
-        await self._database.execute(sql, (result, number))
+    async def finish_calibration(self, identity: str, result: str) -> None:
+        """Store the result of a calibration."""
+        sql = "UPDATE calibrations SET result = ? WHERE identity = ?"
+        await self._database.execute(sql, (result, identity))
 
     # ------------------------------------------------------------------- forgetting, export, import
 
@@ -523,13 +513,7 @@ class MemoryStore:
         parsed = await anyio.to_thread.run_sync(export.parse_lines, lines)
 
         def work(tables: Tables) -> ImportResult:
-            return export.import_parsed(
-                tables,
-                parsed,
-                scan=self._scan,
-                now=self._clock(),
-                max_active=self._max_active_pairs,
-            )
+            return export.import_parsed(tables, parsed, self._admission)
 
         return await self._database.write(work)
 

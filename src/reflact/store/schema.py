@@ -196,14 +196,11 @@ CREATE TABLE trace_events (
 );
 
 CREATE TABLE calibrations (
-    number INTEGER PRIMARY KEY,
-    identity TEXT NOT NULL,
+    identity TEXT PRIMARY KEY,
     baseline TEXT NOT NULL,
     result TEXT,
     at TEXT NOT NULL DEFAULT {CURRENT_TIME}
 );
-
-CREATE INDEX calibrations_by_identity ON calibrations (identity, number);
 """
 
 SCHEMA = Migrations("reflact")
