@@ -120,7 +120,8 @@ class Calibrator:
         self._queue: deque[Trace] = deque()
         self._on_event = on_event
         self._counts = TraceCounts()
-        self._n_new_pairs: int | None = None
+        self._snapshot: MemorySnapshot | None = None
+        self._n_new_pairs = 0
         self._has_reported_missing = False
         self._is_quiet = False
         self._stopped = False
@@ -318,29 +319,30 @@ class Calibrator:
         is_held_out = rule.is_held_out(trace.id, trace.purpose)
         use: Literal["learn", "hold_out"] = "hold_out" if is_held_out else "learn"
         self._emit(TraceAccepted(trace_id=trace.id, use=use))
-        snapshot = await take_snapshot(store)
-        if self._n_new_pairs is None:
-            self._n_new_pairs = len(snapshot.waiting_pairs)
+        if self._snapshot is None:  # the memory is read at first, and after each test
+            self._snapshot = await take_snapshot(store)
+            self._n_new_pairs = len(self._snapshot.waiting_pairs)
         if not is_held_out:
-            made = await make_trace_pairs(
-                self._runtime, trace, known_pair_ids=snapshot.known_pair_ids
-            )
+            known = self._snapshot.known_pair_ids
+            made = await make_trace_pairs(self._runtime, trace, known_pair_ids=known)
             self._n_new_pairs += made.n_new
-        if self._n_new_pairs >= settings.batch_size:
-            await self._test_waiting(rule, await take_snapshot(store), self._n_new_pairs)
+        has_news = is_held_out or not self._has_reported_missing
+        if self._n_new_pairs >= settings.batch_size and has_news:
+            await self._test_waiting(rule)
 
-    async def _test_waiting(self, rule: HoldoutRule, snapshot: MemorySnapshot, n_new: int) -> None:
+    async def _test_waiting(self, rule: HoldoutRule) -> None:
         """Test the waiting pairs if there are enough held-out traces; say once if there are not.
 
         Pairs that no test followed for wait for another batch.
         """
         runtime = self._runtime
+        snapshot = await take_snapshot(runtime.store)
         identities = await self._list_test_traces(rule, snapshot)
         n_tests = count_tests(snapshot.tests, identities)
         missing = find_missing_traces(identities, n_earlier_tests=n_tests)
         if missing is not None:
             if not self._has_reported_missing:
-                emit_postponed(runtime, missing, n_new)
+                emit_postponed(runtime, missing, self._n_new_pairs)
             self._has_reported_missing = True
             return
         self._has_reported_missing = False
@@ -350,12 +352,9 @@ class Calibrator:
         waiting = snapshot.list_testable_pairs(traces)
         batch = choose_batch(waiting, max_pairs=runtime.settings.max_pairs)
         if batch:
-            await run_replay_test(
-                runtime,
-                batch,
-                list_labeled_steps(traces),
-                promoted=snapshot.promoted,
-            )
+            steps = list_labeled_steps(traces)
+            await run_replay_test(runtime, batch, steps, promoted=snapshot.promoted)
+        self._snapshot = await take_snapshot(runtime.store)
 
     async def _list_test_traces(
         self, rule: HoldoutRule, snapshot: MemorySnapshot

@@ -44,7 +44,6 @@ SCORED_STEPS_PER_PAIR = 3
 # Gets each pair once it is in the store.
 PairCallback = Callable[[ContrastPair], Awaitable[None]]
 
-
 # The part of a round that goes to all kinds equally, whatever was measured.
 EXPLORED_SHARE = 0.5
 
@@ -103,7 +102,7 @@ def has_plateaued(history: Sequence[CriticMetrics]) -> bool:
     """Whether the last round gained too little over the best before it, in accuracy and in error.
 
     Accuracy alone is not enough: a critic that inflates evenly orders all states rightly from the
-    start. It has also, if no held-out states can be ordered.
+    start. Without states that can be ordered, nothing is known to move.
     """
     accuracies = [one.accuracy.value for one in history if one.accuracy is not None]
     errors = [one.error.value for one in history]
