@@ -118,9 +118,7 @@ async def load(path: Path, texts: Texts, pairs: int) -> None:
             await fan_out(memory.submit, batch)
             if start // BATCH % 2:
                 continue
-            test = await memory.open_test(
-                [pair.id for pair in batch], holdout_id="benchmark", traces=held_out
-            )
+            test = await memory.open_test([pair.id for pair in batch], traces=held_out)
             await memory.close_test(
                 test.number,
                 PromotionEvidence(

@@ -36,10 +36,11 @@ class ListMemory(MemoryStore):
         self,
         pair_ids: Sequence[str],
         *,
-        holdout_id: str,
         traces: Collection[TraceIdentity],
         kind: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
         if not pair_ids:
-            pair_ids = [(await self.submit(make_pair(trace=None, scope=Scope(user="nobody")))).pair_id]
-        return await super().open_test(pair_ids, holdout_id=holdout_id, traces=traces, kind=kind)
+            pair = make_pair(trace=None, scope=Scope(user="nobody"))
+            await self.submit(pair)
+            pair_ids = [pair.id]
+        return await super().open_test(pair_ids, traces=traces, kind=kind)

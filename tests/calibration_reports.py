@@ -51,7 +51,6 @@ def hostile(text: str) -> CalibrationReport:
         update={
             "critic": text,
             "prompt": text,
-            "held_out_name": text,
             "pairs": tuple(kind.model_copy(update={"mistake": text}) for kind in full.pairs),
             "dropped": tuple(drop.model_copy(update={"reason": text}) for drop in full.dropped),
             "tests": tuple(

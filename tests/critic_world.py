@@ -10,11 +10,11 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from reflact.calibration.asked import KNOWN_MISTAKES
 from reflact.calibration.critic import CRITIC_SCOPE, Critic
 from reflact.config.critic import CriticSettings
 from reflact.memory.cards import is_visible_to
 from reflact.memory.models import (
-    MISTAKE_KINDS,
     Action,
     CardStatus,
     ContrastPair,
@@ -168,7 +168,7 @@ def pair(random: Random, purpose: str | None = None, of: Transition | None = Non
         right=right,
         wrong=wrong,
         reason=f"why {text(random)}",
-        mistake=random.choice((*MISTAKE_KINDS, "my own mistake")),
+        mistake=random.choice((*(kind.name for kind in KNOWN_MISTAKES), "my own mistake")),
         construction="asked",
         label_source="human",
         scope=random.choice(SCOPES),

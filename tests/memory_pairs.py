@@ -37,7 +37,6 @@ def make_pair(
     note: str = "a report was written",
     trace: str | None = "trace",
     scope: Scope = CRITIC,
-    agreement: float | None = None,
 ) -> ContrastPair:
     return ContrastPair(
         purpose="Write the report.",
@@ -52,7 +51,6 @@ def make_pair(
         mistake="credit_for_intention",
         construction="asked",
         label_source="program",
-        agreement=agreement,
         scope=scope,
         provenance=Provenance(trace_id=trace, step=number, prompt="contrast@1", model="m"),
     )
@@ -94,7 +92,7 @@ def evidence_for(test: BatchTest, *, promoted: bool = True) -> PromotionEvidence
 async def promote(memory: MemoryStore, pairs: Sequence[ContrastPair]) -> None:
     for pair in pairs:
         await memory.submit(pair)
-    test = await memory.open_test([pair.id for pair in pairs], holdout_id="h", traces=HELD_OUT)
+    test = await memory.open_test([pair.id for pair in pairs], traces=HELD_OUT)
     await memory.close_test(test.number, evidence_for(test))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from pydantic import JsonValue
 
-from reflact.calibration.asked import KNOWN_MISTAKES, ask_for_pair, compute_reach, prefers_right
+from reflact.calibration.asked import KNOWN_MISTAKES, AskedMistake, ask_for_pair, compute_reach, prefers_right
 from reflact.calibration.critic import Critic
 from reflact.calibration.pairs import StepToContrast, find_reference, pairs_of
 from reflact.calibration.transition_view import TransitionView, show_transition
@@ -382,12 +382,13 @@ async def ask_for_pairs(
         right = find_reference(event)
         assert right is not None
         step = StepToContrast(event, right, purpose, "t")
-        reach = compute_reach(mistake, right, band=step.band)
+        reach = compute_reach(mistake, step)
         assert reach is not None
-        await ask_for_pair(step, mistake, reach, llm=listener, prompts=prompts, state_tokens=state_tokens)
+        asked = AskedMistake(step, mistake, reach)
+        await ask_for_pair(asked, llm=listener, prompts=prompts, state_tokens=state_tokens)
         pair = next(pair for pair in pairs_of(step) if pair.construction == "no_effect")
         shown = show_transition(purpose, TransitionView(pair.transition), max_tokens=state_tokens)
-        await prefers_right(pair, shown, False, trial=0, llm=listener, prompts=prompts)
+        await prefers_right(pair, shown, listener, prompts, is_right_first=False, trial=0)
 
 
 async def _unread(batch: Minibatch) -> AnalystReport:

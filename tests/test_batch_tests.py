@@ -28,15 +28,13 @@ async def memory(tmp_path: Path) -> AsyncIterator[MemoryStore]:
 async def open_next(memory: MemoryStore, traces: Collection[TraceIdentity]) -> BatchTest:
     pair = make_pair(len(await memory.pairs()), trace="learned")
     await memory.submit(pair)
-    return await memory.open_test([pair.id], holdout_id="given", traces=traces)
+    return await memory.open_test([pair.id], traces=traces)
 
 
 async def run_test(
     memory: MemoryStore, pair: ContrastPair, *, passed: bool, recheck: bool = False
 ) -> StoredPair:
-    test = await memory.open_test(
-        [pair.id], holdout_id="given", traces=HELD_OUT, kind="demote" if recheck else "promote"
-    )
+    test = await memory.open_test([pair.id], traces=HELD_OUT, kind="demote" if recheck else "promote")
     await memory.close_test(test.number, evidence_for(test, promoted=passed))
     return await read(memory, pair)
 
@@ -55,7 +53,7 @@ async def test_earlier_tests_are_counted_by_traces_across_stores(tmp_path: Path)
         async def test(n: int) -> int:
             names = ["shared", f"own {n}"] if n < 8 else ["another"]
             opened = await (one, two)[n % 2].open_test(
-                [pairs[n].id], holdout_id=f"set {n}", traces=[recorded(name) for name in names]
+                [pairs[n].id], traces=[recorded(name) for name in names]
             )
             return opened.n_earlier_tests
 
@@ -125,11 +123,11 @@ async def test_a_batch_is_not_tested_on_what_it_was_made_of(memory: MemoryStore)
     await memory.submit(pair.model_copy(update={"provenance": make_pair(1, trace="second").provenance}))
     for trace in ("first", "second"):
         with pytest.raises(DataError, match=f"was made of trace {trace}"):
-            await memory.open_test([pair.id], holdout_id="h", traces=[*HELD_OUT, recorded(trace)])
+            await memory.open_test([pair.id], traces=[*HELD_OUT, recorded(trace)])
     with pytest.raises(DataError, match="name the traces"):
-        await memory.open_test([pair.id], holdout_id="h", traces=[])
+        await memory.open_test([pair.id], traces=[])
     with pytest.raises(DataError, match="at least one pair"):
-        await memory.open_test([], holdout_id="h", traces=HELD_OUT)
+        await memory.open_test([], traces=HELD_OUT)
     assert await memory.tests() == ()
 
 
@@ -149,14 +147,14 @@ UNFIT: list[tuple[dict[str, object], str]] = [
 async def test_evidence_that_contradicts_itself_changes_nothing(memory: MemoryStore) -> None:
     pair = make_pair(1)
     await memory.submit(pair)
-    test = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT)
+    test = await memory.open_test([pair.id], traces=HELD_OUT)
     for wrong, problem in UNFIT:
         with pytest.raises(DataError, match=problem):
             await memory.close_test(test.number, evidence_for(test).model_copy(update=wrong))
     assert (await read(memory, pair)).status == "quarantined"
     await memory.close_test(test.number, evidence_for(test))
     assert (await read(memory, pair)).status == "promoted"
-    again = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT, kind="demote")
+    again = await memory.open_test([pair.id], traces=HELD_OUT, kind="demote")
     for wrong, _ in UNFIT[:2]:
         harm = evidence_for(again, promoted=False).model_copy(update=wrong)
         with pytest.raises(DataError, match="does not fit test 2"):
@@ -196,7 +194,7 @@ async def test_a_pair_that_needs_review_is_tested_once_it_is_released(memory: Me
 async def test_a_pair_that_changed_during_a_test_is_not_promoted_by_it(memory: MemoryStore) -> None:
     pair, other = make_pair(1), make_pair(2)
     await fan_out(memory.submit, [pair, other])
-    test = await memory.open_test([pair.id, other.id], holdout_id="h", traces=HELD_OUT)
+    test = await memory.open_test([pair.id, other.id], traces=HELD_OUT)
     await run_test(memory, pair, passed=True)
     await run_test(memory, pair, passed=False, recheck=True)
     await memory.move([pair.id], "quarantined")

@@ -224,4 +224,4 @@ def test_a_line_that_is_no_anchor_is_named(folder: Path) -> None:
     anchors = folder / "anchors.jsonl"
     anchors.write_text(f'{pair.model_dump_json()}\n\n{{"purpose": 4}}\n', encoding="utf-8")
     result = reflact(configured(folder), "--set", f"anchors={anchors}")
-    assert_refused(result, "anchors.jsonl, line 3, is no contrast pair: `purpose`: input should be")
+    assert_refused(result, "anchors.jsonl, line 3, is no contrast pair: purpose: Input should be")

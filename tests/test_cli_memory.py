@@ -41,7 +41,7 @@ def make_label(source: LabelSource, after: float = 2) -> Label:
 def record(folder: Path, name: str) -> Path:
     path = folder / f"{name}.jsonl"
     trace = Trace("Sort the mail.", id=name, path=path)
-    labels = (make_label("human"), make_label("program"), make_label("agreement"), None)
+    labels = (make_label("human"), make_label("program"), None, None)
     for number, label in enumerate(labels):
         step = Transition(
             before={"sorted": number, "desk": "d" * 3000},

@@ -99,10 +99,9 @@ async def test_equal_questions_are_asked_once_and_others_anew() -> None:
     assert (await critic.score(PAID, purpose="Ship.")).evaluation.progress_after == 2
     assert await critic.score(PAID, purpose="Pay.") == first
     assert first.evaluation.progress_after == 9
-    await critic.score(PAID, purpose="Pay.", trial=1)
     await critic.score(PAID, purpose="Pay.", pairs=[pair(Random(1))])
     await critic.score(PAID.model_copy(update={"action": Action(name="wait")}), purpose="Pay.")
-    asked, other_purpose, _, shown, _ = (call.call_id for call in llm.calls)
+    asked, other_purpose, shown, _ = (call.call_id for call in llm.calls)
     assert asked == shown != other_purpose
     assert (asked.role, asked.purpose, asked.step, asked.rollout) == ("critic", "score", None, None)
 

@@ -11,7 +11,6 @@ from critic_world import PURPOSE, event
 from memory_pairs import make_pair
 from reflact.calibration.pairs import (
     HIDDEN_TEXT,
-    DistanceBand,
     StepToContrast,
     choose_batch,
     find_reference,
@@ -20,13 +19,11 @@ from reflact.calibration.pairs import (
 )
 from reflact.memory.models import ContrastPair, Evaluation, Label, ScoreEvent
 
-BAND = DistanceBand(1, 10)
-
 
 def ways(one: ScoreEvent) -> dict[str, ContrastPair]:
     right = find_reference(one)
     assert right is not None
-    return {pair.construction: pair for pair in pairs_of(StepToContrast(one, right, PURPOSE, "t", BAND))}
+    return {pair.construction: pair for pair in pairs_of(StepToContrast(one, right, PURPOSE, "t"))}
 
 
 def test_each_perturbation_says_what_is_right() -> None:
@@ -74,7 +71,7 @@ def test_labelled_steps_that_moved_or_stood_still_are_selected(one: ScoreEvent, 
 def test_a_step_without_a_label_has_the_critics_own_evaluation_as_its_right_side() -> None:
     made = ways(event(gold=False))
     assert set(made) == {"no_effect", "claim_for_effect", "progress_reversed", "evidence_withdrawn"}
-    assert {pair.label_source for pair in made.values()} == {"agreement"}
+    assert {pair.label_source for pair in made.values()} == {None}
     half = event().model_copy(update={"label": Label(progress_after=6, source="human")})
     assert find_reference(half) is None
 

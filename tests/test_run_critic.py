@@ -97,7 +97,7 @@ def remember(path: Path, number: int, *, anchors: int = 0) -> None:
         async with MemoryStore(path) as memory:
             pair = make_pair(number, trace=f"t{number}")
             await memory.submit(pair)
-            test = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT)
+            test = await memory.open_test([pair.id], traces=HELD_OUT)
             await memory.close_test(test.number, evidence_for(test))
             await memory.add_anchors([make_pair(100 + n, trace=f"a{n}") for n in range(anchors)])
 

@@ -77,7 +77,7 @@ def test_parts_do_not_meet_and_do_not_depend_on_order(learned: set[str]) -> None
     assert not ids(parts.held_out) & ids(parts.training)
     assert not ids(parts.held_out) & learned
     turned = dealt(traces[::-1], learned, limit=50)
-    assert (turned.held_out, turned.held_out_name) == (parts.held_out, parts.held_out_name)
+    assert turned.held_out == parts.held_out
     assert set(turned.training) == set(parts.training)
 
 
@@ -114,7 +114,6 @@ def test_a_purpose_is_on_one_side() -> None:
     assert len(parts.held_out) >= MIN_TRACES
     assert learn
     assert not held & learn
-    assert parts.held_out_name.endswith(", by purpose")
     spoilt = next(iter(held))
     later = dealt(traces, rule=slices, training=TrainingHistory(purposes=frozenset({spoilt})))
     assert spoilt not in {t.purpose for t in later.held_out}
@@ -151,7 +150,7 @@ async def test_what_is_missing_is_said_and_nothing_is_asked(
 async def test_fresh_traces_are_asked_for_when_the_error_probability_is_used_up() -> None:
     memory, held_out = ListMemory(), flattered_traces("h", 20)
     for _ in range(126):
-        await memory.open_test([], holdout_id="caller", traces=[one.recording for one in held_out])
+        await memory.open_test([], traces=[one.recording for one in held_out])
     llm = flattered()
     calibrator = Calibrator(llm, memory, settings=SETTINGS)
     with pytest.raises(

@@ -92,7 +92,7 @@ MEMORY_LOAD = """
             evaluation = Evaluation(progress_before=0, progress_after=1, reasoning="r" * 3000)
             await memory.append(trace, ScoreEvent(step=n, transition=transition, evaluation=evaluation))
             acknowledge("event", f"{trace}-{n}")
-            test = await memory.open_test([pair.id], holdout_id="h", traces=HELD_OUT)
+            test = await memory.open_test([pair.id], traces=HELD_OUT)
             acknowledge("test", test.number)
             await memory.close_test(test.number, evidence_for(test, promoted=n % 2 == 0))
             if n % 2 == 0:
@@ -134,7 +134,7 @@ def column(path: Path, sql: str) -> set[object]:
 def assert_sound(path: Path) -> None:
     assert column(path, "PRAGMA integrity_check") == {"ok"}
     assert column(path, "PRAGMA foreign_key_check") == set()
-    passed = "SELECT value FROM memory_tests, json_each(test, '$.pair_ids') WHERE json_extract(evidence, '$.passed_test')"
+    passed = "SELECT value FROM memory_tests, json_each(test, '$.pair_ids') WHERE json_extract(test, '$.evidence.passed_test')"
     assert column(path, "SELECT id FROM memory_pairs WHERE status = 'promoted'") == column(path, passed)
 
 

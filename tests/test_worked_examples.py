@@ -7,11 +7,12 @@ from random import Random
 
 import critic_world
 from critic_world import EQUAL, World, pair, store_of, transition
+from reflact.calibration.asked import KNOWN_MISTAKES
 from reflact.calibration.critic import CRITIC_SCOPE, Critic
 from reflact.calibration.transition_view import TransitionView, estimate_tokens
 from reflact.calibration.worked_examples import EXAMPLES_HEADER, rank_pairs, show_examples
 from reflact.memory.cards import is_visible_to
-from reflact.memory.models import MISTAKE_KINDS, ContrastPair, Evaluation
+from reflact.memory.models import ContrastPair, Evaluation
 from reflact.testing import ScriptedLLM
 
 
@@ -48,7 +49,7 @@ def test_credit_and_no_credit_balance_each_other() -> None:
         right = Evaluation(
             progress_before=2, progress_after=5 if credit else 2, reasoning=f"Example {number}."
         )
-        return pair(random).model_copy(update={"mistake": MISTAKE_KINDS[number % 4], "right": right})
+        return pair(random).model_copy(update={"mistake": KNOWN_MISTAKES[number % 4].name, "right": right})
 
     pairs = [one(n, credit=n % 5 == 0) for n in range(40)]
     order = [*rank_pairs(pairs, TransitionView(transition(random)), purpose="p")]

@@ -9,16 +9,26 @@ from typing import TYPE_CHECKING
 from reflact.lazy import load_exports
 
 if TYPE_CHECKING:
-    from reflact.calibration.asked import DroppedCandidate, Mistake, ask_for_pair
+    from reflact.calibration.asked import Mistake
     from reflact.calibration.calibrator import Calibrator
     from reflact.calibration.config import CalibratorSettings
     from reflact.calibration.critic import Critic
-    from reflact.calibration.grading import CriticAnnotator, CriticGrader, measure_critic
-    from reflact.calibration.pairs import StepToContrast, find_reference, pairs_of
+    from reflact.calibration.grading import (
+        CriticAnnotator,
+        CriticGrader,
+        label_replies,
+        list_transitions,
+        measure_critic,
+    )
+    from reflact.calibration.pairs import (
+        StepToContrast,
+        build_anchors,
+        find_reference,
+        pairs_of,
+    )
     from reflact.calibration.report import CalibrationReport
     from reflact.calibration.setup import connect
     from reflact.calibration.trace import Trace
-    from reflact.calibration.trace_sources import build_anchors, label_replies, list_transitions
     from reflact.config.critic import CriticSettings
 
 __all__ = [
@@ -29,11 +39,9 @@ __all__ = [
     "CriticAnnotator",
     "CriticGrader",
     "CriticSettings",
-    "DroppedCandidate",
     "Mistake",
     "StepToContrast",
     "Trace",
-    "ask_for_pair",
     "build_anchors",
     "connect",
     "find_reference",
@@ -46,16 +54,21 @@ __all__ = [
 __getattr__ = load_exports(
     __name__,
     {
-        "calibration.asked": ("DroppedCandidate", "Mistake", "ask_for_pair"),
+        "calibration.asked": ("Mistake",),
         "calibration.calibrator": ("Calibrator",),
         "calibration.config": ("CalibratorSettings",),
         "calibration.critic": ("Critic",),
-        "calibration.grading": ("CriticAnnotator", "CriticGrader", "measure_critic"),
-        "calibration.pairs": ("StepToContrast", "find_reference", "pairs_of"),
+        "calibration.grading": (
+            "CriticAnnotator",
+            "CriticGrader",
+            "label_replies",
+            "list_transitions",
+            "measure_critic",
+        ),
+        "calibration.pairs": ("StepToContrast", "build_anchors", "find_reference", "pairs_of"),
         "calibration.report": ("CalibrationReport",),
         "calibration.setup": ("connect",),
         "calibration.trace": ("Trace",),
-        "calibration.trace_sources": ("build_anchors", "label_replies", "list_transitions"),
         "config.critic": ("CriticSettings",),
     },
 )

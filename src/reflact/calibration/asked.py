@@ -9,39 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import Field, JsonValue, create_model
 
 from reflact.calibration.pairs import (
     DISTANCE_TOLERANCE,
-    DistanceBand,
+    MIN_DISTANCE,
     StepToContrast,
     has_same_words,
     keep_letters_and_digits,
 )
 from reflact.calibration.transition_view import TransitionView, show_state, show_transition
 from reflact.errors import CallError, ContextOverflow, ReplyError, RequestRefused
-from reflact.memory.models import ContrastPair, Evaluation
+from reflact.memory.models import ContrastPair, Evaluation, Provenance
 from reflact.messages import CallId, ReplyModel
 from reflact.prompts import PromptBook, fence
 from reflact.protocols import LLM
 from reflact.types import FrozenModel, digest_json
 
-# The direction of a kind of mistake; ``against_progress``: too low if there is progress, too high
-# else.
-MistakeDirection = Literal["too_high", "too_low", "either", "against_progress"]
-
 
 class Mistake(FrozenModel):
-    """A kind of mistake that critics make, and the direction in which it errs."""
+    """A kind of mistake that critics make, and the direction in which it errs.
+
+    ``against_progress``: too low if there is progress, too high else.
+    """
 
     name: str = Field(pattern=r"^[a-z_]+$")
     description: str = Field(min_length=1)
-    direction: MistakeDirection = "either"
+    direction: Literal["too_high", "too_low", "either", "against_progress"] = "either"
 
 
-# The kinds in ``memory.models.MISTAKE_KINDS``, as models are told of them.
+# The usual kinds; users may add their own.
 KNOWN_MISTAKES: Final = (
     Mistake(
         name="credit_for_intention",
@@ -70,20 +69,15 @@ KNOWN_MISTAKES: Final = (
 # What the writer is told from the second round on.
 HARDER_HINT = "It must be hard to notice: the judge sounds careful and names real details."
 
-# Why a candidate became no pair; ``docs/calibration.md`` explains each.
-DropReason = Literal["bad_reply", "too_long", "judged_wrong", "known"]
 
-
-class DroppedCandidate(FrozenModel):
+class DroppedCandidate(NamedTuple):
     """Why a mistake that was asked for became no pair."""
 
-    reason: DropReason
+    reason: Literal["bad_reply", "too_long", "judged_wrong", "known"]
     explanation: str
-    step: int
-    mistake: str
 
 
-class ProgressRange(FrozenModel):
+class ProgressRange(NamedTuple):
     """The numbers that a mistaken progress after may take, both ends included."""
 
     low: float
@@ -120,95 +114,74 @@ class JudgeReply(ReplyModel):
     better: Literal["first", "second"] = Field(description="Which of the two evaluations is right.")
 
 
-def compute_reach(
-    mistake: Mistake, right: Evaluation, *, band: DistanceBand
-) -> ProgressRange | None:
+def compute_reach(mistake: Mistake, step: StepToContrast) -> ProgressRange | None:
     """Return the range that a mistake of a kind may reach beside the right score; None if the scale
     ends before it.
 
     A kind that may lead both ways goes to the side on which the scale has more room.
     """
+    right = step.right
     progress = right.progress_after
+    is_too_high = mistake.direction == "too_high"
     if mistake.direction == "against_progress":
         is_too_high = right.delta <= 0
     elif mistake.direction == "either":
         is_too_high = progress <= 5
-    else:
-        is_too_high = mistake.direction == "too_high"
-    if is_too_high and progress + band.nearest <= 10 + DISTANCE_TOLERANCE:
-        return ProgressRange(
-            low=min(10.0, progress + band.nearest), high=min(10.0, progress + band.farthest)
-        )
-    if not is_too_high and progress - band.nearest >= -DISTANCE_TOLERANCE:
-        return ProgressRange(
-            low=max(0.0, progress - band.farthest), high=max(0.0, progress - band.nearest)
-        )
+    if is_too_high and progress + MIN_DISTANCE <= 10 + DISTANCE_TOLERANCE:
+        farthest = min(10.0, progress + step.max_distance)
+        return ProgressRange(min(10.0, progress + MIN_DISTANCE), farthest)
+    if not is_too_high and progress - MIN_DISTANCE >= -DISTANCE_TOLERANCE:
+        farthest = max(0.0, progress - step.max_distance)
+        return ProgressRange(farthest, max(0.0, progress - MIN_DISTANCE))
     return None
 
 
+class AskedMistake(NamedTuple):
+    """A mistake that a model is to write of a step, and the range of its progress after.
+
+    From round 2 on, the mistake must be hard to notice.
+    """
+
+    step: StepToContrast
+    mistake: Mistake
+    reach: ProgressRange
+    round_number: int = 1
+
+
 async def ask_for_pair(
-    step: StepToContrast,
-    mistake: Mistake,
-    reach: ProgressRange,
-    *,
-    llm: LLM,
-    prompts: PromptBook,
-    round_number: int = 1,
-    state_tokens: int = 2000,
+    asked: AskedMistake, *, llm: LLM, prompts: PromptBook, state_tokens: int = 2000
 ) -> ContrastPair | DroppedCandidate:
     """Let a model write a mistaken evaluation of a step, and judge it in both orders.
 
-    Args:
-        step: The step with its right evaluation.
-        mistake: The kind of mistake.
-        reach: The range of the mistaken progress after; see ``compute_reach``.
-        llm: The model that writes and judges.
-        prompts: The prompts ``contrast`` and ``judge``.
-        round_number: From 2 on, the mistake must be hard to notice.
-        state_tokens: The most tokens of each part of the step.
+    Each part of the step takes at most ``state_tokens``.
 
     Raises:
         ProviderError: The endpoint refused, failed or could not be reached.
         BudgetSpent: The budget has no room for a call.
     """
-    view = TransitionView(step.event.transition)
-    shown = show_transition(step.purpose, view, max_tokens=state_tokens)
+    view = TransitionView(asked.step.event.transition)
+    shown = show_transition(asked.step.purpose, view, max_tokens=state_tokens)
     try:
-        pair = await _write_pair(
-            step, mistake, reach, shown, llm=llm, prompts=prompts, round_number=round_number
-        )
-        for trial, right_first in enumerate((True, False)):
+        pair = await _write_pair(asked, shown, llm, prompts)
+        for trial, is_right_first in enumerate((True, False)):
             if not await prefers_right(
-                pair, shown, right_first, trial=trial, llm=llm, prompts=prompts
+                pair, shown, llm, prompts, is_right_first=is_right_first, trial=trial
             ):
-                order = "first" if right_first else "second"
-                words = f"the judge did not prefer the right side, which stood {order}"
-                return _drop(step, mistake, "judged_wrong", words)
+                order = "first" if is_right_first else "second"
+                return DroppedCandidate(
+                    "judged_wrong", f"the judge did not prefer the right side, which stood {order}"
+                )
     except ContextOverflow as error:
-        return _drop(step, mistake, "too_long", str(error))
+        return DroppedCandidate("too_long", str(error))
     except CallError as error:
-        return _drop(step, mistake, "bad_reply", str(error))
-    return pair.model_copy(update={"n_judgements": 2, "agreement": 1.0})
-
-
-def _drop(
-    step: StepToContrast, mistake: Mistake, reason: DropReason, explanation: str
-) -> DroppedCandidate:
-    return DroppedCandidate(
-        reason=reason, explanation=explanation, step=step.event.step, mistake=mistake.name
-    )
+        return DroppedCandidate("bad_reply", str(error))
+    return pair
 
 
 async def _write_pair(
-    step: StepToContrast,
-    mistake: Mistake,
-    reach: ProgressRange,
-    shown: str,
-    *,
-    llm: LLM,
-    prompts: PromptBook,
-    round_number: int,
+    asked: AskedMistake, shown: str, llm: LLM, prompts: PromptBook
 ) -> ContrastPair:
+    step, mistake, reach, round_number = asked
     right = step.right
     variables = {
         "step": shown,
@@ -225,24 +198,31 @@ async def _write_pair(
         "transition": step.event.transition.json_object,
         "right": right.hashed_fields,
         "mistake": mistake.model_dump(mode="json"),
-        "reach": reach.model_dump(mode="json"),
+        "reach": {"low": reach.low, "high": reach.high},
         "round": round_number,
     }
-    call_id = CallId(role="contrast", purpose="mistake", part=digest_json(about)[:32])
     reply = await llm.ask(
         prompts.render("contrast", variables),
         mistake_reply_type(mistake.name),
-        call_id=call_id,
-        check=make_mistake_check(right, reach),
+        call_id=CallId(role="contrast", purpose="mistake", part=digest_json(about)[:32]),
+        check=_make_mistake_check(right, reach),
     )
     said = reply.value
-    wrong = right.model_copy(
-        update={"progress_after": said.phi_after, "reasoning": said.reasoning, "evidence": ()}
-    )
-    pair = step.build_pair(wrong, construction="asked", mistake=mistake.name, reason=said.why)
     version = prompts.prompts["contrast"].header.version
-    source = {"prompt": f"contrast@{version}", "model": llm.identity}
-    return pair.model_copy(update={"provenance": pair.provenance.model_copy(update=source)})
+    return step.build_pair(
+        right.model_copy(
+            update={"progress_after": said.phi_after, "reasoning": said.reasoning, "evidence": ()}
+        ),
+        construction="asked",
+        mistake=mistake.name,
+        reason=said.why,
+        provenance=Provenance(
+            trace_id=step.trace_id,
+            step=step.event.step,
+            prompt=f"contrast@{version}",
+            model=llm.identity,
+        ),
+    )
 
 
 @lru_cache(maxsize=64)
@@ -258,7 +238,7 @@ def mistake_reply_type(mistake: str) -> type[MistakenReply]:
     )
 
 
-def make_mistake_check(right: Evaluation, reach: ProgressRange) -> Callable[[MistakenReply], None]:
+def _make_mistake_check(right: Evaluation, reach: ProgressRange) -> Callable[[MistakenReply], None]:
     """Return a check that a mistaken number lies within reach and that the words are its own."""
 
     def check(reply: MistakenReply) -> None:
@@ -277,18 +257,24 @@ def make_mistake_check(right: Evaluation, reach: ProgressRange) -> Callable[[Mis
 
 
 async def prefers_right(
-    pair: ContrastPair, shown: str, right_first: bool, *, trial: int, llm: LLM, prompts: PromptBook
+    pair: ContrastPair,
+    shown: str,
+    llm: LLM,
+    prompts: PromptBook,
+    *,
+    is_right_first: bool,
+    trial: int,
 ) -> bool:
     """Whether a judge prefers the right side of a pair; one that gives no valid reply does not."""
-    sides = (pair.right, pair.wrong) if right_first else (pair.wrong, pair.right)
-    first, second = (_format_evaluation(side) for side in sides)
+    sides = (pair.right, pair.wrong) if is_right_first else (pair.wrong, pair.right)
+    first, second = map(_format_evaluation, sides)
     variables = {"step": shown, "first": fence("first", first), "second": fence("second", second)}
     call_id = CallId(role="judge", purpose="compare", part=pair.id[:32], trial=trial)
     try:
         reply = await llm.ask(prompts.render("judge", variables), JudgeReply, call_id=call_id)
     except (ReplyError, RequestRefused):
         return False
-    return (reply.value.better == "first") is right_first
+    return (reply.value.better == "first") is is_right_first
 
 
 def _format_evaluation(evaluation: Evaluation) -> str:

@@ -11,8 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import anyio
 
@@ -27,17 +26,25 @@ from reflact.calibration.events import (
     TraceFailed,
     TraceSkipped,
 )
-from reflact.calibration.generation import CalibrationRuntime, PairCallback
-from reflact.calibration.labeled_steps import StepScorer, list_labeled_steps, list_pair_steps
-from reflact.calibration.loop import CalibrationLoop
-from reflact.calibration.promotion import take_snapshot
+from reflact.calibration.generation import PairCallback, make_trace_pairs
+from reflact.calibration.labeled_steps import StepScorer, list_labeled_steps
+from reflact.calibration.loop import estimate_cost, recheck, run_calibration
+from reflact.calibration.pairs import choose_batch
+from reflact.calibration.promotion import (
+    MemorySnapshot,
+    emit_postponed,
+    run_replay_test,
+    take_snapshot,
+)
 from reflact.calibration.report import CalibrationCostEstimate, CalibrationReport
-from reflact.calibration.significance import describe_test_power
+from reflact.calibration.runtime import CalibrationRuntime, CountingLLM, UsageLedger
+from reflact.calibration.significance import find_missing_traces
+from reflact.calibration.splits import MIN_PURPOSES, HoldoutRule
+from reflact.calibration.start import open_calibration
 from reflact.calibration.trace import Trace
-from reflact.calibration.usage import CountingLLM, UsageLedger
-from reflact.calibration.worker import TraceLearner
 from reflact.concurrency import Stream, open_task_group
 from reflact.errors import AccessDenied, BudgetSpent, DataError, RunFailed, UnknownModel
+from reflact.memory.cards import TraceIdentity, count_tests
 from reflact.memory.models import ContrastPair, PromotionEvidence
 from reflact.prompts import PromptBook, load_prompts
 from reflact.protocols import LLM
@@ -96,27 +103,26 @@ class Calibrator:
         prompts = prompts or load_prompts()
         ledger = UsageLedger()
         semaphore = anyio.Semaphore(settings.concurrency)
-        self._usage_ledger = ledger
         self._critic = critic or Critic(CountingLLM(llm, ledger), memory=store, prompts=prompts)
         # The agent's scores never wait for the calibrator's, whose calls share a semaphore.
         tested = critic or Critic(llm, memory=store, prompts=prompts)
         counted_critic = tested.wrap_llm(lambda model: CountingLLM(model, ledger, semaphore))
-        runtime = CalibrationRuntime(
+        self._runtime = CalibrationRuntime(
             llm=CountingLLM(llm, ledger, semaphore),
             store=store,
             scorer=StepScorer(counted_critic, max_concurrent=settings.concurrency),
             settings=settings,
             prompts=prompts,
             on_event=self._emit,
-            usage_ledger=ledger,
+            ledger=ledger,
         )
-        self._loop = CalibrationLoop(runtime)
-        self._store = store
         self._settings = settings
-        self._worker = TraceLearner(runtime, self._loop)
         self._queue: deque[Trace] = deque()
         self._on_event = on_event
         self._counts = TraceCounts()
+        self._snapshot: MemorySnapshot | None = None
+        self._n_new_pairs = 0
+        self._has_reported_missing = False
         self._is_quiet = False
         self._stopped = False
         self._is_working = False
@@ -140,7 +146,7 @@ class Calibrator:
         Invalid replies and stored replies are included. Calls that others make to a passed critic
         are not.
         """
-        return self._usage_ledger.usage
+        return self._runtime.usage
 
     async def __aenter__(self) -> Self:
         tasks = await self._stack.enter_async_context(open_task_group())
@@ -148,14 +154,9 @@ class Calibrator:
         tasks.start_soon(self._run_worker)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
+    async def __aexit__(self, *error: Any) -> bool | None:
         self._close()
-        return await self._stack.__aexit__(kind, error, trace)
+        return await self._stack.__aexit__(*error)
 
     def submit(self, trace: Trace) -> bool:
         """Submit a trace and return at once whether it was queued.
@@ -199,9 +200,9 @@ class Calibrator:
         """
 
         async def produce(send: PairCallback) -> None:
-            snapshot = await take_snapshot(self._store)
-            await self._loop.generator.make_trace_pairs(
-                trace, known_pair_ids=snapshot.known_pair_ids, on_pair=send
+            snapshot = await take_snapshot(self._runtime.store)
+            await make_trace_pairs(
+                self._runtime, trace, known_pair_ids=snapshot.known_pair_ids, on_pair=send
             )
 
         return Stream(produce)
@@ -235,14 +236,16 @@ class Calibrator:
             BudgetSpent: The budget has no room for a call.
             StoreError: The store cannot be read or written.
         """
-        anchors = await self._store.anchors()
-        start = await self._loop.open(traces, heldout, anchors)
+        anchors = await self._runtime.store.anchors()
+        start = await open_calibration(self._runtime, traces, heldout, anchors)
         is_needed = start.report is None or ignore_finished
         if start.missing is not None and is_needed and not allow_untested:
             raise DataError(
                 f"nothing could be tested, so no call was made: {start.missing.explanation}"
             )
-        report = await self._loop.run(start, anchors, ignore_finished=ignore_finished)
+        report = await run_calibration(
+            self._runtime, start, anchors, ignore_finished=ignore_finished
+        )
         self._emit(CalibrationFinished(report=report))
         return report
 
@@ -263,27 +266,10 @@ class Calibrator:
         Raises:
             StoreError: The store cannot be read.
         """
-        by_id = {pair.id: pair for pair in (*await self._store.anchors(), *anchors)}
+        by_id = {pair.id: pair for pair in (*await self._runtime.store.anchors(), *anchors)}
         all_anchors = tuple(by_id.values())
-        start = await self._loop.open(traces, heldout, all_anchors)
-        steps = list_labeled_steps(start.split.held_out)
-        n_held_out_traces = len({step.trace for step in steps})
-        min_calls, max_calls = self._loop.count_calls(start, all_anchors, max_reasks=reasks)
-        return CalibrationCostEstimate(
-            n_training_traces=len(start.split.training),
-            n_held_out_traces=n_held_out_traces,
-            n_held_out_steps=len(steps),
-            n_anchor_steps=len(list_pair_steps(all_anchors)),
-            min_calls=min_calls,
-            max_calls=max_calls,
-            power_summary=describe_test_power(
-                n_held_out_traces, n_earlier_tests=start.n_earlier_tests
-            ),
-            missing_reason=None if start.missing is None else start.missing.explanation,
-            n_earlier_tests=start.n_earlier_tests,
-            resumed=start.number is not None,
-            is_finished=start.report is not None,
-        )
+        start = await open_calibration(self._runtime, traces, heldout, all_anchors)
+        return estimate_cost(self._runtime, start, all_anchors, max_reasks=reasks)
 
     async def recheck(self, heldout: Sequence[Trace]) -> tuple[PromotionEvidence, ...]:
         """Test every promoted batch again on held-out traces, and demote batches that do harm.
@@ -292,7 +278,7 @@ class Calibrator:
             ModelError: The endpoint refused, failed or could not be reached.
             StoreError: The store cannot be read or written.
         """
-        return await self._loop.recheck(heldout)
+        return await recheck(self._runtime, heldout)
 
     async def _run_worker(self) -> None:
         while not self._stopped:
@@ -302,7 +288,7 @@ class Calibrator:
             self._is_working = True
             self._notify()
             try:
-                await self._process_trace(trace)
+                await self._learn(trace)
                 self._is_quiet = True  # it works, so events are enough for later failures
             except Exception as error:  # noqa: BLE001 - no error beside an agent may end the agent
                 self._add_counts(n_failed=1)
@@ -321,12 +307,69 @@ class Calibrator:
                 self._is_working = False
                 self._notify()
 
-    async def _process_trace(self, trace: Trace) -> None:
-        held_out = await self._worker.store_trace(trace)
-        self._emit(TraceAccepted(trace_id=trace.id, use="hold_out" if held_out else "learn"))
-        if not held_out:
-            await self._worker.make_pairs(trace)
-        await self._worker.test_if_due()
+    async def _learn(self, trace: Trace) -> None:
+        """Store a trace, make its pairs unless it is held out, and test if a test is due."""
+        store = self._runtime.store
+        settings = self._runtime.settings
+        await trace.save_to(store)
+        n_purposes = len(await store.purposes(limit=MIN_PURPOSES * settings.holdout_folds))
+        rule = HoldoutRule.choose(
+            n_purposes, n_folds=settings.holdout_folds, holdout_by=settings.holdout_by
+        )
+        is_held_out = rule.is_held_out(trace.id, trace.purpose)
+        use: Literal["learn", "hold_out"] = "hold_out" if is_held_out else "learn"
+        self._emit(TraceAccepted(trace_id=trace.id, use=use))
+        if self._snapshot is None:  # the memory is read at first, and after each test
+            self._snapshot = await take_snapshot(store)
+            self._n_new_pairs = len(self._snapshot.waiting_pairs)
+        if not is_held_out:
+            known = self._snapshot.known_pair_ids
+            made = await make_trace_pairs(self._runtime, trace, known_pair_ids=known)
+            self._n_new_pairs += made.n_new
+        has_news = is_held_out or not self._has_reported_missing
+        if self._n_new_pairs >= settings.batch_size and has_news:
+            await self._test_waiting(rule)
+
+    async def _test_waiting(self, rule: HoldoutRule) -> None:
+        """Test the waiting pairs if there are enough held-out traces; say once if there are not.
+
+        Pairs that no test followed for wait for another batch.
+        """
+        runtime = self._runtime
+        snapshot = await take_snapshot(runtime.store)
+        identities = await self._list_test_traces(rule, snapshot)
+        n_tests = count_tests(snapshot.tests, identities)
+        missing = find_missing_traces(identities, n_earlier_tests=n_tests)
+        if missing is not None:
+            if not self._has_reported_missing:
+                emit_postponed(runtime, missing, self._n_new_pairs)
+            self._has_reported_missing = True
+            return
+        self._has_reported_missing = False
+        self._n_new_pairs = 0
+        stored = [await runtime.store.trace(one.id) for one in identities]
+        traces = [Trace.from_stored(one) for one in stored if one is not None]
+        waiting = snapshot.list_testable_pairs(traces)
+        batch = choose_batch(waiting, max_pairs=runtime.settings.max_pairs)
+        if batch:
+            steps = list_labeled_steps(traces)
+            await run_replay_test(runtime, batch, steps, promoted=snapshot.promoted)
+        self._snapshot = await take_snapshot(runtime.store)
+
+    async def _list_test_traces(
+        self, rule: HoldoutRule, snapshot: MemorySnapshot
+    ) -> list[TraceIdentity]:
+        """Return the newest held-out traces that may test; copies count once."""
+        ids_by_content: dict[str, str] = {}
+        for one in await self._runtime.store.testable_traces():
+            if (
+                not one.has_pairs
+                and rule.is_held_out(one.id, one.purpose)
+                and not snapshot.learned.disqualifies(rule, one.id, one.purpose)
+            ):
+                ids_by_content.setdefault(one.content_hash, one.id)
+        newest = list(ids_by_content.items())[: self._runtime.settings.max_held_out_traces]
+        return [TraceIdentity(trace_id, (content,)) for content, trace_id in newest]
 
     @property
     def _is_full(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from copy import copy
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pydantic import Field, field_validator
 
@@ -16,7 +16,7 @@ from reflact.calibration.transition_view import (
     estimate_tokens,
     show_transition,
 )
-from reflact.calibration.worked_examples import ShownExamples, rank_pairs, show_examples
+from reflact.calibration.worked_examples import rank_pairs, show_examples
 from reflact.concurrency import fan_out
 from reflact.config.critic import CriticSettings
 from reflact.errors import ConfigError, ReplyError
@@ -47,9 +47,6 @@ DEFAULT_CRITIC_SETTINGS = CriticSettings()
 
 # Scores that a critic keeps, more than one round measures; then all are computed again.
 MAX_KEPT_SCORES = 1024
-
-# Pairs whose words are kept, several times what a memory holds by default; then all are read again.
-MAX_KEPT_PAIRS = 8192
 
 
 def require_model(llm: object, *, caller: str) -> None:
@@ -105,8 +102,7 @@ class CriticReply(ReplyModel):
 class Critic:
     """Scores transitions.
 
-    Scores are kept by purpose, transition, worked examples and trial: equal questions are asked
-    once.
+    Scores are kept by purpose, transition and worked examples: equal questions are asked once.
 
     Args:
         llm: The model that judges.
@@ -206,7 +202,6 @@ class Critic:
         *,
         purpose: str,
         pairs: Sequence[ContrastPair] | None = None,
-        trial: int = 0,
         progress_before: Progress | None = None,
     ) -> StateScore:
         """Score a transition.
@@ -216,7 +211,6 @@ class Critic:
             purpose: What the agent is to achieve.
             pairs: None: the promoted ones of the memory. Else these alone, whatever their status
                 and scope; ``()`` is none.
-            trial: Equal questions of another trial are independent samples.
             progress_before: What the state before is worth by definition, whatever the model says.
                 None: the model says.
 
@@ -226,17 +220,37 @@ class Critic:
         """
         if pairs is None:
             pairs = await self._load_pairs()
-        step = _StepToScore(TransitionView(transition), purpose, trial, progress_before)
+        settings = self._settings
+        view = TransitionView(transition)
+        examples = show_examples(
+            rank_pairs(pairs, view, purpose=purpose, words_by_pair=self._words_by_pair),
+            max_tokens=settings.example_tokens,
+            max_pairs=settings.max_examples,
+            max_state_tokens=settings.example_state_tokens,
+            count_tokens=self._count_tokens,
+        )
+        pair_ids = tuple(pair.id for pair in examples.pairs)
         step_hash = digest_text(f"[{canonical_json(purpose)},{transition.canonical_json}]")
-        examples = self._choose_examples(step, pairs)
-        pair_ids = [pair.id for pair in examples.pairs]
-        key = digest_json([step_hash, trial, progress_before, *pair_ids])
+        key = digest_json([step_hash, progress_before, *pair_ids])
         score = self._scores.get(key)
-        if score is None:
-            score = await self._ask(step, step_hash, examples)
-            if len(self._scores) >= MAX_KEPT_SCORES:
-                self._scores.clear()
-            self._scores[key] = score
+        if score is not None:
+            return score
+        shown = show_transition(
+            purpose, view, max_tokens=settings.state_tokens, count_tokens=self._count_tokens
+        )
+        variables = {"examples": examples.text, "transition": shown}
+        prompt = self._prompts.render(CRITIC_PROMPT, variables)
+        case = GuardCase(transition.changes_state, QuotableTexts(view), progress_before)
+
+        async def sample(trial: int) -> Evaluation:
+            call_id = CallId(role="critic", purpose="score", part=step_hash[:16], trial=trial)
+            return await self._sample_evaluation(prompt, case, call_id)
+
+        evaluations = await fan_out(sample, range(settings.n_samples))
+        score = _combine_samples(evaluations, case, pair_ids)
+        if len(self._scores) >= MAX_KEPT_SCORES:
+            self._scores.clear()
+        self._scores[key] = score
         return score
 
     async def _load_pairs(self) -> tuple[ContrastPair, ...]:
@@ -246,48 +260,6 @@ class Critic:
                 pair for pair in self._pinned_pairs if is_visible_to(pair.scope, CRITIC_SCOPE)
             )
         return () if self._memory is None else await self._memory.promoted_pairs(CRITIC_SCOPE)
-
-    def _choose_examples(self, step: _StepToScore, pairs: Sequence[ContrastPair]) -> ShownExamples:
-        """Return the worked examples of a step."""
-        settings = self._settings
-        if len(self._words_by_pair) > MAX_KEPT_PAIRS:
-            self._words_by_pair = {}
-        order = rank_pairs(
-            pairs, step.view, purpose=step.purpose, words_by_pair=self._words_by_pair
-        )
-        return show_examples(
-            order,
-            max_tokens=settings.example_tokens,
-            max_pairs=settings.max_examples,
-            max_state_tokens=settings.example_state_tokens,
-            count_tokens=self._count_tokens,
-        )
-
-    async def _ask(self, step: _StepToScore, step_hash: str, examples: ShownExamples) -> StateScore:
-        prompt, case = self._build_prompt(step, examples)
-
-        async def sample(trial: int) -> Evaluation:
-            call_id = CallId(role="critic", purpose="score", part=step_hash[:16], trial=trial)
-            return await self._sample_evaluation(prompt, case, call_id)
-
-        n = self._settings.n_samples
-        first = step.trial * self._settings.n_samples
-        evaluations = await fan_out(sample, range(first, first + n))
-        return _combine_samples(evaluations, case, tuple(pair.id for pair in examples.pairs))
-
-    def _build_prompt(
-        self, step: _StepToScore, examples: ShownExamples
-    ) -> tuple[RenderedPrompt, GuardCase]:
-        """Return what is asked of a step, and what guards need to know of it."""
-        limit = self._settings.state_tokens
-        shown = show_transition(
-            step.purpose, step.view, max_tokens=limit, count_tokens=self._count_tokens
-        )
-        prompt = self._prompts.render(
-            CRITIC_PROMPT, {"examples": examples.text, "transition": shown}
-        )
-        changed = step.view.transition.changes_state
-        return prompt, GuardCase(changed, QuotableTexts(step.view), step.progress_before)
 
     async def _sample_evaluation(
         self, prompt: RenderedPrompt, case: GuardCase, call_id: CallId
@@ -314,15 +286,6 @@ def _name_counter(count_tokens: TokenCounter) -> str:
     if count_tokens is estimate_tokens:
         return "estimate"
     return f"{count_tokens.__module__}.{getattr(count_tokens, '__qualname__', '')}"
-
-
-class _StepToScore(NamedTuple):
-    """The arguments of ``Critic.score``."""
-
-    view: TransitionView
-    purpose: str
-    trial: int
-    progress_before: float | None
 
 
 def _combine_samples(

@@ -1,9 +1,10 @@
-"""The critic as a grader: for tasks whose answers no program can judge."""
+"""The critic as a grader, for tasks whose answers no program can judge; and rollouts as steps."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final
 
 from pydantic import JsonValue
@@ -13,11 +14,10 @@ from reflact.calibration.guards import split_words
 from reflact.calibration.labeled_steps import LabeledStep, StepScorer, list_labeled_steps
 from reflact.calibration.metrics import CriticMetrics, compute_metrics
 from reflact.calibration.trace import Trace
-from reflact.calibration.trace_sources import REPLY_ACTION, last_messages, list_transitions
 from reflact.concurrency import fan_out
 from reflact.environments.function_identity import identify_function
 from reflact.errors import CallError, ConfigError, EnvironmentFailure
-from reflact.memory.models import Action, StateScore, Transition
+from reflact.memory.models import Action, Label, Transition
 from reflact.records import CriticAccuracy, CriticDescription
 from reflact.types import Grade, Item, Rollout, Score, Turn, canonical_json
 
@@ -27,6 +27,18 @@ NON_ANSWER: Final = re.compile(
     r"| ((i am|i m) )?not sure "
     r"| i (cannot|can t|am unable to|m unable to) answer( this question)? "
 )
+
+# The largest progress.
+MAX_PROGRESS = 10.0
+
+# The progress of a question that is not answered yet.
+BASE_PROGRESS = 0.0
+
+# The action of a conversation's transitions; its argument is what was said.
+REPLY_ACTION = "reply"
+
+# Guards after which what the critic says is not what counts.
+NO_CREDIT_GUARDS = frozenset({"no_change", "invented_evidence", "no_evidence", "vanished_evidence"})
 
 
 def explain_empty_answer(answer: str, *, question: str, purpose: str) -> str | None:
@@ -47,19 +59,57 @@ def explain_empty_answer(answer: str, *, question: str, purpose: str) -> str | N
     return None
 
 
-# The largest progress.
-MAX_PROGRESS = 10.0
-
-# The progress of a question that is not answered yet.
-BASE_PROGRESS = 0.0
-
-# Guards after which what the critic says is not what counts.
-NO_CREDIT_GUARDS = frozenset({"no_change", "invented_evidence", "no_evidence", "vanished_evidence"})
-
-
 def item_input(item: Item) -> str:
     """Return an item's input as a purpose: text as it is, anything else as canonical JSON."""
     return item.input if isinstance(item.input, str) else canonical_json(item.input)
+
+
+def last_messages(turns: Sequence[Turn]) -> str:
+    """Return the messages that the agent has not answered yet, or else its last words."""
+    answered = max((n for n, turn in enumerate(turns) if turn.role == "assistant"), default=-1)
+    unanswered = turns[answered + 1 :] or turns[answered:]
+    return "\n\n".join(turn.content for turn in unanswered)
+
+
+def list_transitions(
+    rollout: Rollout, *, state: Callable[[Sequence[Turn]], JsonValue] = last_messages
+) -> tuple[Transition, ...]:
+    """Return one transition for each reply of the agent.
+
+    Args:
+        rollout: A conversation, without the skill.
+        state: Renders the state from the turns so far: before a reply, and before the next one or
+            at the end.
+    """
+    turns = rollout.turns
+    places = [n for n, turn in enumerate(turns) if turn.role == "assistant"]
+    return tuple(
+        Transition(
+            before=state(turns[:place]),
+            action=Action(name=REPLY_ACTION, arguments=turns[place].content),
+            after=state(turns[:following]),
+        )
+        for place, following in pairwise([*places, len(turns)])
+    )
+
+
+def label_replies(rollout: Rollout) -> tuple[Label | None, ...]:
+    """Return what a program found of each reply, in the order of ``list_transitions``.
+
+    The score is of what came out, so the last reply has it: ten times the soft score is progress
+    after. Of an only reply progress before is 0, since nothing was answered; of several nobody
+    knows it.
+    """
+    replies = sum(turn.role == "assistant" for turn in rollout.turns)
+    if rollout.score is None or replies == 0:
+        return (None,) * replies
+    last = Label(
+        progress_before=0 if replies == 1 else None,
+        progress_after=10 * rollout.score.soft,
+        source="program",
+        reasoning=rollout.feedback or "",
+    )
+    return (*(None,) * (replies - 1), last)
 
 
 class CriticGrader:
@@ -99,20 +149,16 @@ class CriticGrader:
         self._critic = critic
         self._pass_threshold = pass_threshold
         self._purpose = purpose
-        self._purpose_identity = identify_function(purpose)
         self.scored_by = describe_critic(critic, measurements)
         """The critic, as a run's summary names it."""
-
-    @property
-    def identity(self) -> JsonValue:
-        """The critic with its snapshot, the threshold and the purpose."""
-        return {
+        self.identity: JsonValue = {
             "grader": "critic",
             "critic": self.scored_by.identity,
-            "passes_at": float(self._pass_threshold),
+            "passes_at": float(pass_threshold),
             "progress_before": BASE_PROGRESS,
-            "purpose": self._purpose_identity,
+            "purpose": identify_function(purpose),
         }
+        """The critic with its snapshot, the threshold and the purpose."""
 
     async def __call__(self, item: Item, answer: str) -> Grade:
         """Score an answer.
@@ -124,16 +170,13 @@ class CriticGrader:
             ProviderError, BudgetSpent: The critic's endpoint or budget failed.
         """
         purpose = self._purpose(item)
+        needed = f"{self._pass_threshold:g} needed"
         nothing = explain_empty_answer(answer, question=item_input(item), purpose=purpose)
         if nothing is not None:
-            return Grade(
-                score=Score.of(0),
-                answer=answer,
-                feedback=f"worth 0 of {MAX_PROGRESS:g}, {self._pass_threshold:g} needed: {nothing}",
-            )
-        transition = Transition(
-            before=item.input, action=Action(name=REPLY_ACTION, arguments=answer), after=answer
-        )
+            feedback = f"worth 0 of {MAX_PROGRESS:g}, {needed}: {nothing}"
+            return Grade(score=Score.of(0), answer=answer, feedback=feedback)
+        action = Action(name=REPLY_ACTION, arguments=answer)
+        transition = Transition(before=item.input, action=action, after=answer)
         try:
             score = await self._critic.score(
                 transition, purpose=purpose, progress_before=BASE_PROGRESS
@@ -142,21 +185,21 @@ class CriticGrader:
             raise EnvironmentFailure(
                 f"the critic gave no score for item {item.id!r}: {error}"
             ) from error
-        progress = score.evaluation.progress_after
-        return Grade(
-            score=Score(hard=float(progress >= self._pass_threshold), soft=progress / MAX_PROGRESS),
-            answer=answer,
-            feedback=None if progress == MAX_PROGRESS else self._build_feedback(score),
-        )
-
-    def _build_feedback(self, score: StateScore) -> str:
         said = score.evaluation
+        progress = said.progress_after
         denied = [
             name.replace("_", " ") for name in score.applied_guards if name in NO_CREDIT_GUARDS
         ]
         why = f", no credit for the answer ({', '.join(denied)})" if denied else ""
-        progress = f"{said.progress_after:g} of {MAX_PROGRESS:g}, {self._pass_threshold:g} needed"
-        return f"a critic scored it {progress}{why}: {said.reasoning}"
+        feedback = (
+            f"a critic scored it {progress:g} of {MAX_PROGRESS:g}, {needed}{why}: {said.reasoning}"
+        )
+        hard = float(progress >= self._pass_threshold)
+        return Grade(
+            score=Score(hard=hard, soft=progress / MAX_PROGRESS),
+            answer=answer,
+            feedback=None if progress == MAX_PROGRESS else feedback,
+        )
 
 
 async def measure_critic(
@@ -172,9 +215,8 @@ async def measure_critic(
         ProviderError: The endpoint refused, failed or could not be reached.
         StoreError: The memory cannot be read.
     """
-    return await measure_critic_on_steps(
-        critic, list_labeled_steps(traces), max_concurrent=max_concurrent
-    )
+    steps = list_labeled_steps(traces)
+    return await measure_critic_on_steps(critic, steps, max_concurrent=max_concurrent)
 
 
 async def measure_critic_on_steps(
@@ -197,16 +239,14 @@ def describe_critic(critic: Critic, measurements: CriticMetrics | None) -> Criti
             "the scores of a critic that reads a memory may change during a run: pass "
             "`await critic.pin()` or `critic.pin_to(pairs)`"
         )
-    accuracy = (
-        None
-        if measurements is None
-        else CriticAccuracy(
+    accuracy = None
+    if measurements is not None:
+        accuracy = CriticAccuracy(
             traces=measurements.n_traces,
             transitions=measurements.n_transitions,
             error=measurements.error,
             accuracy=measurements.accuracy,
         )
-    )
     return CriticDescription(
         identity=critic.identity,
         snapshot=critic.snapshot,
@@ -256,7 +296,7 @@ class CriticAnnotator:
         """
         purpose = self._purpose(item)
 
-        async def line(numbered: tuple[int, Transition]) -> str:
+        async def describe_reply(numbered: tuple[int, Transition]) -> str:
             number, transition = numbered
             try:
                 said = (await self._critic.score(transition, purpose=purpose)).evaluation
@@ -267,6 +307,5 @@ class CriticAnnotator:
                 f"reply {number}: a critic gave {progress}, of {MAX_PROGRESS:g}: {said.reasoning}"
             )
 
-        return await fan_out(
-            line, tuple(enumerate(list_transitions(rollout, state=self._state), 1))
-        )
+        transitions = list_transitions(rollout, state=self._state)
+        return await fan_out(describe_reply, list(enumerate(transitions, 1)))

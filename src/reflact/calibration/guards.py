@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from reflact.calibration.transition_view import ABSENT_TEXT, FieldChange, TransitionView
+from reflact.calibration.transition_view import ABSENT_TEXT, TransitionView
 from reflact.memory.models import Evaluation
 
 _ESCAPE = re.compile(r'\\[nrt"\\/]')
@@ -26,7 +26,7 @@ _WORD = re.compile(
     r"|[\u2600-\u27bf\U0001f000-\U0001faff]|[^\W\d\u0e00-\U0010ffff]+|\x1e"
 )
 
-_WHOLE_NUMBER = re.compile(r"(-?\d+)\.0+")
+_WHOLE_NUMBER = re.compile(r"^(-?\d+)\.0+$")
 
 # What a diff has before each line; a minus makes another number of one that a line begins with.
 _SIGN_WORDS = frozenset("-+ ")
@@ -41,35 +41,34 @@ _CONNECTING_WORDS = frozenset(_CONNECTING_TEXT.split())
 class QuotableTexts:
     """What evidence about a transition may quote: the state after, and what changed."""
 
-    def __init__(self, texts: TransitionView) -> None:
-        self._before = _WordSequence([texts.before_text])
-        self._after = _WordSequence([texts.after_text])
-        if all(isinstance(side, str) for side in texts.states):
-            lines = texts.change_text.split("\n")
-            numbers = [line for line in lines if line[:1] == "-" and line[1:2].isdecimal()]
-            unsigned = "\n".join(line[1:] if line[:1] in _SIGN_WORDS else line for line in lines)
-            self._old = _WordSequence(numbers)
-            self._new = _WordSequence([])
-            self._shown = _WordSequence([unsigned, *numbers])
+    def __init__(self, view: TransitionView) -> None:
+        self._before = _WordSequence([view.before_text])
+        self._after = _WordSequence([view.after_text])
+        if view.has_texts:
+            lines = view.change_text.split("\n")
+            # A removed line that begins with a digit: its sign may belong to the number.
+            old = [line for line in lines if line[:1] == "-" and line[1:2].isdecimal()]
+            new: list[str] = []
+            unsigned = [line[1:] if line[:1] in _SIGN_WORDS else line for line in lines]
+            shown = ["\n".join(unsigned), *old]
         else:
-            self._old, self._new = (
-                _WordSequence(_list_field_values(texts.changed_fields, after=side))
-                for side in (False, True)
-            )
-            absent = (
-                f"{field.path} {ABSENT_TEXT}"
-                for field in texts.changed_fields
-                if field.after is None
-            )
-            self._shown = _WordSequence([texts.change_text, *absent])
+            fields = view.changed_fields
+            old = [f"{one.path} {one.before}" for one in fields if one.before is not None]
+            new = [f"{one.path} {one.after}" for one in fields if one.after is not None]
+            gone = [f"{one.path} {ABSENT_TEXT}" for one in fields if one.after is None]
+            shown = [view.change_text, *gone]
+        self._old = _WordSequence(old)
+        self._new = _WordSequence(new)
+        self._shown = _WordSequence(shown)
 
     def find_invented(self, evidence: Sequence[str]) -> tuple[str, ...]:
         """Return those pieces of evidence that are not there, or quote nothing."""
-        texts = (self._after, self._new, self._shown)
-        quotes = ((piece, _parse_quote(piece)) for piece in evidence)
-        return tuple(
-            piece for piece, quote in quotes if not (quote.has_content and quote.is_in(*texts))
-        )
+        invented = []
+        for piece in evidence:
+            quote = _parse_quote(piece)
+            if not quote.has_content or not quote.is_in(self._after, self._new, self._shown):
+                invented.append(piece)
+        return tuple(invented)
 
     def find_vanished(self, evidence: Sequence[str]) -> tuple[str, ...]:
         """Return those that stand nowhere but in what is gone: removed lines, values that a field
@@ -77,12 +76,12 @@ class QuotableTexts:
 
         What names both sides of a change, or says that a field is gone, speaks of the state after.
         """
-        gone = (self._before, self._old)
-        there = (self._after, self._new)
-        quotes = ((piece, _parse_quote(piece)) for piece in evidence)
-        return tuple(
-            piece for piece, quote in quotes if quote.is_in(*gone) and not quote.is_in(*there)
-        )
+        vanished = []
+        for piece in evidence:
+            quote = _parse_quote(piece)
+            if quote.is_in(self._before, self._old) and not quote.is_in(self._after, self._new):
+                vanished.append(piece)
+        return tuple(vanished)
 
     def mentions_change(self, evidence: Sequence[str]) -> bool:
         """Whether any evidence speaks of what changed, not only of what was there before."""
@@ -116,20 +115,9 @@ def _parse_quote(text: str) -> _WordSequence:
 
 
 def split_words(text: str) -> list[str]:
-    """Return a text's words in order, as they are compared."""
+    """Return a text's words in order, as they are compared; 5.0 is 5."""
     plain = _ESCAPE.sub(" ", unicodedata.normalize("NFKC", text).casefold())
-    return [_normalize_number(word) for word in _WORD.findall(plain)]
-
-
-def _normalize_number(word: str) -> str:
-    whole = _WHOLE_NUMBER.fullmatch(word) if word[-1] == "0" else None
-    return word if whole is None else whole[1]
-
-
-def _list_field_values(fields: Iterable[FieldChange], *, after: bool) -> list[str]:
-    """Return the fields with the value that they have on a side, as far as they are there."""
-    sides = ((field.path, field.after if after else field.before) for field in fields)
-    return [f"{path} {value}" for path, value in sides if value is not None]
+    return [_WHOLE_NUMBER.sub(r"\1", word) for word in _WORD.findall(plain)]
 
 
 # The largest change of progress in one step whose confidence is not limited.
@@ -149,6 +137,19 @@ class GuardCase(NamedTuple):
     quotable: QuotableTexts
     progress_before: float | None = None
 
+    def list_bearing_evidence(self, evaluation: Evaluation) -> tuple[str, ...]:
+        """Return the evidence that can bear the change of progress: what is gone bears no gain."""
+        if evaluation.delta <= 0:
+            return evaluation.evidence
+        gone = self.quotable.find_vanished(evaluation.evidence)
+        return tuple(quote for quote in evaluation.evidence if quote not in gone)
+
+    def set_progress_before(self, evaluation: Evaluation) -> Evaluation:
+        """Return an evaluation with the known progress before, if it is known."""
+        if self.progress_before is None:
+            return evaluation
+        return evaluation.model_copy(update={"progress_before": self.progress_before})
+
 
 def deny_invented_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """Evidence that is not there is struck out, and what rests on it gets no credit."""
@@ -166,14 +167,14 @@ def deny_missing_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation
 
 def deny_vanished_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """A gain for which only what is gone is quoted gets no credit."""
-    if not evaluation.evidence or _select_bearing_evidence(evaluation, case):
+    if not evaluation.evidence or case.list_bearing_evidence(evaluation):
         return evaluation
     return _deny_credit(evaluation)
 
 
 def doubt_old_evidence(evaluation: Evaluation, case: GuardCase) -> Evaluation:
     """A change for which only what was there before is quoted gets little confidence."""
-    bearing = _select_bearing_evidence(evaluation, case)
+    bearing = case.list_bearing_evidence(evaluation)
     if evaluation.delta == 0 or case.quotable.mentions_change(bearing):
         return evaluation
     return _cap_confidence(evaluation, MAX_UNSUPPORTED_CONFIDENCE)
@@ -205,7 +206,7 @@ def apply_guards(evaluation: Evaluation, case: GuardCase) -> tuple[Evaluation, t
     If nothing changed, nothing was achieved: the guard ``no_change`` makes progress after progress
     before.
     """
-    evaluation = _set_progress_before(evaluation, case)
+    evaluation = case.set_progress_before(evaluation)
     if not case.has_change:
         if evaluation.delta == 0:
             return evaluation, ()
@@ -225,13 +226,19 @@ def find_objection(evaluation: Evaluation, case: GuardCase) -> str | None:
     A difference between two states that differ has to rest on evidence that exists; a gain on more
     than what is gone.
     """
-    evaluation = _set_progress_before(evaluation, case)
+    evaluation = case.set_progress_before(evaluation)
     if not case.has_change or evaluation.delta == 0:
         return None
+    known = case.progress_before
+    claim_no_change = "give equal numbers"
+    if known is not None:
+        claim_no_change = (
+            f"give {known:g} as phi after, since the state before counts {known:g} here"
+        )
     if not evaluation.evidence:
         return (
             "evidence is empty: copy words from the state after or from the change, or "
-            f"{_describe_no_change(case)}"
+            f"{claim_no_change}"
         )
     invented = case.quotable.find_invented(evaluation.evidence)
     if invented:
@@ -239,42 +246,17 @@ def find_objection(evaluation: Evaluation, case: GuardCase) -> str | None:
             f"evidence {_join_quotes(invented)} stands neither in the state after nor in the "
             "change: copy words that do"
         )
-    if _select_bearing_evidence(evaluation, case):
+    if case.list_bearing_evidence(evaluation):
         return None
     return (
         f"evidence {_join_quotes(evaluation.evidence)} is gone in the state after, which shows no "
         "gain: copy words from the state after, or a change with both its sides, or "
-        f"{_describe_no_change(case)}"
+        f"{claim_no_change}"
     )
-
-
-def _select_bearing_evidence(evaluation: Evaluation, case: GuardCase) -> tuple[str, ...]:
-    """Return the evidence that can bear the change of progress: what is gone bears no gain."""
-    if evaluation.delta <= 0:
-        return evaluation.evidence
-    gone = case.quotable.find_vanished(evaluation.evidence)
-    return tuple(quote for quote in evaluation.evidence if quote not in gone)
 
 
 def _join_quotes(quotes: Sequence[str]) -> str:
     return ", ".join(repr(quote[:100]) for quote in quotes[:3])
-
-
-def _set_progress_before(evaluation: Evaluation, case: GuardCase) -> Evaluation:
-    """Return an evaluation whose progress before is the known value, if there is one."""
-    if case.progress_before is None or case.progress_before == evaluation.progress_before:
-        return evaluation
-    return evaluation.model_copy(update={"progress_before": case.progress_before})
-
-
-def _describe_no_change(case: GuardCase) -> str:
-    """Return in words how an evaluation claims no change."""
-    if case.progress_before is None:
-        return "give equal numbers"
-    return (
-        f"give {case.progress_before:g} as phi after, since the state before counts "
-        f"{case.progress_before:g} here"
-    )
 
 
 def _remove_credit(evaluation: Evaluation) -> Evaluation:

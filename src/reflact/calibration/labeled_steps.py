@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from reflact.calibration.critic import Critic
 from reflact.calibration.metrics import ScoredStep
-from reflact.calibration.pairs import DistanceBand, StepToContrast
-from reflact.calibration.splits import deduplicate_traces, list_labeled_events
+from reflact.calibration.splits import deduplicate_traces
 from reflact.calibration.trace import Trace
 from reflact.concurrency import fan_out
 from reflact.errors import CallError, RunFailed
 from reflact.jsonutil import is_same_json
 from reflact.memory.cards import TraceIdentity
-from reflact.memory.models import ContrastPair, Evaluation, Label, ScoreEvent, Transition
+from reflact.memory.models import ContrastPair, Evaluation, Label, Transition
 
 # A critic may leave so many of its first questions without a valid score before a calibration ends.
 MAX_FIRST_FAILURES = 10
@@ -39,7 +38,7 @@ class LabeledStep(NamedTuple):
     def build_scored_step(self, evaluation: Evaluation) -> ScoredStep:
         """Return an evaluation of this step beside what is right."""
         return ScoredStep(
-            trace_id=self.trace_id,
+            trace_id=self.trace.id,
             step=self.number,
             label=self.label,
             evaluation=evaluation,
@@ -49,12 +48,9 @@ class LabeledStep(NamedTuple):
 
     def is_revealed_by(self, pair: ContrastPair) -> bool:
         """Whether a pair tells the step's score: it shows the state after it, under its purpose."""
-        if pair.purpose != self.purpose:
-            return False
         after = self.transition.after
-        return is_same_json(pair.transition.before, after) or is_same_json(
-            pair.transition.after, after
-        )
+        states = (pair.transition.before, pair.transition.after)
+        return pair.purpose == self.purpose and any(is_same_json(one, after) for one in states)
 
 
 def list_labeled_steps(traces: Iterable[Trace]) -> tuple[LabeledStep, ...]:
@@ -62,45 +58,32 @@ def list_labeled_steps(traces: Iterable[Trace]) -> tuple[LabeledStep, ...]:
     return tuple(
         LabeledStep(trace.recording, event.step, trace.purpose, event.transition, event.label)
         for trace in deduplicate_traces(traces)
-        for event in list_labeled_events(trace)
+        for event in trace.events
         if event.label is not None
     )
 
 
 def list_pair_steps(pairs: Iterable[ContrastPair]) -> tuple[LabeledStep, ...]:
-    """Return the steps of pairs, each once; the right side is the label."""
+    """Return the steps of labelled pairs, each once; the right side is the label."""
     pairs_by_subject: dict[str, list[ContrastPair]] = defaultdict(list)
     for pair in pairs:
-        pairs_by_subject[pair.hashes.subject].append(pair)
-    return tuple(_build_pair_step(name, same) for name, same in sorted(pairs_by_subject.items()))
-
-
-def _build_pair_step(name: str, pairs: Sequence[ContrastPair]) -> LabeledStep:
-    first = pairs[0]
-    label = Label(
-        progress_before=first.right.progress_before,
-        progress_after=first.right.progress_after,
-        source=first.label_source,
-        reasoning=first.right.reasoning,
-    )
-    trace = TraceIdentity(first.provenance.trace_id or name, (name,))
-    number = first.provenance.step or 0
-    return LabeledStep(trace, number, first.purpose, first.transition, label, tuple(pairs))
-
-
-def list_steps_to_contrast(
-    measured: Iterable[tuple[LabeledStep, ScoredStep | None]], band: DistanceBand
-) -> Iterator[StepToContrast]:
-    """Yield steps of pairs with the critic's present evaluation."""
-    for step, score in measured:
-        if score is not None:
-            event = ScoreEvent(
-                step=step.number,
-                transition=step.transition,
-                evaluation=score.evaluation,
-                label=step.label,
-            )
-            yield StepToContrast(event, step.pairs[0].right, step.purpose, step.trace_id, band)
+        if pair.label_source is not None:
+            pairs_by_subject[pair.hashes.subject].append(pair)
+    steps = []
+    for subject, same in sorted(pairs_by_subject.items()):
+        first = same[0]
+        assert first.label_source is not None
+        label = Label(
+            progress_before=first.right.progress_before,
+            progress_after=first.right.progress_after,
+            source=first.label_source,
+            reasoning=first.right.reasoning,
+        )
+        trace = TraceIdentity(first.provenance.trace_id or subject, (subject,))
+        number = first.provenance.step or 0
+        step = LabeledStep(trace, number, first.purpose, first.transition, label, tuple(same))
+        steps.append(step)
+    return tuple(steps)
 
 
 class StepScorer:

@@ -123,25 +123,38 @@ def compute_metrics(scored: Sequence[ScoredStep]) -> CriticMetrics | None:
     """Return what a critic's scores are worth, None if there are none."""
     if not scored:
         return None
-    sample = _TraceBootstrap(scored, stream_name="0/all")
-    estimate = sample.estimate
-    total = sample.totals
+    by_trace = [_sum_steps(steps) for steps in _group_by_trace(scored).values()]
+    total = _add_sums(by_trace)
+    resampled = [_add_sums(sample) for sample in _resample(by_trace, "0/all")]
+
+    def estimate(
+        figure: Callable[[_TraceSums], float], low: float, high: float
+    ) -> IntervalEstimate:
+        return _build_interval(figure(total), map(figure, resampled), low, high)
+
     correct = [step.label.progress_after for step in scored]
-    usual = median(correct)
-    share = total.right / total.steps
+    constant = median(correct)
+    right_share = total.right / total.steps
+    # A resample may lack what can be compared although the whole has it.
+    accuracy = None
+    if total.pairs:
+        accuracy = estimate(lambda t: t.ordered / t.pairs if t.pairs else 0.5, 0, 1)
+    consistency = None
+    if total.successions:
+        consistency = estimate(lambda t: t.consistent / t.successions if t.successions else 1, 0, 1)
     return CriticMetrics(
-        n_traces=sample.n_traces,
+        n_traces=len(by_trace),
         n_transitions=len(scored),
         error=estimate(lambda t: t.error / t.steps, 0, 10),
         bias=estimate(lambda t: t.bias / t.steps, -10, 10),
-        accuracy=estimate(_compute_accuracy, 0, 1) if total.pairs else None,
-        consistency=estimate(_compute_consistency, 0, 1) if total.successions else None,
+        accuracy=accuracy,
+        consistency=consistency,
         brier=estimate(lambda t: t.brier / t.steps, 0, 1),
-        calibration=estimate(_compute_calibration, 0, 1),
+        calibration=estimate(lambda t: math.fsum(map(abs, t.overconfidence)) / t.steps, 0, 1),
         constant=ConstantBaseline(
-            progress=usual,
-            error=math.fsum(abs(progress - usual) for progress in correct) / len(correct),
-            brier=share * (1 - share),
+            progress=constant,
+            error=math.fsum(abs(progress - constant) for progress in correct) / len(correct),
+            brier=right_share * (1 - right_share),
         ),
         reliability=_build_bins(scored),
     )
@@ -149,21 +162,19 @@ def compute_metrics(scored: Sequence[ScoredStep]) -> CriticMetrics | None:
 
 def pairwise_accuracy(steps: Sequence[ScoredStep]) -> float | None:
     """Return the pairwise accuracy (see ``CriticMetrics``), None if nothing can be ordered."""
-    traces = [_count_ordered(trace) for trace in _group_by_trace(steps).values()]
-    pairs = sum(n for n, _ in traces)
-    return sum(right for _, right in traces) / pairs if pairs else None
+    pairs = 0
+    right = 0.0
+    for trace in _group_by_trace(steps).values():
+        n_compared, n_right = _count_ordered(trace)
+        pairs += n_compared
+        right += n_right
+    return right / pairs if pairs else None
 
 
-def bootstrap_mean(
-    values: Sequence[float], *, low: float, high: float, stream_name: str
-) -> IntervalEstimate:
-    """Return the mean of one value for each trace, with its interval, resampled by trace.
-
-    ``low`` and ``high`` are the range of such a mean, the interval of a single value. Equal stream
-    names draw equally.
-    """
-    means = [sum(sample) / len(sample) for sample in _resample(values, stream_name)]
-    return _build_interval(math.fsum(values) / len(values), means, low, high)
+def estimate_effect(effects: Sequence[float]) -> IntervalEstimate:
+    """Return the mean of one change of error for each trace, with its interval."""
+    means = [sum(sample) / len(sample) for sample in _resample(effects, "effect")]
+    return _build_interval(math.fsum(effects) / len(effects), means, -10, 10)
 
 
 def _resample(values: Sequence[T], stream_name: str) -> Iterator[list[T]]:
@@ -189,24 +200,25 @@ def _build_interval(
 class _TraceSums(NamedTuple):
     """Sums over the steps of a trace, or of several; every figure is a function of such sums."""
 
-    steps: float = 0
-    error: float = 0
-    bias: float = 0
-    right: float = 0
-    brier: float = 0
-    pairs: float = 0
-    ordered: float = 0
-    successions: float = 0
-    consistent: float = 0
-    overconfidence: tuple[float, ...] = (0.0,) * N_BINS
+    steps: float
+    error: float
+    bias: float
+    right: float
+    brier: float
+    pairs: float
+    ordered: float
+    successions: float
+    consistent: float
+    overconfidence: tuple[float, ...]
 
 
 def _sum_steps(steps: Sequence[ScoredStep]) -> _TraceSums:
     pairs, ordered = _count_ordered(steps)
     consistent = list(_list_consistent(steps))
-    sums = [0.0] * N_BINS
+    overconfidence = [0.0] * N_BINS
     for step in steps:
-        sums[_find_bin(step.evaluation.confidence)] += step.evaluation.confidence - step.is_right
+        confidence = step.evaluation.confidence
+        overconfidence[_find_bin(confidence)] += confidence - step.is_right
     return _TraceSums(
         steps=len(steps),
         error=math.fsum(abs(step.error) for step in steps),
@@ -217,78 +229,8 @@ def _sum_steps(steps: Sequence[ScoredStep]) -> _TraceSums:
         ordered=ordered,
         successions=len(consistent),
         consistent=sum(consistent),
-        overconfidence=tuple(sums),
+        overconfidence=tuple(overconfidence),
     )
-
-
-def _count_ordered(steps: Sequence[ScoredStep]) -> tuple[int, float]:
-    """Return the number of comparisons in the steps of one trace, and of right ones; see
-    ``CriticMetrics.accuracy``.
-    """
-    shares = [
-        (1 + _sign(s.evaluation.delta) * _sign(s.label.delta)) / 2
-        for s in steps
-        if s.label.delta is not None and abs(s.label.delta) >= MIN_LABEL_DIFFERENCE
-    ]
-    shares += [
-        (1 + _sign(abs(step.evaluation.progress_after - wrong) - abs(step.error))) / 2
-        for step in steps
-        for wrong in step.wrong_progress
-    ]
-    pairs, right = _count_across_steps(steps)
-    return len(shares) + pairs, sum(shares) + right
-
-
-def _count_across_steps(steps: Sequence[ScoredStep]) -> tuple[int, float]:
-    """Compare every two states after a step."""
-    pairs = 0
-    shares = 0.0
-    for one, other in combinations(steps, 2):
-        difference = one.label.progress_after - other.label.progress_after
-        if abs(difference) >= MIN_LABEL_DIFFERENCE:
-            said = one.evaluation.progress_after - other.evaluation.progress_after
-            pairs += 1
-            shares += (1 + _sign(said) * _sign(difference)) / 2
-    return pairs, shares
-
-
-def _list_consistent(steps: Sequence[ScoredStep]) -> Iterator[bool]:
-    often = Counter(step.step for step in steps)
-    # A perturbed pair repeats the number of its step, and no state follows from it.
-    single = (step for step in steps if often[step.step] == 1)
-    for earlier, later in pairwise(sorted(single, key=lambda step: step.step)):
-        if later.step == earlier.step + 1:
-            together = later.evaluation.delta
-            apart = later.evaluation.progress_after - earlier.evaluation.progress_after
-            yield _sign(together) == _sign(apart)
-
-
-def _compute_accuracy(sums: _TraceSums) -> float:
-    return sums.ordered / sums.pairs if sums.pairs else 0.5
-
-
-def _compute_consistency(sums: _TraceSums) -> float:
-    return sums.consistent / sums.successions if sums.successions else 1.0
-
-
-def _compute_calibration(sums: _TraceSums) -> float:
-    return math.fsum(map(abs, sums.overconfidence)) / sums.steps
-
-
-class _TraceBootstrap:
-    """Traces and their resamples, which all figures share."""
-
-    def __init__(self, scored: Sequence[ScoredStep], *, stream_name: str) -> None:
-        sums = [_sum_steps(steps) for steps in _group_by_trace(scored).values()]
-        self.n_traces = len(sums)
-        self.totals = _add_sums(sums)
-        self._resampled_totals = [_add_sums(sample) for sample in _resample(sums, stream_name)]
-
-    def estimate(
-        self, figure: Callable[[_TraceSums], float], low: float, high: float
-    ) -> IntervalEstimate:
-        """Return a figure with its interval; ``low`` and ``high`` are its range."""
-        return _build_interval(figure(self.totals), map(figure, self._resampled_totals), low, high)
 
 
 def _add_sums(sums: Iterable[_TraceSums]) -> _TraceSums:
@@ -296,22 +238,64 @@ def _add_sums(sums: Iterable[_TraceSums]) -> _TraceSums:
     return _TraceSums._make([*map(sum, plain), tuple(map(sum, zip(*bins, strict=True)))])
 
 
+def _count_ordered(steps: Sequence[ScoredStep]) -> tuple[int, float]:
+    """Return the number of comparisons in the steps of one trace, and of right ones; see
+    ``CriticMetrics.accuracy``.
+    """
+    shares = []
+    for step in steps:
+        delta = step.label.delta
+        if delta is not None and abs(delta) >= MIN_LABEL_DIFFERENCE:
+            shares.append(_compare_signs(step.evaluation.delta, delta))
+    for step in steps:
+        for wrong in step.wrong_progress:
+            nearer = abs(step.evaluation.progress_after - wrong) - abs(step.error)
+            shares.append(_compare_signs(nearer, 1))
+    across = []
+    for one, other in combinations(steps, 2):
+        difference = one.label.progress_after - other.label.progress_after
+        if abs(difference) >= MIN_LABEL_DIFFERENCE:
+            said = one.evaluation.progress_after - other.evaluation.progress_after
+            across.append(_compare_signs(said, difference))
+    return len(shares) + len(across), sum(shares) + sum(across)
+
+
+def _list_consistent(steps: Sequence[ScoredStep]) -> Iterator[bool]:
+    often = Counter(step.step for step in steps)
+    # A perturbed pair repeats the number of its step, and no state follows from it.
+    single = [step for step in steps if often[step.step] == 1]
+    single.sort(key=lambda step: step.step)
+    for earlier, later in pairwise(single):
+        if later.step == earlier.step + 1:
+            apart = later.evaluation.progress_after - earlier.evaluation.progress_after
+            yield _sign(later.evaluation.delta) == _sign(apart)
+
+
+def _compare_signs(value: float, expected: float) -> float:
+    """Return 1 for equal signs, 0 for opposite ones, and a half if a value is 0."""
+    return (1 + _sign(value) * _sign(expected)) / 2
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
+
+
 def _build_bins(scored: Sequence[ScoredStep]) -> tuple[ReliabilityBin, ...]:
     members: dict[int, list[ScoredStep]] = defaultdict(list)
     for step in scored:
         members[_find_bin(step.evaluation.confidence)].append(step)
-    return tuple(
-        ReliabilityBin(
+    bins = []
+    for number, steps in sorted(members.items()):
+        confidence = math.fsum(step.evaluation.confidence for step in steps) / len(steps)
+        one = ReliabilityBin(
             low=number / N_BINS,
             high=(number + 1) / N_BINS,
             n_transitions=len(steps),
-            confidence=min(
-                1.0, math.fsum(step.evaluation.confidence for step in steps) / len(steps)
-            ),
+            confidence=min(1.0, confidence),
             right_share=sum(step.is_right for step in steps) / len(steps),
         )
-        for number, steps in sorted(members.items())
-    )
+        bins.append(one)
+    return tuple(bins)
 
 
 def _find_bin(confidence: float) -> int:
@@ -323,7 +307,3 @@ def _group_by_trace(scored: Iterable[ScoredStep]) -> dict[str, list[ScoredStep]]
     for step in scored:
         traces[step.trace_id].append(step)
     return traces
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)

@@ -11,18 +11,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import JsonValue
 
 from reflact.calibration.guards import QuotableTexts
+from reflact.calibration.trace import Trace
 from reflact.calibration.transition_view import TransitionView, list_changes, show_state
 from reflact.jsonutil import is_same_json
 from reflact.memory.models import (
-    Action,
     Construction,
     ContrastPair,
-    Direction,
     Evaluation,
     Provenance,
     ScoreEvent,
@@ -43,66 +42,41 @@ DISTANCE_TOLERANCE = 1e-9
 # matter of taste.
 MIN_DISTANCE = 1.0
 
-DIRECTIONS: Final[tuple[Direction, ...]] = ("rises", "falls", "stays")
+# Progress rises, stays or falls; each has a third of a batch.
+N_DIRECTIONS = 3
 
 _MAX_QUOTE_CHARS = 80
 _MAX_QUOTED_FIELDS = 3
 
 
-class DistanceBand(NamedTuple):
-    """How far a wrong progress after may be from the right one."""
-
-    nearest: float = MIN_DISTANCE
-    farthest: float = 10.0
-
-    def contains(self, wrong: Evaluation, right: Evaluation) -> bool:
-        """Whether the distance of two evaluations lies within."""
-        distance = abs(wrong.progress_after - right.progress_after)
-        return self.nearest - DISTANCE_TOLERANCE <= distance <= self.farthest + DISTANCE_TOLERANCE
-
-
-ANY_DISTANCE = DistanceBand()
-
-
 class StepToContrast(NamedTuple):
-    """A step with its right evaluation; ``band`` is the distance of wrong ones."""
+    """A step with its right evaluation, and how far from it a wrong progress after may be."""
 
     event: ScoreEvent
     right: Evaluation
     purpose: str
     trace_id: str
-    band: DistanceBand = ANY_DISTANCE
+    max_distance: float = 10.0
 
-    def build_pair(
-        self,
-        wrong: Evaluation,
-        *,
-        construction: Construction,
-        mistake: str,
-        reason: str,
-        **changes: Any,
-    ) -> ContrastPair:
-        """Return a pair of the step; ``changes`` replace fields that follow from it."""
+    def contrasts(self, wrong: Evaluation, right: Evaluation) -> bool:
+        """Whether two evaluations are from ``MIN_DISTANCE`` to ``max_distance`` apart."""
+        distance = abs(wrong.progress_after - right.progress_after)
+        is_far_enough = distance >= MIN_DISTANCE - DISTANCE_TOLERANCE
+        return is_far_enough and distance <= self.max_distance + DISTANCE_TOLERANCE
+
+    def build_pair(self, wrong: Evaluation, **fields: Any) -> ContrastPair:
+        """Return a pair of the step; ``fields`` add to those that follow from it, or replace
+        them.
+        """
         label = self.event.label
-        fields: dict[str, Any] = {
+        known: dict[str, Any] = {
             "purpose": self.purpose,
             "transition": self.event.transition,
             "right": self.right,
-            "label_source": "agreement" if label is None else label.source,
+            "label_source": None if label is None else label.source,
             "provenance": Provenance(trace_id=self.trace_id, step=self.event.step),
         }
-        return ContrastPair(
-            wrong=wrong,
-            construction=construction,
-            mistake=mistake,
-            reason=reason,
-            **(fields | changes),
-        )
-
-    def list_wrong_evaluations(self) -> tuple[Evaluation, ...]:
-        """Return what fits the true step, the critic's own words first if it has said any."""
-        own = self.event.evaluation
-        return (self.right,) if own is None else (own, self.right)
+        return ContrastPair(wrong=wrong, **(known | fields))
 
 
 # --------------------------------------------------------------------------------------- right side
@@ -124,21 +98,24 @@ def find_reference(event: ScoreEvent) -> Evaluation | None:
         return None
     before = label.progress_before
     after = label.progress_after
+    has_reasons = bool(label.reasoning.strip())
     if (
         own is not None
-        and not label.reasoning.strip()
+        and not has_reasons
         and abs(own.progress_before - before) <= MAX_LABEL_DISTANCE
         and abs(own.progress_after - after) <= MAX_LABEL_DISTANCE
     ):
         return own.model_copy(update={"progress_before": before, "progress_after": after})
-    bare = (
-        f"It was at {_format_progress(before)} before the action and is at "
-        f"{_format_progress(after)} after it."
-    )
+    reasoning = label.reasoning
+    if not has_reasons:
+        reasoning = (
+            f"It was at {_format_progress(before)} before the action and is at "
+            f"{_format_progress(after)} after it."
+        )
     return Evaluation(
         progress_before=before,
         progress_after=after,
-        reasoning=label.reasoning if label.reasoning.strip() else bare,
+        reasoning=reasoning,
         evidence=label.evidence or quote_changes(event.transition),
         confidence=1,
     )
@@ -146,29 +123,25 @@ def find_reference(event: ScoreEvent) -> Evaluation | None:
 
 def quote_changes(transition: Transition) -> tuple[str, ...]:
     """Return evidence that points at what changed: fields, or the first new line of a text."""
-    texts = isinstance(transition.before, str) and isinstance(transition.after, str)
-    found: dict[str, str] = {}
-    for text in _list_change_texts(transition.before, transition.after):
-        found.setdefault(text[:_MAX_QUOTE_CHARS], text)
-        if len(found) == (1 if texts else _MAX_QUOTED_FIELDS):
+    before = transition.before
+    after = transition.after
+    if isinstance(before, str) and isinstance(after, str):
+        old = set(before.splitlines())
+        lines = (line.strip() for line in show_state(after).splitlines() if line not in old)
+        texts = [line for line in lines if line][:1]
+    else:
+        texts = [change.path for change in list_changes(before, after)]
+    quotes: dict[str, str] = {}
+    for text in texts:
+        quotes.setdefault(text[:_MAX_QUOTE_CHARS], text)
+        if len(quotes) == _MAX_QUOTED_FIELDS:
             break
-    return tuple(
-        quote for quote, text in found.items() if _is_quotable(quote, text, transition.action)
-    )
+    return tuple(quote for quote, text in quotes.items() if _is_quotable(quote, text, transition))
 
 
-def _list_change_texts(before: JsonValue, after: JsonValue) -> Iterator[str]:
-    if not isinstance(before, str) or not isinstance(after, str):
-        yield from (change.path for change in list_changes(before, after))
-        return
-    old = set(before.splitlines())
-    new = (line.strip() for line in show_state(after).splitlines() if line not in old)
-    yield from (line for line in new if line)
-
-
-def _is_quotable(quote: str, text: str, action: Action) -> bool:
+def _is_quotable(quote: str, text: str, transition: Transition) -> bool:
     """Whether a quote ends at the end of a word, and says more than words that connect."""
-    view = TransitionView(Transition(before="", action=action, after=text))
+    view = TransitionView(Transition(before="", action=transition.action, after=text))
     return not QuotableTexts(view).find_invented([quote])
 
 
@@ -178,14 +151,15 @@ def _is_quotable(quote: str, text: str, action: Action) -> bool:
 def pairs_of(step: StepToContrast) -> tuple[ContrastPair, ...]:
     """Return all pairs that a step gives without a model, the best first."""
     observed = build_observed_pair(step)
-    return (*([] if observed is None else [observed]), *_build_perturbed(step))
+    perturbed = tuple(_build_perturbed(step))
+    return perturbed if observed is None else (observed, *perturbed)
 
 
 def build_observed_pair(step: StepToContrast) -> ContrastPair | None:
     """Return the pair of the critic's own evaluation of a step; None if it is no contrast."""
     wrong = step.event.evaluation
     right = step.right
-    if wrong is None or not step.band.contains(wrong, right):
+    if wrong is None or not step.contrasts(wrong, right):
         return None
     if has_same_words(wrong.reasoning, right.reasoning):
         return None
@@ -206,44 +180,53 @@ def classify_error(wrong: Evaluation, right: Evaluation) -> str:
     return "inflated_score" if right.delta > 0 else "credit_for_intention"
 
 
+class _Perturbation(NamedTuple):
+    """A changed input with its right evaluation, and what is wrong with that of the true one."""
+
+    transition: Transition
+    right: Evaluation
+    construction: Construction
+    mistake: str
+    reason: str
+
+
 def _build_perturbed(step: StepToContrast) -> Iterator[ContrastPair]:
-    """Yield the perturbations that apply, each with the first evaluation that it makes wrong."""
+    """Yield a pair of each perturbation, with the first evaluation that it makes wrong.
+
+    What fits the true step may be wrong for the changed one: the critic's own words, if it has said
+    any, or else what is right.
+    """
     if not step.event.transition.changes_state:
         return
-    for transition, right, construction, mistake, reason in _perturb_input(
-        step.event.transition, step.right
-    ):
-        changes = {"transition": transition, "right": right}
-        for wrong in step.list_wrong_evaluations():
+    own = step.event.evaluation
+    candidates = [step.right] if own is None else [own, step.right]
+    for changed in _perturb_input(step.event.transition, step.right):
+        for wrong in candidates:
             is_too_low = (
-                construction == "claim_for_effect" and wrong.progress_after <= right.progress_after
+                changed.construction == "claim_for_effect"
+                and wrong.progress_after <= changed.right.progress_after
             )
-            if step.band.contains(wrong, right) and not is_too_low:
-                yield step.build_pair(
-                    wrong, construction=construction, mistake=mistake, reason=reason, **changes
-                )
+            if step.contrasts(wrong, changed.right) and not is_too_low:
+                yield step.build_pair(wrong, **changed._asdict())
                 break
 
 
-def _perturb_input(
-    transition: Transition, right: Evaluation
-) -> Iterator[tuple[Transition, Evaluation, Construction, str, str]]:
+def _perturb_input(transition: Transition, right: Evaluation) -> Iterator[_Perturbation]:
     low = _format_progress(right.progress_before)
     high = _format_progress(right.progress_after)
 
     def stay(
         reasoning: str, *, evidence: tuple[str, ...] = (), confidence: float = 1
     ) -> Evaluation:
-        before = right.progress_before
         return Evaluation(
-            progress_before=before,
-            progress_after=before,
+            progress_before=right.progress_before,
+            progress_after=right.progress_before,
             reasoning=f"{reasoning}, so it stays at {low}.",
             evidence=evidence,
             confidence=confidence,
         )
 
-    yield (
+    yield _Perturbation(
         transition.model_copy(update={"after": transition.before}),
         stay("The action changed nothing"),
         "no_effect",
@@ -253,7 +236,7 @@ def _perturb_input(
     claim = f"The agent says: {transition.action.name} is done, and with it all that was asked for."
     with_claim = _add_claim(transition.before, claim)
     if with_claim is not None:
-        yield (
+        yield _Perturbation(
             transition.model_copy(update={"after": with_claim}),
             stay("All that is new is a claim. A claim is no effect", evidence=(claim,)),
             "claim_for_effect",
@@ -261,7 +244,7 @@ def _perturb_input(
             "It takes the claim of an effect for the effect.",
         )
     swapped = transition.model_copy(update={"before": transition.after, "after": transition.before})
-    yield (
+    yield _Perturbation(
         swapped,
         Evaluation(
             progress_before=right.progress_after,
@@ -274,7 +257,7 @@ def _perturb_input(
         "scale_inconsistency",
         "It scores the two states the wrong way round: what is farther from the purpose gets more.",
     )
-    yield (
+    yield _Perturbation(
         transition.model_copy(update={"after": _hide_changes(transition.before, transition.after)}),
         stay("What changed is not shown. Nothing is credited unseen", confidence=0.5),
         "evidence_withdrawn",
@@ -300,11 +283,68 @@ def _add_claim(state: JsonValue, claim: str) -> JsonValue:
 def _hide_changes(before: JsonValue, after: JsonValue) -> JsonValue:
     if not isinstance(before, dict) or not isinstance(after, dict):
         return HIDDEN_TEXT
-    same = {
-        name for name in before.keys() & after.keys() if is_same_json(before[name], after[name])
-    }
-    names = sorted(before.keys() | after.keys())
-    return {name: before[name] if name in same else HIDDEN_TEXT for name in names}
+    shown: dict[str, JsonValue] = {}
+    for name in sorted(before.keys() | after.keys()):
+        is_same = name in before and name in after and is_same_json(before[name], after[name])
+        shown[name] = before[name] if is_same else HIDDEN_TEXT
+    return shown
+
+
+# ------------------------------------------------------------------------------------------ anchors
+
+# So many points a careless evaluation is off, if it credits what was not achieved.
+CARELESS_DISTANCE = 3.0
+
+
+def build_anchors(traces: Iterable[Trace]) -> tuple[ContrastPair, ...]:
+    """Return one labelled pair for each step whose label has both numbers, by a program or a
+    person.
+
+    The right side is the label. The wrong one is what the critic said if that is off by a point or
+    more, else a careless evaluation: no credit if there was progress, credit if there was none.
+
+    Args:
+        traces: Runs that are set apart: neither learned from nor held out.
+    """
+    anchors = []
+    for trace in traces:
+        for event in trace.events:
+            right = find_reference(event)
+            if event.label is None or right is None:
+                continue
+            step = StepToContrast(event, right, trace.purpose, trace.id)
+            wrong = _make_careless(right)
+            construction = "written"
+            if event.evaluation is not None and step.contrasts(event.evaluation, right):
+                wrong = event.evaluation
+                construction = "observed"
+            reason = "It overlooks what was achieved."
+            if wrong.progress_after > right.progress_after:
+                reason = "It credits what was not achieved."
+            anchor = step.build_pair(
+                wrong,
+                construction=construction,
+                mistake=classify_error(wrong, right),
+                reason=reason,
+            )
+            anchors.append(anchor)
+    return tuple(anchors)
+
+
+def _make_careless(right: Evaluation) -> Evaluation:
+    """Return an evaluation that overlooks progress, or else one that believes in it."""
+    if right.delta >= MIN_DISTANCE:
+        progress = right.progress_before
+        reasoning = "Nothing has changed."
+    elif right.progress_after + CARELESS_DISTANCE <= 10:
+        progress = right.progress_after + CARELESS_DISTANCE
+        reasoning = "The agent does what it wants to do."
+    else:
+        progress = right.progress_after - CARELESS_DISTANCE
+        reasoning = "Little of it is there."
+    return right.model_copy(
+        update={"progress_after": progress, "reasoning": reasoning, "evidence": ()}
+    )
 
 
 # ---------------------------------------------------------------------------------------- selection
@@ -327,8 +367,7 @@ def select_events(events: Iterable[ScoreEvent], *, min_delta: float) -> tuple[Sc
 
 def is_fully_labeled(event: ScoreEvent) -> bool:
     """Whether a program or a person says what both states of a step are worth."""
-    label = event.label
-    return label is not None and label.source != "agreement" and label.progress_before is not None
+    return event.label is not None and event.label.progress_before is not None
 
 
 def _moves(event: ScoreEvent, min_delta: float) -> bool:
@@ -349,13 +388,14 @@ def choose_batch(
     examples of no effect learns to say that. So a third of the room goes to each direction of the
     right side.
     """
-    order = sorted({pair.id: pair for pair in pairs}.items())
+    by_id = {pair.id: pair for pair in pairs}
+    order = [by_id[pair_id] for pair_id in sorted(by_id)]
     if max_pairs is None:
-        return tuple(pair for _, pair in order)
-    room = ceil(max_pairs / len(DIRECTIONS))
+        return tuple(order)
+    room = ceil(max_pairs / N_DIRECTIONS)
     counts = Counter(pair.right.direction for pair in taken)
     chosen = []
-    for _, pair in order:
+    for pair in order:
         if counts[pair.right.direction] < room:
             counts[pair.right.direction] += 1
             chosen.append(pair)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from reflact.calibration.critic import CRITIC_SCOPE
-from reflact.calibration.labeled_steps import LabeledStep, StepScorer
-from reflact.calibration.metrics import ScoredStep, bootstrap_mean, compute_metrics
+from reflact.calibration.events import BatchTestPostponed, PairBatchTested
+from reflact.calibration.labeled_steps import LabeledStep
+from reflact.calibration.metrics import ScoredStep, compute_metrics, estimate_effect
 from reflact.calibration.report import MetricsChange
+from reflact.calibration.runtime import CalibrationRuntime
 from reflact.calibration.significance import (
     MIN_COVERAGE,
     NotTested,
@@ -61,142 +62,163 @@ async def take_snapshot(store: MemoryStore) -> MemorySnapshot:
     """Return the present status of the critic's pairs."""
     stored = await store.pairs()
     tests = await store.tests()
-    tested_at = {
-        pair_id: test.at for test in tests if test.evidence is not None for pair_id in test.pair_ids
-    }
-    purposes = {origin.trace_id: one.pair.purpose for one in stored for origin in one.origins}
-    ours = [one for one in stored if is_visible_to(one.pair.scope, CRITIC_SCOPE)]
+    tested_at = {}
+    for test in tests:
+        if test.evidence is not None:
+            tested_at.update(dict.fromkeys(test.pair_ids, test.at))
+    purposes: dict[str, str] = {}
+    known_pair_ids: set[str] = set()
+    promoted: list[ContrastPair] = []
+    waiting: list[StoredPair] = []
+    for one in stored:
+        purposes.update((origin.trace_id, one.pair.purpose) for origin in one.origins)
+        last_test = tested_at.get(one.pair.id)
+        if last_test is not None or one.status in {"promoted", "archived"}:
+            known_pair_ids.add(one.pair.id)
+        if not is_visible_to(one.pair.scope, CRITIC_SCOPE):
+            continue
+        if one.status == "promoted":
+            promoted.append(one.pair)
+        has_changed = last_test is None or one.changed_at > last_test
+        if one.status == "quarantined" and not one.needs_review and has_changed:
+            waiting.append(one)
     return MemorySnapshot(
-        known_pair_ids=frozenset(
-            one.pair.id
-            for one in stored
-            if one.pair.id in tested_at or one.status in {"promoted", "archived"}
-        ),
-        learned=TrainingHistory(
-            frozenset(origin.trace_id for one in stored for origin in one.origins),
-            frozenset(purposes.values()),
-        ),
-        promoted=tuple(one.pair for one in ours if one.status == "promoted"),
-        waiting_pairs=tuple(
-            one
-            for one in ours
-            if one.status == "quarantined"
-            and not one.needs_review
-            and _has_changed_since(one, tested_at)
-        ),
-        tests=tests,
-        purposes=purposes,
+        frozenset(known_pair_ids),
+        TrainingHistory(frozenset(purposes), frozenset(purposes.values())),
+        tuple(promoted),
+        tuple(waiting),
+        tests,
+        purposes,
     )
 
 
-class PromotionTester:
-    """Tests pairs on steps whose correct score is known."""
+async def run_replay_test(
+    runtime: CalibrationRuntime,
+    batch: Sequence[ContrastPair],
+    steps: Sequence[LabeledStep],
+    *,
+    promoted: Sequence[ContrastPair],
+    use: ReplayTestUse = "promote",
+) -> PromotionEvidence | NotTested:
+    """Score held-out steps with the promoted pairs, with the batch and without; promote or demote
+    it, and emit the result.
 
-    def __init__(self, scorer: StepScorer, store: MemoryStore) -> None:
-        self._scorer = scorer
-        self._store = store
+    The batch is promoted if it lowers the error, and demoted if it raises it. Nothing is sent, and
+    no error probability is used up, if there are too few traces.
+    """
+    result = await _score_and_decide(runtime, batch, steps, promoted=promoted, use=use)
+    if isinstance(result, PromotionEvidence):
+        emit_tested(runtime, result, use)
+    else:
+        emit_postponed(runtime, result, len(batch))
+    return result
 
-    async def test(
-        self,
-        batch: Sequence[ContrastPair],
-        steps: Sequence[LabeledStep],
-        *,
-        promoted: Sequence[ContrastPair],
-        name: str,
-        use: ReplayTestUse = "promote",
-    ) -> PromotionEvidence | NotTested:
-        """Score held-out steps with the promoted pairs, with the batch and without; promote or
-        demote it.
 
-        The batch is promoted if it lowers the error, and demoted if it raises it. Nothing is sent,
-        and no error probability is used up, if there are too few traces.
-        """
-        ids = tuple(sorted(pair.id for pair in batch))
-        without = [pair for pair in promoted if pair.id not in ids]
-        traces = {step.trace for step in steps}
-        counted = [
-            test for test in await self._store.tests() if test.evidence or test.pair_ids != ids
-        ]
-        missing = find_missing_traces(traces, n_earlier_tests=count_tests(counted, traces))
-        if missing is not None:
-            return missing
-        before = await self._scorer.score(steps, without)
-        n_unscored = before.count(None)
-        if use == "promote" and len(steps) - n_unscored < MIN_COVERAGE * len(steps):
-            return NotTested(
-                reason="too_few_scores",
-                n_traces=len(traces),
-                n_steps=len(steps),
-                n_unscored=n_unscored,
-            )
-        after = await self._scorer.score(steps, [*without, *batch])
-        batch_changed = NotTested(reason="batch_changed", n_traces=len(traces))
-        try:
-            test = await self._find_open_test(ids, traces, name=name, use=use)
-            test = test or await self._store.open_test(
-                ids, holdout_id=name, traces=traces, kind=use
-            )
-        except DataError:  # the batch was sound when it was read, so another process was faster
-            return batch_changed
-        evidence = self._decide(test, pair_scores(steps, before, after))
-        if isinstance(evidence, NotTested):
-            return evidence
-        try:
-            await self._store.close_test(test.number, evidence)
-        except DataError:
-            is_over = any(
-                one.number == test.number and one.evidence for one in await self._store.tests()
-            )
-            if not is_over:
-                raise
-            return batch_changed
-        return evidence
+def emit_tested(
+    runtime: CalibrationRuntime, evidence: PromotionEvidence, use: ReplayTestUse = "promote"
+) -> None:
+    """Emit how the test of a batch ended."""
+    runtime.on_event(PairBatchTested(use=use, evidence=evidence, usage=runtime.usage))
 
-    def _decide(
-        self, test: BatchTest, scores: Sequence[StepScores]
-    ) -> PromotionEvidence | NotTested:
-        result = decide_replay_test(scores, n_earlier_tests=test.n_earlier_tests, use=test.kind)
-        if isinstance(result, NotTested):
-            return result
-        critic = self._scorer.critic
-        return PromotionEvidence(
-            pair_ids=test.pair_ids,
-            passed_test=result.has_passed,
-            n_earlier_tests=test.n_earlier_tests,
-            effect=result.effect.value,
-            low=result.effect.low,
-            high=result.effect.high,
-            critic=critic.identity,
-            prompt=critic.prompt,
-            **result.model_dump(exclude={"effect"}),
+
+def emit_postponed(runtime: CalibrationRuntime, reason: NotTested, n_pairs: int) -> None:
+    """Emit why a batch was not tested."""
+    runtime.on_event(
+        BatchTestPostponed(
+            n_pairs=n_pairs,
+            n_traces=reason.n_traces,
+            explanation=reason.explanation,
+            usage=runtime.usage,
         )
-
-    async def _find_open_test(
-        self,
-        ids: tuple[str, ...],
-        traces: Collection[TraceIdentity],
-        *,
-        name: str,
-        use: ReplayTestUse,
-    ) -> BatchTest | None:
-        """Return the test of this batch on these traces that a killed process opened and did not
-        close.
-
-        Nobody saw its result, so to end it spends no further error probability.
-        """
-        wanted = (ids, tuple(sorted({trace.fingerprint for trace in traces})), name, use)
-        for test in await self._store.tests():
-            found = (test.pair_ids, test.content_fingerprints, test.holdout_id, test.kind)
-            if found == wanted and test.evidence is None:
-                changed = [one.changed_at for one in await self._store.pairs(ids)]
-                return test if changed and max(changed) <= test.at else None
-        return None
+    )
 
 
-def _has_changed_since(pair: StoredPair, last_tested: Mapping[str, datetime]) -> bool:
-    """Whether a pair was never tested, or was changed since its last test."""
-    last = last_tested.get(pair.pair.id)
-    return last is None or pair.changed_at > last
+async def _score_and_decide(
+    runtime: CalibrationRuntime,
+    batch: Sequence[ContrastPair],
+    steps: Sequence[LabeledStep],
+    *,
+    promoted: Sequence[ContrastPair],
+    use: ReplayTestUse,
+) -> PromotionEvidence | NotTested:
+    store = runtime.store
+    ids = tuple(sorted(pair.id for pair in batch))
+    without = [pair for pair in promoted if pair.id not in ids]
+    traces = {step.trace for step in steps}
+    # An open test of the same batch is the one that this one ends, so it does not count.
+    counted = [test for test in await store.tests() if test.evidence or test.pair_ids != ids]
+    missing = find_missing_traces(traces, n_earlier_tests=count_tests(counted, traces))
+    if missing is not None:
+        return missing
+    before = await runtime.scorer.score(steps, without)
+    n_unscored = before.count(None)
+    if use == "promote" and len(steps) - n_unscored < MIN_COVERAGE * len(steps):
+        explanation = (
+            f"without the batch the model gave no valid score of {n_unscored} of {len(steps)} "
+            f"held-out steps, on {len(traces)} traces, and a test needs nine in ten: use a model "
+            "that gives valid replies, or raise `max_tokens` or `reasks`"
+        )
+        return NotTested(explanation, len(traces))
+    after = await runtime.scorer.score(steps, [*without, *batch])
+    batch_changed = NotTested(
+        "another process changed or tested a pair of the batch while it was scored; the next test "
+        "has the other pairs",
+        len(traces),
+    )
+    try:
+        test = await _find_open_test(store, ids, traces, use=use)
+        test = test or await store.open_test(ids, traces=traces, kind=use)
+    except DataError:  # the batch was sound when it was read, so another process was faster
+        return batch_changed
+    scores = pair_scores(steps, before, after)
+    result = decide_replay_test(scores, n_earlier_tests=test.n_earlier_tests, use=use)
+    if isinstance(result, NotTested):
+        return result
+    evidence = PromotionEvidence(
+        pair_ids=ids,
+        passed_test=result.has_passed,
+        n_traces=result.n_traces,
+        n_transitions=result.n_transitions,
+        n_earlier_tests=test.n_earlier_tests,
+        effect=result.effect.value,
+        low=result.effect.low,
+        high=result.effect.high,
+        p_value=result.p_value,
+        alpha=result.alpha,
+        critic=runtime.scorer.critic.identity,
+        prompt=runtime.scorer.critic.prompt,
+        accuracy_change=result.accuracy_change,
+        outcome=result.outcome,
+        n_unscored=result.n_unscored,
+    )
+    try:
+        await store.close_test(test.number, evidence)
+    except DataError:
+        stored = next(one for one in await store.tests() if one.number == test.number)
+        if stored.evidence is None:
+            raise
+        return batch_changed
+    return evidence
+
+
+async def _find_open_test(
+    store: MemoryStore,
+    ids: tuple[str, ...],
+    traces: Collection[TraceIdentity],
+    *,
+    use: ReplayTestUse,
+) -> BatchTest | None:
+    """Return the test of this batch on these traces that a killed process opened and did not close.
+
+    Nobody saw its result, so to end it spends no further error probability.
+    """
+    wanted = (ids, tuple(sorted({trace.fingerprint for trace in traces})), use)
+    for test in await store.tests():
+        found = (test.pair_ids, test.content_fingerprints, test.kind)
+        if found == wanted and test.evidence is None:
+            changed = [one.changed_at for one in await store.pairs(ids)]
+            return test if changed and max(changed) <= test.at else None
+    return None
 
 
 def pair_scores(
@@ -213,17 +235,13 @@ def pair_scores(
 
 def compare_metrics(scores: Sequence[StepScores]) -> MetricsChange:
     """Return what changed between two scorings, as far as both gave a score."""
-    before, after = select_scored(scores)
-    gain = None
-    if before:
-        both = [one for one in scores if one.without is not None and one.with_batch is not None]
-        effects = compute_trace_effects(both)
-        gain = bootstrap_mean(effects, low=-10, high=10, stream_name="effect")
+    both = [one for one in scores if one.without is not None and one.with_batch is not None]
+    before, after = select_scored(both)
     return MetricsChange(
         before=compute_metrics(before),
         after=compute_metrics(after),
-        gain=gain,
-        n_unscored=len(scores) - len(before),
+        gain=estimate_effect(compute_trace_effects(both)) if both else None,
+        n_unscored=len(scores) - len(both),
     )
 
 
@@ -233,9 +251,8 @@ def group_by_test(
     """Return promoted pairs by the test that promoted them, in the order of the tests."""
     by_id = {pair.id: pair for pair in promoted}
     batches: dict[int, list[ContrastPair]] = defaultdict(list)
-    for test in reversed(tests):
+    for test in reversed(tests):  # the latest test that passed is the one that counts
         if test.kind == "promote" and test.evidence is not None and test.evidence.passed_test:
-            batches[test.number] += [
-                by_id.pop(pair_id) for pair_id in test.pair_ids if pair_id in by_id
-            ]
+            found = [by_id.pop(pair_id) for pair_id in test.pair_ids if pair_id in by_id]
+            batches[test.number] += found
     return tuple(tuple(batches[number]) for number in sorted(batches) if batches[number])

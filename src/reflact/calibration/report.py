@@ -47,17 +47,14 @@ class CalibrationCostEstimate(FrozenModel):
     for.
 
     Args:
-        n_training_traces: Traces to learn from.
         min_calls: One score for each held-out step and anchor.
         max_calls: A bound: every round takes place, and every reply is sent back as often as
             allowed.
         power_summary: What the held-out traces can show, in words.
         missing_reason: Why nothing could be tested, and what to do; None if something can.
-        n_earlier_tests: Batches that were tested on these held-out traces before the calibration
-            began.
+        n_earlier_tests: Batches that were tested on these held-out traces before it began.
         resumed: Whether an earlier start was stopped.
-        is_finished: Whether nothing has changed since it ended, so that these counts are for
-            another one.
+        is_finished: Whether nothing has changed since it ended; the counts are for another one.
     """
 
     n_training_traces: int
@@ -79,27 +76,16 @@ class CalibrationReport(ShortReprModel):
     Args:
         critic: The identity of the critic, as canonical JSON.
         prompt: Its prompt's name and version, such as ``critic@1``.
-        n_rounds: Rounds of contrast pairs.
-        n_training_traces: Traces that pairs were made from.
-        held_out_name: The name of the held-out traces: a fold, or given by the caller.
         n_candidates: Kept pairs and dropped candidates together.
-        pairs: Kept pairs by kind of mistake, sorted.
-        dropped: Dropped candidates by reason, sorted.
         n_quarantined: Kept pairs that the scan quarantined or rejected; they are in no test.
-        n_left_out: Pairs that were not made, since the memory was full.
-        tests: The evidence of all tested batches, in order.
         not_tested_reason: Why a batch was not tested; None if all were.
-        end_reason: Why there was no further round although the curriculum had one; None if it had
-            none.
+        end_reason: Why no further round followed although one was allowed.
         held_out: The change on held-out traces, which decided the promotions.
         anchors: The change on anchors, which decided nothing.
-        metrics_by_round: The critic on the held-out traces before the first round and after each
-            tested one.
+        metrics_by_round: The critic on the held-out traces before the first round and after each.
         power_summary: What the held-out traces can show, in words.
         usage: The usage of all calls, invalid and stored replies included.
         n_questions: Questions; a reply that is sent back belongs to its question.
-        n_unanswered: Questions without a valid reply.
-        n_invalid: Invalid replies.
         is_earlier_result: Whether an earlier call made this report, since nothing had changed.
     """
 
@@ -107,12 +93,10 @@ class CalibrationReport(ShortReprModel):
     prompt: str
     n_rounds: int
     n_training_traces: int
-    held_out_name: str
     n_candidates: int
     pairs: tuple[PairCount, ...]
     dropped: tuple[DropCount, ...]
     n_quarantined: int
-    n_left_out: int = 0
     tests: tuple[PromotionEvidence, ...]
     not_tested_reason: str | None
     end_reason: str | None = None
@@ -224,8 +208,6 @@ def list_pair_lines(report: CalibrationReport) -> tuple[str, ...]:
     lines += [f"  dropped, {drop.reason}: {drop.n_candidates}" for drop in report.dropped]
     if report.n_quarantined:
         lines.append(f"  quarantined or rejected by the scan: {report.n_quarantined}")
-    if report.n_left_out:
-        lines.append(f"  not made, because the memory was full: {report.n_left_out}")
     return tuple(lines)
 
 

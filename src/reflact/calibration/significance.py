@@ -20,18 +20,18 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import Literal, NamedTuple
 
-from reflact.calibration.metrics import ScoredStep, bootstrap_mean, pairwise_accuracy
+from reflact.calibration.metrics import ScoredStep, estimate_effect, pairwise_accuracy
 from reflact.memory.cards import MAX_ACCURACY_FALL, MIN_TRACES, TOTAL_ALPHA, compute_alpha
-from reflact.memory.models import Label, Share
+from reflact.memory.models import Label
 from reflact.records import IntervalEstimate
-from reflact.types import FrozenModel
 
 # The share of held-out steps that must have a valid score without the batch, before a promotion.
 MIN_COVERAGE = 0.9
 
+# The share of helpful batches that the planning of tests asks for.
 TEST_POWER = 0.95
 
 # The least fall of the held-out error, in points, that counts as a gain.
@@ -46,7 +46,14 @@ ReplayTestUse = Literal["promote", "demote"]
 ReplayTestOutcome = Literal["better", "not_shown", "accuracy_fell", "worse", "no_harm_shown"]
 
 
-class ReplayTestResult(FrozenModel):
+class NotTested(NamedTuple):
+    """Why no batch was tested and what to do, in a sentence; and the labelled held-out traces."""
+
+    explanation: str
+    n_traces: int = 0
+
+
+class ReplayTestResult(NamedTuple):
     """The result of a replay test; see ``PromotionEvidence``."""
 
     outcome: ReplayTestOutcome
@@ -54,8 +61,8 @@ class ReplayTestResult(FrozenModel):
     n_transitions: int
     n_unscored: int
     effect: IntervalEstimate
-    p_value: Share
-    alpha: Share
+    p_value: float
+    alpha: float
     accuracy_change: float | None
 
     @property
@@ -78,76 +85,28 @@ class StepScores(NamedTuple):
         return compute_error(self.label, self.without) - compute_error(self.label, self.with_batch)
 
 
-NotTestedReason = Literal[
-    "too_few_traces",
-    "level_used_up",
-    "too_few_scores",
-    "batch_changed",
-    "no_pairs",
-    "memory_full",
-]
-
-
-class NotTested(FrozenModel):
-    """Why no batch was tested.
-
-    Args:
-        reason: The kind of reason.
-        n_traces: Held-out traces with labelled steps.
-        n_tests: Earlier tests on these traces.
-        n_steps: Held-out steps that were scored without the batch.
-        n_unscored: Those of them without a valid score.
-    """
-
-    reason: NotTestedReason
-    n_traces: int = 0
-    n_tests: int = 0
-    n_steps: int = 0
-    n_unscored: int = 0
-
-    @property
-    def explanation(self) -> str:
-        """The reason in a sentence, and what to do."""
-        explanations: dict[NotTestedReason, str] = {
-            "too_few_traces": (
-                f"{self.n_traces} held-out traces have labelled steps, and a test needs "
-                f"{MIN_TRACES}: label or record more traces, or hold out a larger part of them"
-            ),
-            "level_used_up": (
-                f"the error probability of the {self.n_traces} held-out traces is used up by "
-                f"{self.n_tests} tests: record at least {MIN_TRACES} fresh traces with labels"
-            ),
-            "too_few_scores": (
-                f"without the batch the model gave no valid score of {self.n_unscored} of "
-                f"{self.n_steps} held-out steps, on {self.n_traces} traces, and a test needs nine "
-                "in ten: use a model that gives valid replies, or raise `max_tokens` or `reasks`"
-            ),
-            "batch_changed": (
-                "another process changed or tested a pair of the batch while it was scored; the "
-                "next test has the other pairs"
-            ),
-            "no_pairs": (
-                "there is no new pair to test: there is no trace to learn from, its labelled steps "
-                "give none, or all pairs were tested before or wait for a review"
-            ),
-            "memory_full": (
-                "the memory is full: reject pairs that are not needed, or raise its "
-                "max_active_pairs"
-            ),
-        }
-        return explanations[self.reason]
-
-
 def find_missing_traces(
     traces: Collection[object], *, n_earlier_tests: int = 0
 ) -> NotTested | None:
     """Return what is missing if traces are too few to test on; else None."""
-    if len(traces) < MIN_TRACES:
-        return NotTested(reason="too_few_traces", n_traces=len(traces))
+    n_traces = len(traces)
+    if n_traces < MIN_TRACES:
+        return NotTested(_explain_too_few(n_traces), n_traces)
     # The least p-value of so many traces is 1 / 2 ** n.
-    if compute_alpha(n_earlier_tests) < 0.5 ** len(traces):
-        return NotTested(reason="level_used_up", n_traces=len(traces), n_tests=n_earlier_tests)
+    if compute_alpha(n_earlier_tests) < 0.5**n_traces:
+        explanation = (
+            f"the error probability of the {n_traces} held-out traces is used up by "
+            f"{n_earlier_tests} tests: record at least {MIN_TRACES} fresh traces with labels"
+        )
+        return NotTested(explanation, n_traces)
     return None
+
+
+def _explain_too_few(n_traces: int) -> str:
+    return (
+        f"{n_traces} held-out traces have labelled steps, and a test needs {MIN_TRACES}: label or "
+        "record more traces, or hold out a larger part of them"
+    )
 
 
 def compute_error(label: Label, score: ScoredStep | None) -> float:
@@ -170,7 +129,7 @@ def select_scored(scores: Iterable[StepScores]) -> tuple[list[ScoredStep], list[
 
 def compute_trace_effects(scores: Iterable[StepScores]) -> tuple[float, ...]:
     """Return by how much the batch lowers each trace's mean error, in the order of their ids."""
-    return average_by_trace((step.trace_id, step.effect) for step in scores)
+    return _average_by_trace((step.trace_id, step.effect) for step in scores)
 
 
 def decide_replay_test(
@@ -182,31 +141,57 @@ def decide_replay_test(
     """
     effects = compute_trace_effects(scores)
     if len(effects) < MIN_TRACES:
-        return NotTested(reason="too_few_traces", n_traces=len(effects))
+        return NotTested(_explain_too_few(len(effects)), len(effects))
     alpha = compute_alpha(n_earlier_tests)
-    p_value = sign_flip_p_value(effects if use == "promote" else [-effect for effect in effects])
+    sign = 1 if use == "promote" else -1
+    p_value = sign_flip_p_value([sign * effect for effect in effects])
     without, with_batch = select_scored(scores)
-    changes = _list_accuracy_changes(without, with_batch)
-    change = _min_accuracy_change(changes, without, with_batch)
-    outcome: ReplayTestOutcome
+    change, has_fallen = _compare_accuracy(without, with_batch)
+    outcome: ReplayTestOutcome = "better"
     if use == "demote":
         outcome = "worse" if p_value <= alpha else "no_harm_shown"
     elif p_value > alpha:
         outcome = "not_shown"
-    elif change is not None and _has_fallen(change, changes):
+    elif has_fallen:
         outcome = "accuracy_fell"
-    else:
-        outcome = "better"
     return ReplayTestResult(
         outcome=outcome,
         n_traces=len(effects),
         n_transitions=len(scores),
         n_unscored=len(scores) - len(without),
-        effect=bootstrap_mean(effects, low=-10, high=10, stream_name="effect"),
+        effect=estimate_effect(effects),
         p_value=p_value,
         alpha=alpha,
         accuracy_change=change,
     )
+
+
+def _compare_accuracy(
+    without: Sequence[ScoredStep], with_batch: Sequence[ScoredStep]
+) -> tuple[float | None, bool]:
+    """Return the change of pairwise accuracy, None if nothing can be ordered, and whether it fell.
+
+    The change is the lower of two: the mean over traces, and that over all comparisons. It fell if
+    that is more than ``MAX_ACCURACY_FALL``, or if the mean fell significantly.
+    """
+    sides: dict[str, tuple[list[ScoredStep], list[ScoredStep]]] = {}
+    for old, new in zip(without, with_batch, strict=True):
+        old_steps, new_steps = sides.setdefault(old.trace_id, ([], []))
+        old_steps.append(old)
+        new_steps.append(new)
+    changes = []
+    for old_steps, new_steps in ((list(without), list(with_batch)), *sides.values()):
+        old_share = pairwise_accuracy(old_steps)
+        new_share = pairwise_accuracy(new_steps)
+        if old_share is not None and new_share is not None:
+            changes.append(new_share - old_share)
+    if len(changes) < 2:  # the first one is over all traces
+        return None, False
+    overall, *by_trace = changes
+    mean = fmean(by_trace)
+    change = min(mean, overall)
+    is_significant = mean < 0 and sign_flip_p_value([-one for one in by_trace]) <= TOTAL_ALPHA
+    return change, change < -MAX_ACCURACY_FALL or is_significant
 
 
 def explain_nothing_to_learn(
@@ -218,10 +203,10 @@ def explain_nothing_to_learn(
     reaches the level of the next test, then no batch does, so to end costs no power. None if there
     are too few traces for a test.
     """
-    ceilings = average_by_trace(errors)
+    ceilings = _average_by_trace(errors)
     if len(ceilings) < MIN_TRACES:
         return None
-    error = math.fsum(ceilings) / len(ceilings)
+    error = fmean(ceilings)
     if error >= MIN_ERROR_DROP and sign_flip_p_value(ceilings) <= compute_alpha(n_earlier_tests):
         return None
     return (
@@ -230,12 +215,12 @@ def explain_nothing_to_learn(
     )
 
 
-def average_by_trace(changes: Iterable[tuple[str, float]]) -> tuple[float, ...]:
+def _average_by_trace(changes: Iterable[tuple[str, float]]) -> tuple[float, ...]:
     """Return the mean of each trace's values, in the order of trace ids."""
     values: dict[str, list[float]] = defaultdict(list)
     for trace_id, change in changes:
         values[trace_id].append(change)
-    return tuple(math.fsum(values[trace]) / len(values[trace]) for trace in sorted(values))
+    return tuple(fmean(values[trace_id]) for trace_id in sorted(values))
 
 
 def sign_flip_p_value(effects: Sequence[float]) -> float:
@@ -270,7 +255,7 @@ def count_needed_traces(effect_ratio: float, *, n_earlier_tests: int = 0) -> int
 def describe_test_power(n_traces: int, *, n_earlier_tests: int = 0) -> str:
     """Return in a sentence what so many held-out traces can show."""
     if n_traces < MIN_TRACES:
-        return NotTested(reason="too_few_traces", n_traces=n_traces).explanation
+        return _explain_too_few(n_traces)
     ratio = _sum_quantiles(n_earlier_tests) / math.sqrt(n_traces)
     return (
         f"{n_traces} held-out traces show with 95% power a batch that lowers the error by "
@@ -283,37 +268,3 @@ def describe_test_power(n_traces: int, *, n_earlier_tests: int = 0) -> str:
 def _sum_quantiles(n_earlier_tests: int) -> float:
     quantile = NormalDist().inv_cdf
     return quantile(1 - compute_alpha(n_earlier_tests)) + quantile(TEST_POWER)
-
-
-def _list_accuracy_changes(
-    without: Sequence[ScoredStep], with_: Sequence[ScoredStep]
-) -> list[float]:
-    sides: dict[str, tuple[list[ScoredStep], list[ScoredStep]]] = defaultdict(lambda: ([], []))
-    for old, new in zip(without, with_, strict=True):
-        sides[old.trace_id][0].append(old)
-        sides[old.trace_id][1].append(new)
-    changes = []
-    for old_steps, new_steps in sides.values():
-        old_share = pairwise_accuracy(old_steps)
-        new_share = pairwise_accuracy(new_steps)
-        if old_share is not None and new_share is not None:
-            changes.append(new_share - old_share)
-    return changes
-
-
-def _min_accuracy_change(
-    changes: Sequence[float], without: Sequence[ScoredStep], with_: Sequence[ScoredStep]
-) -> float | None:
-    """Return the lower of two changes: the mean over traces, and that over all comparisons."""
-    old = pairwise_accuracy(without)
-    new = pairwise_accuracy(with_)
-    if not changes or old is None or new is None:
-        return None
-    return min(math.fsum(changes) / len(changes), new - old)
-
-
-def _has_fallen(change: float, changes: Sequence[float]) -> bool:
-    mean = math.fsum(changes) / len(changes)
-    return change < -MAX_ACCURACY_FALL or (
-        mean < 0 and sign_flip_p_value([-one for one in changes]) <= TOTAL_ALPHA
-    )

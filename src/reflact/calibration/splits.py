@@ -8,40 +8,25 @@ from typing import NamedTuple
 
 from reflact.calibration.config import HoldoutBy
 from reflact.calibration.trace import Trace
-from reflact.memory.models import ScoreEvent
 
 # The number of purposes for each fold from which on whole purposes are sorted into folds.
 MIN_PURPOSES = 2
 
-# The name of held-out traces that a caller chose.
-CALLER_HOLDOUT_NAME = "caller"
-
 
 class HoldoutSplit(NamedTuple):
-    """The traces of a round, and what the held-out ones are called."""
+    """The traces that are learned from, and those that test."""
 
     training: tuple[Trace, ...]
     held_out: tuple[Trace, ...]
-    held_out_name: str
-
-
-def list_labeled_events(trace: Trace) -> tuple[ScoreEvent, ...]:
-    """Return the events whose label comes from outside the critic."""
-    return tuple(e for e in trace.events if e.label is not None and e.label.source != "agreement")
 
 
 def deduplicate_traces(traces: Iterable[Trace]) -> tuple[Trace, ...]:
-    """Return traces with known steps; of copies, the one of which most is known."""
-    labeled = [trace for trace in traces if list_labeled_events(trace)]
+    """Return traces with labelled steps; of copies, the one with most labels."""
+    labeled = [trace for trace in traces if trace.n_labels]
     chosen: dict[str, Trace] = {}
-    for trace in sorted(labeled, key=lambda trace: (-len(list_labeled_events(trace)), trace.id)):
+    for trace in sorted(labeled, key=lambda trace: (-trace.n_labels, trace.id)):
         chosen.setdefault(trace.content_hash, trace)
     return tuple(trace for trace in labeled if chosen[trace.content_hash] is trace)
-
-
-def assign_fold(trace_id: str, *, n_folds: int) -> int:
-    """Return the fold of a trace, from its id alone: 0 to ``n_folds - 1``."""
-    return int.from_bytes(hashlib.sha256(trace_id.encode()).digest()[:8]) % n_folds
 
 
 class HoldoutRule(NamedTuple):
@@ -53,21 +38,13 @@ class HoldoutRule(NamedTuple):
     @classmethod
     def choose(cls, n_purposes: int, *, n_folds: int, holdout_by: HoldoutBy | None) -> HoldoutRule:
         """Return how traces of so many purposes are sorted, unless ``holdout_by`` says it."""
-        return cls(
-            n_folds, holdout_by or ("purpose" if n_purposes >= MIN_PURPOSES * n_folds else "trace")
-        )
+        usual: HoldoutBy = "purpose" if n_purposes >= MIN_PURPOSES * n_folds else "trace"
+        return cls(n_folds, holdout_by or usual)
 
     def is_held_out(self, trace_id: str, purpose: str) -> bool:
-        """Whether a trace is held out."""
-        return (
-            assign_fold(purpose if self.holdout_by == "purpose" else trace_id, n_folds=self.n_folds)
-            == 0
-        )
-
-    @property
-    def held_out_name(self) -> str:
-        """What the held-out traces are called."""
-        return f"1 fold of {self.n_folds}{', by purpose' if self.holdout_by == 'purpose' else ''}"
+        """Whether a trace is held out: a hash sorts its id or its purpose into the first fold."""
+        name = purpose if self.holdout_by == "purpose" else trace_id
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % self.n_folds == 0
 
 
 class TrainingHistory(NamedTuple):
@@ -78,9 +55,8 @@ class TrainingHistory(NamedTuple):
 
     def disqualifies(self, rule: HoldoutRule, trace_id: str, purpose: str) -> bool:
         """Whether a trace tests nothing any more."""
-        return trace_id in self.trace_ids or (
-            rule.holdout_by == "purpose" and purpose in self.purposes
-        )
+        is_known_purpose = rule.holdout_by == "purpose" and purpose in self.purposes
+        return trace_id in self.trace_ids or is_known_purpose
 
 
 def split_by_rule(
@@ -91,28 +67,26 @@ def split_by_rule(
     Copies of one recording are on one side.
     """
     learned = _list_learned(traces, training)
-    own = TrainingHistory(
-        training.trace_ids, training.purposes | {trace.purpose for trace in learned}
+    seen = {trace.content_hash for trace in learned}
+    history = training._replace(
+        purposes=training.purposes.union(trace.purpose for trace in learned)
     )
     first_ids: dict[str, str] = {}
     for trace in sorted(traces, key=lambda trace: trace.id):
         first_ids.setdefault(trace.content_hash, trace.id)
-    held_out_ids = {
-        trace.id
-        for trace in traces
-        if rule.is_held_out(first_ids[trace.content_hash], trace.purpose)
-    }
-    seen = {trace.content_hash for trace in learned}
+    learn: list[Trace] = []
+    hold_out: list[Trace] = []
+    for trace in traces:
+        is_held_out = rule.is_held_out(first_ids[trace.content_hash], trace.purpose)
+        (hold_out if is_held_out else learn).append(trace)
     usable = [
         trace
-        for trace in deduplicate_traces(trace for trace in traces if trace.id in held_out_ids)
-        if not own.disqualifies(rule, trace.id, trace.purpose) and trace.content_hash not in seen
+        for trace in deduplicate_traces(hold_out)
+        if not history.disqualifies(rule, trace.id, trace.purpose)
+        and trace.content_hash not in seen
     ]
-    return HoldoutSplit(
-        training=tuple(trace for trace in traces if trace.id not in held_out_ids),
-        held_out=tuple(sorted(usable, key=lambda trace: trace.id)[:limit]),
-        held_out_name=rule.held_out_name,
-    )
+    usable.sort(key=lambda trace: trace.id)
+    return HoldoutSplit(tuple(learn), tuple(usable[:limit]))
 
 
 def split_by_caller(
@@ -124,19 +98,14 @@ def split_by_caller(
     tests = tuple(
         trace
         for trace in heldout
-        if trace.id not in training.trace_ids
-        and trace.content_hash not in seen
-        and list_labeled_events(trace)
+        if trace.n_labels and trace.id not in training.trace_ids and trace.content_hash not in seen
     )
     ids = {trace.id for trace in heldout}
     contents = {trace.content_hash for trace in tests}
-    return HoldoutSplit(
-        training=tuple(
-            trace for trace in traces if trace.id not in ids and trace.content_hash not in contents
-        ),
-        held_out=tests,
-        held_out_name=CALLER_HOLDOUT_NAME,
-    )
+    learn = [
+        trace for trace in traces if trace.id not in ids and trace.content_hash not in contents
+    ]
+    return HoldoutSplit(tuple(learn), tests)
 
 
 def _list_learned(traces: Iterable[Trace], training: TrainingHistory) -> list[Trace]:

@@ -18,6 +18,7 @@ from reflact.calibration.generation import list_free_events
 from reflact.calibration.pairs import select_events
 from reflact.calibration.promotion import MemorySnapshot, take_snapshot
 from reflact.calibration.report import CalibrationReport
+from reflact.calibration.runtime import CalibrationRuntime
 from reflact.calibration.significance import NotTested, find_missing_traces
 from reflact.calibration.splits import (
     HoldoutRule,
@@ -31,7 +32,6 @@ from reflact.errors import DataError
 from reflact.jsonutil import parse_stored
 from reflact.memory.cards import AnchorExclusions, count_tests, describe_other_trace
 from reflact.memory.models import BatchTest, ContrastPair
-from reflact.prompts import PromptBook
 from reflact.types import FrozenModel, digest_json
 
 if TYPE_CHECKING:
@@ -41,57 +41,18 @@ if TYPE_CHECKING:
 IDENTITY_PROMPTS = ("contrast", "judge")
 
 # The settings that a calibration's result depends on.
-IDENTITY_SETTINGS = frozenset(CalibratorSettings.model_fields) - {
+IDENTITY_SETTINGS = set(CalibratorSettings.model_fields) - {
     "batch_size",
     "concurrency",
     "full_queue_policy",
     "queue_size",
 }
 
-
-class CalibrationInputs(NamedTuple):
-    """All that a calibration depends on; ``writer`` is the identity of the writing model."""
-
-    traces: Sequence[Trace]
-    heldout: Sequence[Trace] | None
-    anchors: Sequence[ContrastPair]
-    critic: str
-    writer: str
-    settings: CalibratorSettings
-    prompts: PromptBook
-
-    @property
-    def identity(self) -> str:
-        """A hash of all of it; how many calls are in flight makes no difference."""
-        prompts = self.prompts.prompts
-        sums: dict[str, JsonValue] = {name: prompts[name].checksum for name in IDENTITY_PROMPTS}
-        return digest_json(
-            [
-                self.critic,
-                self.writer,
-                self.settings.model_dump(mode="json", include=set(IDENTITY_SETTINGS)),
-                sums,
-                _hash_traces(self.traces),
-                None if self.heldout is None else _hash_traces(self.heldout),
-                *sorted(pair.id for pair in self.anchors),
-            ]
-        )
-
-    def split_traces(self, snapshot: MemorySnapshot) -> HoldoutSplit:
-        """Return what is learned from and what is held out."""
-        if self.heldout is not None:
-            return split_by_caller(self.traces, self.heldout, training=snapshot.learned)
-        rule = HoldoutRule.choose(
-            len({trace.purpose for trace in self.traces}),
-            n_folds=self.settings.holdout_folds,
-            holdout_by=self.settings.holdout_by,
-        )
-        return split_by_rule(
-            self.traces,
-            training=snapshot.learned,
-            rule=rule,
-            limit=self.settings.max_held_out_traces,
-        )
+# Why a batch would be empty.
+NO_PAIRS = NotTested(
+    "there is no new pair to test: there is no trace to learn from, its labelled steps give none, "
+    "or all pairs were tested before or wait for a review"
+)
 
 
 class CalibrationBaseline(FrozenModel):
@@ -119,7 +80,7 @@ class CalibrationStart(NamedTuple):
         promoted: The pairs that are promoted, by id.
         earlier_tests: The tests before it began.
         finished_tests: Its own tests that had ended when it was stopped.
-        number: Its number in the store; None while it is not begun.
+        resumed: Whether an earlier start was stopped.
         report: Its earlier report, if nothing has changed since.
         missing: Why nothing can be tested; None if something can.
     """
@@ -130,7 +91,7 @@ class CalibrationStart(NamedTuple):
     promoted: tuple[ContrastPair, ...]
     earlier_tests: tuple[BatchTest, ...]
     finished_tests: tuple[BatchTest, ...] = ()
-    number: int | None = None
+    resumed: bool = False
     report: CalibrationReport | None = None
     missing: NotTested | None = None
 
@@ -149,23 +110,28 @@ class CalibrationStart(NamedTuple):
         return count_tests(self.earlier_tests, [trace.recording for trace in self.split.held_out])
 
 
-async def open_calibration(inputs: CalibrationInputs, store: MemoryStore) -> CalibrationStart:
+async def open_calibration(
+    runtime: CalibrationRuntime,
+    traces: Sequence[Trace],
+    heldout: Sequence[Trace] | None,
+    anchors: Sequence[ContrastPair],
+) -> CalibrationStart:
     """Return a calibration before its first call; nothing is asked or stored.
 
     Raises:
         DataError: Two traces have one id, here or in the store.
     """
+    store = runtime.store
     snapshot = await take_snapshot(store)
-    await _refuse_other_traces([*inputs.traces, *(inputs.heldout or ())], snapshot, store)
-    identity = inputs.identity
+    await _refuse_other_traces([*traces, *(heldout or ())], snapshot, store)
     start = CalibrationStart(
-        identity=identity,
-        split=inputs.split_traces(snapshot),
+        identity=_compute_identity(runtime, traces, heldout, anchors),
+        split=_split_traces(runtime.settings, traces, heldout, snapshot),
         known_pair_ids=snapshot.known_pair_ids,
         promoted=snapshot.promoted,
         earlier_tests=snapshot.tests,
     )
-    last = await store.find_calibration(identity)
+    last = await store.find_calibration(start.identity)
     if last is not None and last.result:
         result = parse_stored(
             CalibrationResult.model_validate_json, last.result, "result of a calibration"
@@ -177,61 +143,108 @@ async def open_calibration(inputs: CalibrationInputs, store: MemoryStore) -> Cal
             CalibrationBaseline.model_validate_json, last.baseline, "baseline of a calibration"
         )
         promoted = await load_pairs(store, baseline.promoted_pair_ids)
+        # If a pair was forgotten since, the calibration cannot be repeated and begins anew.
         if len(promoted) == len(baseline.promoted_pair_ids):
-            earlier = tuple(
-                test for test in snapshot.tests if test.number <= baseline.last_test_number
-            )
+            n_earlier = baseline.last_test_number
+            later = [test for test in snapshot.tests if test.number > n_earlier]
             start = start._replace(
                 known_pair_ids=frozenset(baseline.known_pair_ids),
                 promoted=promoted,
-                earlier_tests=earlier,
-                finished_tests=_find_finished_tests(
-                    snapshot.tests[len(earlier) :], start.split, critic=inputs.critic
-                ),
-                number=last.number,
+                earlier_tests=tuple(test for test in snapshot.tests if test.number <= n_earlier),
+                finished_tests=_find_finished_tests(later, start.split, runtime),
+                resumed=True,
             )
-    return start._replace(missing=_find_missing(start, inputs, snapshot))
+    return start._replace(missing=_find_missing(start, runtime.settings, anchors, snapshot))
+
+
+def _compute_identity(
+    runtime: CalibrationRuntime,
+    traces: Sequence[Trace],
+    heldout: Sequence[Trace] | None,
+    anchors: Sequence[ContrastPair],
+) -> str:
+    """Return a hash of all inputs; how many calls are in flight makes no difference."""
+    prompts = runtime.prompts.prompts
+    checksums: dict[str, JsonValue] = {name: prompts[name].checksum for name in IDENTITY_PROMPTS}
+    return digest_json(
+        [
+            runtime.scorer.critic.identity,
+            runtime.llm.identity,
+            runtime.settings.model_dump(mode="json", include=IDENTITY_SETTINGS),
+            checksums,
+            _hash_traces(traces),
+            None if heldout is None else _hash_traces(heldout),
+            *sorted(pair.id for pair in anchors),
+        ]
+    )
+
+
+def _hash_traces(traces: Iterable[Trace]) -> str:
+    """Return a hash of traces that does not depend on their order."""
+    hashes: list[JsonValue] = []
+    for trace in traces:
+        events = [event.model_dump(mode="json") for event in trace.events]
+        hashes.append(digest_json([trace.id, trace.purpose, *events]))
+    return digest_json(sorted(hashes, key=str))
+
+
+def _split_traces(
+    settings: CalibratorSettings,
+    traces: Sequence[Trace],
+    heldout: Sequence[Trace] | None,
+    snapshot: MemorySnapshot,
+) -> HoldoutSplit:
+    """Return what is learned from and what is held out."""
+    if heldout is not None:
+        return split_by_caller(traces, heldout, training=snapshot.learned)
+    rule = HoldoutRule.choose(
+        len({trace.purpose for trace in traces}),
+        n_folds=settings.holdout_folds,
+        holdout_by=settings.holdout_by,
+    )
+    return split_by_rule(
+        traces, training=snapshot.learned, rule=rule, limit=settings.max_held_out_traces
+    )
 
 
 def _find_missing(
-    start: CalibrationStart, inputs: CalibrationInputs, snapshot: MemorySnapshot
+    start: CalibrationStart,
+    settings: CalibratorSettings,
+    anchors: Sequence[ContrastPair],
+    snapshot: MemorySnapshot,
 ) -> NotTested | None:
     """Return why nothing can be tested; None if something can."""
-    split = start.split
-    testing = deduplicate_traces(split.held_out)
+    testing = deduplicate_traces(start.split.held_out)
     few = find_missing_traces(testing, n_earlier_tests=start.n_earlier_tests)
     if few is not None:
         return few
-    if snapshot.list_testable_pairs(split.held_out):
+    if snapshot.list_testable_pairs(start.split.held_out):
         return None
-    anchored = AnchorExclusions.from_anchors(inputs.anchors)
-    for trace in split.training:
-        if select_events(list_free_events(trace, anchored), min_delta=inputs.settings.min_delta):
+    anchored = AnchorExclusions.from_anchors(anchors)
+    for trace in start.split.training:
+        if select_events(list_free_events(trace, anchored), min_delta=settings.min_delta):
             return None
-    return NotTested(reason="no_pairs")
+    return NO_PAIRS
 
 
 def _find_finished_tests(
-    tests: Iterable[BatchTest], split: HoldoutSplit, *, critic: str
+    tests: Iterable[BatchTest], split: HoldoutSplit, runtime: CalibrationRuntime
 ) -> tuple[BatchTest, ...]:
-    """Return a critic's finished tests on these held-out traces."""
+    """Return the critic's finished tests on these held-out traces."""
     traces = deduplicate_traces(split.held_out)
     held_out = tuple(sorted({trace.recording.fingerprint for trace in traces}))
     return tuple(
         test
         for test in tests
         if test.kind == "promote"
-        and test.holdout_id == split.held_out_name
         and test.content_fingerprints == held_out
         and test.evidence is not None
-        and test.evidence.critic == critic
+        and test.evidence.critic == runtime.scorer.critic.identity
     )
 
 
 async def load_pairs(store: MemoryStore, pair_ids: Collection[str]) -> tuple[ContrastPair, ...]:
     """Return those of the pairs that the store has, by id."""
-    if not pair_ids:
-        return ()
     return tuple(one.pair for one in await store.pairs(sorted(pair_ids)))
 
 
@@ -256,17 +269,5 @@ async def _refuse_other_traces(
 def hash_snapshot(snapshot: MemorySnapshot) -> str:
     """Return a hash of what decides whether a calibration that is over would find anything new."""
     promoted = sorted(pair.id for pair in snapshot.promoted)
-    return digest_json(
-        [*promoted, "waiting", *sorted(one.pair.id for one in snapshot.waiting_pairs)]
-    )
-
-
-def _hash_traces(traces: Iterable[Trace]) -> str:
-    """Return a hash of traces that does not depend on their order."""
-    hashes = (
-        digest_json(
-            [trace.id, trace.purpose, *(event.model_dump(mode="json") for event in trace.events)]
-        )
-        for trace in traces
-    )
-    return digest_json(list[JsonValue](sorted(hashes)))
+    waiting = sorted(one.pair.id for one in snapshot.waiting_pairs)
+    return digest_json([*promoted, "waiting", *waiting])

@@ -52,24 +52,19 @@ def show_state(value: JsonValue) -> str:
     return value.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def show_change(before: JsonValue, after: JsonValue, *, shorten: bool = False) -> str:
-    """Return the difference of two states as text.
+def _show_fields(fields: Iterable[FieldChange], *, shorten: bool = False) -> str:
+    """Return a line for each field that differs, ``path: before -> after``.
 
-    Two texts give a unified diff; other values a line for each field that differs, ``path: before
-    -> after``. ``shorten`` leaves out, marked, what long texts have in common at their beginnings
-    and ends.
+    ``shorten`` leaves out, marked, what long texts have in common at their beginnings and ends.
     """
-    if isinstance(before, str) and isinstance(after, str) and not shorten:
-        return _diff_texts(show_state(before), show_state(after)) or NO_CHANGE_TEXT
-    return show_fields(list_changes(before, after), shorten=shorten)
-
-
-def show_fields(fields: Iterable[FieldChange], *, shorten: bool = False) -> str:
-    """Return fields that differ as text, a line for each; ``shorten`` as in ``show_change``."""
-    return (
-        show_state("\n".join(_format_change(change, shorten) for change in fields))
-        or NO_CHANGE_TEXT
-    )
+    lines = []
+    for path, old, new in fields:
+        if shorten and old is not None and new is not None:
+            old, new = _drop_common_ends(old, new)  # noqa: PLW2901
+        before = ABSENT_TEXT if old is None else old
+        after = ABSENT_TEXT if new is None else new
+        lines.append(f"{path}: {before} -> {after}")
+    return show_state("\n".join(lines)) or NO_CHANGE_TEXT
 
 
 def list_changes(before: JsonValue, after: JsonValue, path: str = "") -> Iterator[FieldChange]:
@@ -84,31 +79,24 @@ def list_changes(before: JsonValue, after: JsonValue, path: str = "") -> Iterato
     if isinstance(before, dict) and isinstance(after, dict):
         for name in sorted(before.keys() | after.keys()):
             inner = _join_path(path, name)
-            if name in before and name in after:
-                yield from list_changes(before[name], after[name], inner)
+            if name not in before:
+                yield FieldChange(inner, None, _format_json(after[name]))
+            elif name not in after:
+                yield FieldChange(inner, _format_json(before[name]), None)
             else:
-                old, new = (
-                    _format_json(side[name]) if name in side else None for side in (before, after)
-                )
-                yield FieldChange(inner, old, new)
+                yield from list_changes(before[name], after[name], inner)
     elif isinstance(before, list) and isinstance(after, list):
-        yield from _compare_elements(before, after, path)
+        start, end = _count_common_ends(before, after, is_same_json)
+        for n in range(start, max(len(before), len(after)) - end):
+            inner = f"{path}[{n}]"
+            if n >= len(before) - end:
+                yield FieldChange(inner, None, _format_json(after[n]))
+            elif n >= len(after) - end:
+                yield FieldChange(inner, _format_json(before[n]), None)
+            else:
+                yield from list_changes(before[n], after[n], inner)
     else:
         yield FieldChange(path or ROOT_PATH, _format_json(before), _format_json(after))
-
-
-def _compare_elements(
-    before: list[JsonValue], after: list[JsonValue], path: str
-) -> Iterator[FieldChange]:
-    start, end = _count_common_ends(before, after, is_same_json)
-    for n in range(start, max(len(before), len(after)) - end):
-        inner = f"{path}[{n}]"
-        if n < min(len(before), len(after)) - end:
-            yield from list_changes(before[n], after[n], inner)
-        elif n < len(before) - end:
-            yield FieldChange(inner, _format_json(before[n]), None)
-        else:
-            yield FieldChange(inner, None, _format_json(after[n]))
 
 
 def _join_path(path: str, name: str) -> str:
@@ -121,24 +109,16 @@ def _format_json(value: JsonValue) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
-def _format_change(change: FieldChange, shorten: bool) -> str:
-    old = change.before
-    new = change.after
-    if shorten and old is not None and new is not None:
-        old, new = _drop_common_ends(old, new)
-    sides = (ABSENT_TEXT if side is None else side for side in (old, new))
-    return f"{change.path}: {' -> '.join(sides)}"
-
-
 def _drop_common_ends(old: str, new: str) -> tuple[str, str]:
     """Return two texts without most of what they share at both ends."""
     start, end = _count_common_ends(old, new)
     start = max(0, start - _CONTEXT_CHARS)
     end = max(0, end - _CONTEXT_CHARS)
-    marks = [f"[... {n:,} equal characters ...]" if n else "" for n in (start, end)]
-    inner = (text[start : len(text) - end] for text in (old, new))
-    first, second = (f"{marks[0]}{text}{marks[1]}" for text in inner)
-    return first, second
+    head = f"[... {start:,} equal characters ...]" if start else ""
+    tail = f"[... {end:,} equal characters ...]" if end else ""
+    old_middle = old[start : len(old) - end]
+    new_middle = new[start : len(new) - end]
+    return f"{head}{old_middle}{tail}", f"{head}{new_middle}{tail}"
 
 
 def _count_common_ends(
@@ -175,11 +155,9 @@ class TransitionView:
 
     def __init__(self, transition: Transition) -> None:
         self.transition = transition
-
-    @property
-    def states(self) -> tuple[JsonValue, JsonValue]:
-        """The states before and after."""
-        return self.transition.before, self.transition.after
+        states = (transition.before, transition.after)
+        self.has_texts = all(isinstance(state, str) for state in states)
+        """Whether both states are texts."""
 
     @cached_property
     def before_text(self) -> str:
@@ -194,18 +172,19 @@ class TransitionView:
     @cached_property
     def change_text(self) -> str:
         """What changed."""
-        texts = all(isinstance(side, str) for side in self.states)
-        return show_change(*self.states) if texts else show_fields(self.changed_fields)
+        if self.has_texts:
+            return _diff_texts(self.before_text, self.after_text) or NO_CHANGE_TEXT
+        return _show_fields(self.changed_fields)
 
-    @cached_property
+    @property
     def short_change_text(self) -> str:
         """What changed, without most of what long texts have in common."""
-        return show_fields(self.changed_fields, shorten=True)
+        return _show_fields(self.changed_fields, shorten=True)
 
     @cached_property
     def changed_fields(self) -> tuple[FieldChange, ...]:
         """The fields that changed."""
-        return tuple(list_changes(*self.states))
+        return tuple(list_changes(self.transition.before, self.transition.after))
 
 
 # Returns how many tokens a text takes, at least 0; longer texts take no fewer.
@@ -281,8 +260,6 @@ def show_transition(
 
 def show_action(action: Action) -> str:
     """Return an action's name and, if there are any, its arguments below."""
-    return (
-        action.name
-        if action.arguments is None
-        else f"{action.name}\n{show_state(action.arguments)}"
-    )
+    if action.arguments is None:
+        return action.name
+    return f"{action.name}\n{show_state(action.arguments)}"

@@ -65,7 +65,7 @@ def rank_pairs(
     known = {} if words_by_pair is None else words_by_pair
     asked = _word_set(purpose, view)
     subject = compute_subject_hash(purpose, view.transition)
-    ranked = []
+    ranked: list[tuple[float, str, ContrastPair]] = []
     for pair in {pair.id: pair for pair in pairs}.values():
         if pair.hashes.subject == subject:
             continue
@@ -79,37 +79,40 @@ def rank_pairs(
 def _balance_mistakes(pairs: Sequence[ContrastPair]) -> Iterator[ContrastPair]:
     """Yield pairs so that kinds take turns and what the right sides say balances."""
     queues: dict[tuple[str, Direction], deque[tuple[int, ContrastPair]]] = defaultdict(deque)
-    for index, pair in enumerate(pairs):
-        queues[pair.mistake, pair.right.direction].append((index, pair))
+    for rank, pair in enumerate(pairs):
+        queues[pair.mistake, pair.right.direction].append((rank, pair))
     shown: Counter[Direction] = Counter()
     turn: set[str] = set()
     while queues:
-        turn = turn or {kind for kind, _ in queues}
-        heads = [(queue[0][0], key) for key, queue in queues.items() if key[0] in turn]
-        lead = 2 * shown["rises"] - shown.total()
-        wanted = [head for head in heads if lead * ((head[1][1] == "rises") - 0.5) < 0]
-        if wanted or lead == 0:
-            still = [
-                shown[direction] for _, (_, direction) in wanted or heads if direction != "rises"
-            ]
-            fewest = min(still, default=0)
-            heads = [
-                head
-                for head in wanted or heads
-                if head[1][1] == "rises" or shown[head[1][1]] == fewest
-            ]
-        _, key = min(heads)
+        turn &= {mistake for mistake, _ in queues}
+        turn = turn or {mistake for mistake, _ in queues}
+        heads = [key for key in queues if key[0] in turn]
+        key = min(_choose_direction(heads, shown), key=lambda key: queues[key][0][0])
         _, pair = queues[key].popleft()
         if not queues[key]:
             del queues[key]
+        turn.remove(key[0])
         shown[key[1]] += 1
-        turn = {kind for kind in turn - {key[0]} if any(kind == left for left, _ in queues)}
         yield pair
 
 
-def _word_set(purpose: str, texts: TransitionView) -> frozenset[str]:
-    action = show_action(texts.transition.action)
-    parts = (purpose, action, texts.change_text)
+def _choose_direction(
+    heads: Sequence[tuple[str, Direction]], shown: Counter[Direction]
+) -> Sequence[tuple[str, Direction]]:
+    """Return the heads of the direction that is shown too little, or all if there is none."""
+    lead = 2 * shown["rises"] - shown.total()
+    wanted = heads
+    if lead != 0:
+        wanted = [head for head in heads if (head[1] == "rises") is (lead < 0)]
+        if not wanted:
+            return heads
+    without_credit = [shown[direction] for _, direction in wanted if direction != "rises"]
+    fewest = min(without_credit, default=0)
+    return [head for head in wanted if head[1] == "rises" or shown[head[1]] == fewest]
+
+
+def _word_set(purpose: str, view: TransitionView) -> frozenset[str]:
+    parts = (purpose, show_action(view.transition.action), view.change_text)
     text = "\n".join(part[:_MAX_INDEXED_CHARS] for part in parts)
     return frozenset(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
 

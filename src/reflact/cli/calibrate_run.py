@@ -18,7 +18,7 @@ from reflact.calibration.config import CalibrateConfig
 from reflact.calibration.critic import Critic
 from reflact.calibration.report import CalibrationCostEstimate, CalibrationReport
 from reflact.calibration.setup import account_name, open_connection
-from reflact.calibration.trace import Trace, describe_first_error
+from reflact.calibration.trace import Trace
 from reflact.cli.calibrate_output import (
     CalibrationDisplay,
     print_calibration,
@@ -29,6 +29,7 @@ from reflact.cli.common import InterruptHandler, ShowMode, guard_callback, ignor
 from reflact.cli.memory import print_incomplete_files
 from reflact.config.loading import load_section
 from reflact.errors import BudgetSpent, ConfigError, DataError, ModelError, RunFailed
+from reflact.jsonutil import describe_problems
 from reflact.llm.budget import Account, require_cap
 from reflact.llm.client import Client
 from reflact.memory.models import ContrastPair
@@ -84,7 +85,7 @@ def read_pairs(path: Path) -> list[ContrastPair]:
             pairs.append(ContrastPair.model_validate_json(line))
         except ValidationError as error:
             raise DataError(
-                f"{path}, line {number}, is no contrast pair: {describe_first_error(error)}; "
+                f"{path}, line {number}, is no contrast pair: {describe_problems(error)}; "
                 "correct the line, which must be the output of ContrastPair.model_dump_json"
             ) from None
     return pairs

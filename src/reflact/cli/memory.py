@@ -99,9 +99,8 @@ def list_stored(  # noqa: PLR0917 - what the command line offers
         rows = list(map(_build_trace_row, summaries))
         columns = ("trace", "steps", "scored", "labelled", "pairs", "purpose")
     else:
-        statuses = () if status is None else (status,)
         values = pairs = _use_store(
-            store, lambda memory: memory.find(words, statuses=statuses, limit=limit)
+            store, lambda memory: memory.find(words, status=status, limit=limit)
         )
         rows = list(map(_build_pair_row, pairs))
         columns = ("pair", "mistake", "status", "utility", "reason")
@@ -488,9 +487,9 @@ def _show_action(step: Transition) -> str:
 
 
 def _render_change(step: Transition) -> Iterator[str]:
-    from reflact.calibration.transition_view import show_change, truncate_to_tokens
+    from reflact.calibration.transition_view import TransitionView, truncate_to_tokens
 
-    change = show_change(step.before, step.after, shorten=True)
+    change = TransitionView(step).short_change_text
     for line in truncate_to_tokens(change, MAX_CHANGE_TOKENS).splitlines():
         yield f"  | {line}"
 

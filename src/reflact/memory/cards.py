@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from reflact.errors import DataError
 from reflact.memory.models import (
@@ -21,6 +21,7 @@ from reflact.memory.models import (
     Origin,
     PromotionEvidence,
     Scope,
+    StoredPair,
     Transition,
 )
 from reflact.types import canonical_json, digest_json, digest_text, join_canonical_json
@@ -72,11 +73,15 @@ NEXT_STATUSES: Final[Mapping[CardStatus, frozenset[CardStatus]]] = MappingProxyT
 ACTIVE_STATUSES: Final[tuple[CardStatus, ...]] = ("quarantined", "promoted")
 
 
-def check_status_change(before: CardStatus, after: CardStatus) -> None:
-    """Check that a status may follow another; DataError otherwise."""
+def check_status_change(stored: StoredPair, after: CardStatus) -> None:
+    """Check that a pair may get a status; DataError otherwise."""
+    before = stored.status
     if after not in NEXT_STATUSES[before]:
         possible = " or ".join(sorted(NEXT_STATUSES[before])) or "nothing else"
-        raise DataError(f"a pair that is {before} cannot become {after}; it can become {possible}")
+        raise DataError(
+            f"pair {stored.pair.id}: a pair that is {before} cannot become {after}; it can become "
+            f"{possible}"
+        )
 
 
 # -------------------------------------------------------------------------------------------- tests
@@ -101,33 +106,41 @@ def compute_utility(evidence: PromotionEvidence) -> float:
     return min(1.0, max(0.0, 0.5 + evidence.effect / 20))
 
 
-def find_inconsistency(
-    evidence: PromotionEvidence, kind: Literal["promote", "demote"]
-) -> str | None:
-    """Return why no test can give this evidence, or None if one can.
+def find_inconsistency(test: BatchTest, evidence: PromotionEvidence) -> str | None:
+    """Return why a test cannot give this evidence, or None if it can.
 
     Alpha follows from the earlier tests. Evidence that changes a status must be significant, in the
     right direction, and have no large fall of accuracy.
     """
-    alpha = compute_alpha(evidence.n_earlier_tests)
-    if evidence.n_traces < MIN_TRACES:
-        return f"it compares {evidence.n_traces} traces, and a test needs at least {MIN_TRACES}"
-    if not math.isclose(evidence.alpha, alpha, rel_tol=1e-6):
-        return f"its alpha is {evidence.alpha:.4g}, and must be {alpha:.4g}"
-    # A sign-flip test of n traces has 2**n outcomes, of which the observed one is always counted.
-    if not 0.5**evidence.n_traces <= evidence.p_value <= 1:
-        return f"{evidence.n_traces} traces cannot have a p-value of {evidence.p_value:.4g}"
-    if evidence.passed_test is not (kind == "promote"):
-        return None
-    gain = evidence.effect if kind == "promote" else -evidence.effect
+    alpha = compute_alpha(test.n_earlier_tests)
+    n_traces = evidence.n_traces
+    n_held_out = len(test.content_fingerprints)
+    is_promotion = test.kind == "promote"
+    gain = evidence.effect if is_promotion else -evidence.effect
     change = evidence.accuracy_change or 0.0
-    is_accurate = kind == "demote" or change >= -MAX_ACCURACY_FALL
-    if evidence.p_value <= alpha and gain > 0 and is_accurate:
-        return None
-    return (
-        f"no test with this outcome has a p-value of {evidence.p_value:.4g} at alpha {alpha:.4g}, "
-        f"an effect of {evidence.effect:g} and a change of accuracy of {change:g}"
-    )
+    is_accurate = not is_promotion or change >= -MAX_ACCURACY_FALL
+    changes_status = evidence.passed_test is is_promotion
+    problem = None
+    if evidence.pair_ids != test.pair_ids or evidence.n_earlier_tests != test.n_earlier_tests:
+        problem = (
+            f"the test has {len(test.pair_ids)} pairs and {test.n_earlier_tests} earlier tests on "
+            "its traces"
+        )
+    elif n_traces > n_held_out:
+        problem = f"it compares {n_traces} traces, and {n_held_out} were held out"
+    elif n_traces < MIN_TRACES:
+        problem = f"it compares {n_traces} traces, and a test needs at least {MIN_TRACES}"
+    elif not math.isclose(evidence.alpha, alpha, rel_tol=1e-6):
+        problem = f"its alpha is {evidence.alpha:.4g}, and must be {alpha:.4g}"
+    # A sign-flip test of n traces has 2**n outcomes, of which the observed one is always counted.
+    elif not 0.5**n_traces <= evidence.p_value <= 1:
+        problem = f"{n_traces} traces cannot have a p-value of {evidence.p_value:.4g}"
+    elif changes_status and not (evidence.p_value <= alpha and gain > 0 and is_accurate):
+        problem = (
+            f"no test with this outcome has a p-value of {evidence.p_value:.4g} at alpha "
+            f"{alpha:.4g}, an effect of {evidence.effect:g} and a change of accuracy of {change:g}"
+        )
+    return problem
 
 
 class TraceIdentity(NamedTuple):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -15,17 +15,16 @@ from reflact.jsonutil import describe_problems
 from reflact.memory.models import ContrastPair, Origin, StoredTrace
 from reflact.memory.rows import (
     ACTIVE,
-    PairWriter,
+    Admission,
     add_anchor,
     append_event,
     find_trace,
-    list_texts,
     open_trace,
     read_anchors,
     read_origins,
     select_pairs,
+    submit_pair,
 )
-from reflact.memory.scan import ScanFinding, Scanner
 from reflact.store.database import Database, Tables
 from reflact.types import FrozenModel
 
@@ -89,26 +88,16 @@ def _read_pair_lines(tables: Tables) -> list[PairLine]:
     return lines
 
 
-class ScannedLine(NamedTuple):
-    """A line of an export, and what a scan found in its pair."""
-
-    line: ExportLine
-    finding: ScanFinding | None
-
-
-def parse_and_scan(lines: Iterable[str], scan: Scanner) -> list[ScannedLine]:
-    """Return the lines of an export, with what scans found; DataError names a wrong line."""
-    parsed: list[ScannedLine] = []
+def parse_lines(lines: Iterable[str]) -> list[ExportLine]:
+    """Return the lines of an export; DataError names a wrong line."""
+    parsed: list[ExportLine] = []
     for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
         line = _parse_line(number, text)
         if isinstance(line, HeaderLine) != (not parsed):
             raise DataError(f"line {number}: the first line, and no other, must be the header")
-        finding = None
-        if isinstance(line, PairLine) and line.type == "pair":
-            finding = scan(list_texts(line.pair))
-        parsed.append(ScannedLine(line, finding))
+        parsed.append(line)
     if not parsed:
         raise DataError("this is no exported memory: all lines are empty")
     return parsed
@@ -126,21 +115,24 @@ def _parse_line(number: int, text: str) -> ExportLine:
     raise DataError(f"line {number} is not part of an exported memory: {problem}; {advice}")
 
 
-def import_parsed(writer: PairWriter, lines: Sequence[ScannedLine]) -> ImportResult:
-    """Store the scanned lines of an export."""
+def import_parsed(
+    tables: Tables, lines: Iterable[ExportLine], admission: Admission
+) -> ImportResult:
+    """Store the lines of an export; each new pair is scanned."""
     counts: Counter[str] = Counter()
-    for line, finding in lines:
+    for line in lines:
         match line:
             case TraceLine(trace=trace):
-                counts["n_traces"] += open_trace(writer.tables, trace.id, trace.purpose)
+                counts["n_traces"] += open_trace(tables, trace.id, trace.purpose)
                 for event in trace.events:
-                    counts["n_events"] += append_event(writer.tables, trace.id, event)
+                    counts["n_events"] += append_event(tables, trace.id, event)
             case PairLine(type="anchor"):
-                counts["n_anchors"] += add_anchor(writer.tables, line.pair, line.origins)
-            case PairLine():
-                submission = writer.submit(line.pair, finding, line.origins)
+                counts["n_anchors"] += add_anchor(tables, line.pair, line.origins)
+            case PairLine(pair=pair, origins=origins):
+                submission = submit_pair(tables, pair, origins, admission)
                 counts["n_pairs"] += submission.is_new
-                counts["n_blocked"] += submission.is_new and finding is not None
+                is_blocked = submission.is_new and submission.reason not in {None, "bound"}
+                counts["n_blocked"] += is_blocked
             case HeaderLine():
                 pass
     return ImportResult(**counts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import cached_property
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, JsonValue
 
@@ -22,14 +22,6 @@ Progress = Annotated[float, Field(ge=0, le=10)]
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
-# Known kinds of mistakes of critics; users may add their own.
-MISTAKE_KINDS: Final = (
-    "credit_for_intention",
-    "inflated_score",
-    "ignored_evidence",
-    "scale_inconsistency",
-)
-
 # The origin of a wrong evaluation: the critic's own mistake (``observed``), a mistake that a model
 # was asked to write (``asked``), one that the user wrote (``written``), or a perturbed input.
 Construction = Literal[
@@ -42,7 +34,8 @@ Construction = Literal[
     "written",
 ]
 
-LabelSource = Literal["program", "human", "agreement"]
+# Who says what is right.
+LabelSource = Literal["program", "human"]
 
 
 class Action(FrozenModel):
@@ -65,11 +58,6 @@ class Transition(FrozenModel):
         return not is_same_json(self.before, self.after)
 
     @property
-    def payloads(self) -> tuple[JsonValue, JsonValue, JsonValue]:
-        """The parts that may be long: both states, and the arguments of the action."""
-        return self.before, self.after, self.action.arguments
-
-    @property
     def json_object(self) -> dict[str, JsonValue]:
         """The fields as JSON values that are shared, not copied."""
         action: JsonValue = {"name": self.action.name, "arguments": self.action.arguments}
@@ -81,7 +69,7 @@ class Transition(FrozenModel):
         return "".join(iter_json_chunks(self.json_object))
 
 
-# What an evaluation says of progress.
+# Whether progress rises, stays or falls.
 Direction = Literal["rises", "stays", "falls"]
 
 
@@ -120,7 +108,7 @@ class Evaluation(FrozenModel):
 
 
 class Label(FrozenModel):
-    """The right evaluation of a transition, its source, and the spread of several sources.
+    """The right evaluation of a transition, and its source.
 
     A label without ``progress_before`` can still measure and test a critic. Pairs need both values;
     see ``Trace.record``.
@@ -129,7 +117,6 @@ class Label(FrozenModel):
     progress_before: Progress | None = None
     progress_after: Progress
     source: LabelSource
-    spread: float = Field(default=0.0, ge=0, le=10)
     reasoning: str = ""
     evidence: tuple[str, ...] = ()
 
@@ -218,11 +205,10 @@ class ContrastPair(FrozenModel):
     """A right and a wrong evaluation of one transition under a purpose, and why one is wrong.
 
     Args:
-        right: A label, or without one the critic's own score; see ``label_source``.
+        right: A label, or without one the critic's own score.
         wrong: The wrong evaluation; see ``construction``.
-        mistake: One of ``MISTAKE_KINDS``, or a user's own.
-        n_judgements: The number of blind comparisons.
-        agreement: The share of comparisons that found the right one; None without comparisons.
+        label_source: None: nobody knows whether the right side is right.
+        mistake: One of ``KNOWN_MISTAKES`` of ``calibration.asked``, or a user's own.
         scope: Who may see the pair.
     """
 
@@ -233,9 +219,7 @@ class ContrastPair(FrozenModel):
     reason: str
     mistake: str
     construction: Construction
-    label_source: LabelSource
-    n_judgements: int = 0
-    agreement: Share | None = None
+    label_source: LabelSource | None
     scope: Scope = Scope(roles=("critic",))
     provenance: Provenance = Provenance()
 
@@ -313,7 +297,6 @@ class Submission(FrozenModel):
     the same transition. ``anchor_trace``: an anchor came from the same trace.
     """
 
-    pair_id: str
     is_new: bool
     status: CardStatus
     reason: str | None = None
@@ -340,7 +323,6 @@ class BatchTest(FrozenModel):
 
     Args:
         number: Counts the tests of a store, from 1.
-        holdout_id: The name of the held-out set.
         n_earlier_tests: Tests that were opened before it on any of its traces.
         evidence: The result; None while the test runs.
         kind: Whether the test promotes the batch, or measures promoted pairs again.
@@ -348,7 +330,6 @@ class BatchTest(FrozenModel):
     """
 
     number: int
-    holdout_id: str
     n_earlier_tests: int
     pair_ids: tuple[str, ...]
     evidence: PromotionEvidence | None = None
@@ -392,11 +373,9 @@ class StoredTrace(FrozenModel):
 class TestableTrace(NamedTuple):
     """A stored trace with labelled steps, without the steps themselves.
 
-    ``number`` is its position in the order of insertion. It ``has_pairs`` if a stored pair came
-    from it or from a trace with equal content.
+    It ``has_pairs`` if a stored pair came from it or from a trace with equal content.
     """
 
-    number: int
     id: str
     purpose: str
     content_hash: str
@@ -406,7 +385,7 @@ class TestableTrace(NamedTuple):
 class TraceSummary(FrozenModel):
     """Counts of a stored trace: steps, scored ones, labelled ones, and pairs made of it.
 
-    Labels by agreement do not count. A trace with pairs tests no batch.
+    A trace with pairs tests no batch.
     """
 
     id: str
@@ -417,9 +396,8 @@ class TraceSummary(FrozenModel):
     n_pairs: int
 
 
-class StoredCalibration(FrozenModel):
+class StoredCalibration(NamedTuple):
     """A calibration: the memory's state at its start, and its result as JSON after its end."""
 
-    number: int
     baseline: str
-    result: str | None = None
+    result: str | None

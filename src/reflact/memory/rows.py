@@ -23,13 +23,12 @@ from reflact.memory.models import (
     CardStatus,
     ContrastPair,
     Origin,
-    PromotionEvidence,
     ScoreEvent,
     StoredPair,
     StoredTrace,
     Submission,
 )
-from reflact.memory.scan import ScanFinding
+from reflact.memory.scan import Scanner
 from reflact.store.database import Tables
 from reflact.types import canonical_json
 
@@ -54,8 +53,8 @@ def encode_value(value: BaseModel, what: str = "a value") -> str:
 
 def encode_pair(pair: ContrastPair) -> str:
     """Return a pair as stored text; DataError names its step."""
-    origin = pair.provenance
-    return encode_value(pair, f"a pair made of step {origin.step} of trace {origin.trace_id}")
+    source = pair.provenance
+    return encode_value(pair, f"a pair made of step {source.step} of trace {source.trace_id}")
 
 
 def decode_value(kind: type[Value], text: str, what: str) -> Value:
@@ -148,70 +147,71 @@ def read_pair(tables: Tables, pair_id: str) -> StoredPair:
     raise DataError(f"the memory has no pair {pair_id}; list its pairs with `reflact memory list`")
 
 
-class PairWriter(NamedTuple):
-    """What changes pairs within one transaction.
+class Admission(NamedTuple):
+    """How new pairs enter: what scans them, the time, and the bound on active pairs."""
 
-    Args:
-        tables: The tables of the transaction.
-        now: The time of the changes.
-        max_active: The bound on active pairs.
-    """
-
-    tables: Tables
+    scan: Scanner
     now: datetime
     max_active: int
 
-    def submit(
-        self, pair: ContrastPair, finding: ScanFinding | None, origins: Sequence[Origin]
-    ) -> Submission:
-        """Store a scanned pair and archive the weakest; of a stored one only add its origins."""
-        exclusion = self._find_exclusion(pair, origins)
-        if exclusion is not None:
-            return Submission(pair_id=pair.id, is_new=False, status="rejected", reason=exclusion)
-        is_new = not self.tables.table("memory_pairs").count_where("id = ?", [pair.id])
-        if is_new:
-            is_rejected = finding is not None and finding.verdict == "reject"
-            record = {
-                "id": pair.id,
-                "status": "rejected" if is_rejected else "quarantined",
-                "reason": None if finding is None else finding.rule,
-                "changed_at": format_time(self.now),
-                "subject": pair.hashes.subject,
-                "pair": encode_pair(pair),
-                "words": clean("\n".join(text[:MAX_INDEXED_CHARS] for text in list_texts(pair))),
-            }
-            self.tables.table("memory_pairs").insert(record)
-        add_origins(self.tables, pair.id, origins)
-        if is_new:
-            n_active = self.tables.table("memory_pairs").count_where(ACTIVE)
-            surplus = max(0, n_active - self.max_active)
-            for weak in select_pairs(self.tables, WEAKEST_CONDITION, (surplus,)):
-                self.move(weak, "archived", "bound")
-        stored = read_pair(self.tables, pair.id)
-        return Submission(
-            pair_id=pair.id, is_new=is_new, status=stored.status, reason=stored.reason
-        )
 
-    def _find_exclusion(self, pair: ContrastPair, origins: Iterable[Origin]) -> str | None:
-        """Return why calibration must not learn from a pair, see ``Submission``; or None."""
-        anchors = self.tables.table("memory_anchors")
-        if anchors.count_where("subject = ?", [pair.hashes.subject]):
-            return "anchor"
-        if any(anchors.count_where(FROM_TRACE, [origin.trace_id]) for origin in origins):
-            return "anchor_trace"
-        return None
+def submit_pair(
+    tables: Tables, pair: ContrastPair, origins: Sequence[Origin], admission: Admission
+) -> Submission:
+    """Scan and store a pair, and archive the weakest; of a stored one only add its origins."""
+    encoded = encode_pair(pair)  # names a number that is too long, before the pair's id needs it
+    exclusion = _find_exclusion(tables, pair, origins)
+    if exclusion is not None:
+        return Submission(is_new=False, status="rejected", reason=exclusion)
+    pairs = tables.table("memory_pairs")
+    is_new = not pairs.count_where("id = ?", [pair.id])
+    if is_new:
+        texts = list_texts(pair)
+        finding = admission.scan(texts)
+        is_rejected = finding is not None and finding.verdict == "reject"
+        record = {
+            "id": pair.id,
+            "status": "rejected" if is_rejected else "quarantined",
+            "reason": None if finding is None else finding.rule,
+            "changed_at": format_time(admission.now),
+            "subject": pair.hashes.subject,
+            "pair": encoded,
+            "words": clean("\n".join(text[:MAX_INDEXED_CHARS] for text in texts)),
+        }
+        pairs.insert(record)
+        n_surplus = max(0, pairs.count_where(ACTIVE) - admission.max_active)
+        for weak in select_pairs(tables, WEAKEST_CONDITION, (n_surplus,)):
+            move_pair(tables, weak, "archived", "bound", now=admission.now)
+    add_origins(tables, pair.id, origins)
+    stored = read_pair(tables, pair.id)
+    return Submission(is_new=is_new, status=stored.status, reason=stored.reason)
 
-    def move(self, stored: StoredPair, after: CardStatus, reason: str | None = None) -> None:
-        """Change the status of a pair, and clear the mark of a failed test."""
-        try:
-            check_status_change(stored.status, after)
-        except DataError as error:
-            raise DataError(f"pair {stored.pair.id}: {error}") from None
-        sql = (
-            "UPDATE memory_pairs SET status = ?, reason = ?, failed_test = 0, changed_at = ? "
-            "WHERE id = ?"
-        )
-        self.tables.execute(sql, (after, reason, format_time(self.now), stored.pair.id))
+
+def _find_exclusion(tables: Tables, pair: ContrastPair, origins: Iterable[Origin]) -> str | None:
+    """Return why calibration must not learn from a pair, see ``Submission``; or None."""
+    anchors = tables.table("memory_anchors")
+    if anchors.count_where("subject = ?", [pair.hashes.subject]):
+        return "anchor"
+    if any(anchors.count_where(FROM_TRACE, [origin.trace_id]) for origin in origins):
+        return "anchor_trace"
+    return None
+
+
+def move_pair(
+    tables: Tables,
+    stored: StoredPair,
+    after: CardStatus,
+    reason: str | None = None,
+    *,
+    now: datetime,
+) -> None:
+    """Change the status of a pair, and clear the mark of a failed test."""
+    check_status_change(stored, after)
+    sql = (
+        "UPDATE memory_pairs SET status = ?, reason = ?, failed_test = 0, changed_at = ? "
+        "WHERE id = ?"
+    )
+    tables.execute(sql, (after, reason, format_time(now), stored.pair.id))
 
 
 def add_anchor(tables: Tables, pair: ContrastPair, origins: Sequence[Origin]) -> bool:
@@ -246,15 +246,8 @@ def read_anchors(tables: Tables) -> tuple[ContrastPair, ...]:
 
 def read_tests(tables: Tables) -> tuple[BatchTest, ...]:
     """Return all tests in their order."""
-    tests = []
-    sql = "SELECT number, test, evidence FROM memory_tests ORDER BY number"
-    for number, stored, evidence in tables.execute(sql).fetchall():
-        test = decode_value(BatchTest, stored, f"test {number}")
-        if evidence is not None:
-            decoded = decode_value(PromotionEvidence, evidence, f"evidence of test {number}")
-            test = test.model_copy(update={"evidence": decoded})
-        tests.append(test)
-    return tuple(tests)
+    stored = tables.execute("SELECT number, test FROM memory_tests ORDER BY number").fetchall()
+    return tuple(decode_value(BatchTest, test, f"test {number}") for number, test in stored)
 
 
 # ------------------------------------------------------------------------------------------- traces

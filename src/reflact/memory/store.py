@@ -7,12 +7,10 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import anyio.to_thread
 
-from reflact.concurrency import run_in_thread
 from reflact.errors import DataError
 from reflact.memory import export, rows
 from reflact.memory.cards import (
@@ -40,8 +38,8 @@ from reflact.memory.models import (
     TestableTrace,
     TraceSummary,
 )
-from reflact.memory.rows import FROM_TRACE, PairWriter
-from reflact.memory.scan import ScanFinding, Scanner, scan_texts
+from reflact.memory.rows import FROM_TRACE
+from reflact.memory.scan import Scanner, scan_texts
 from reflact.store.database import LOCK_TIMEOUT_SECONDS, Database, Tables
 from reflact.store.schema import SCHEMA
 from reflact.types import canonical_json
@@ -62,7 +60,7 @@ CHOSEN_CONDITION = """
 MIN_WORD_CHARS = 3
 
 FOUND_CONDITION = """
-(?1 = '[]' OR status IN (SELECT value FROM json_each(?1))) AND
+(?1 IS NULL OR status = ?1) AND
 (?2 = '' OR number IN (SELECT rowid FROM memory_pairs_fts WHERE memory_pairs_fts MATCH ?2))
 ORDER BY utility DESC, changed_at DESC, id LIMIT ?3
 """
@@ -70,18 +68,18 @@ ORDER BY utility DESC, changed_at DESC, id LIMIT ?3
 # Pairs of a batch that have not changed since their test was opened.
 UNCHANGED_CONDITION = "id IN (SELECT value FROM json_each(?)) AND changed_at <= ? ORDER BY id"
 
-# Whether a program or a person labelled an event.
-IS_LABELLED = "json_extract(event, '$.label.source') IN ('program', 'human')"
+# Whether an event has a label.
+IS_LABELLED = "json_type(event, '$.label') = 'object'"
 
 TESTABLE_QUERY = f"""
-SELECT rowid, id, purpose, content_hash, EXISTS (
+SELECT id, purpose, content_hash, EXISTS (
     SELECT 1 FROM memory_origins JOIN memory_pairs ON memory_pairs.id = owner
     JOIN traces AS copy ON copy.id = memory_origins.trace_id
     WHERE copy.content_hash = traces.content_hash
 )
 FROM traces
 WHERE EXISTS (SELECT 1 FROM trace_events WHERE trace_id = traces.id AND {IS_LABELLED})
-AND (?1 IS NULL OR rowid < ?1) ORDER BY rowid DESC LIMIT ?2
+ORDER BY rowid DESC
 """  # noqa: S608 - constant
 
 SUMMARIES_QUERY = f"""
@@ -154,53 +152,35 @@ class MemoryStore:
         await self._database.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._database.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: Any) -> None:
+        await self._database.__aexit__(*error)
 
-    async def _change_pairs(self, change: Callable[[PairWriter], T]) -> T:
-        """Change pairs in one transaction."""
-
-        def work(tables: Tables) -> T:
-            return change(PairWriter(tables, self._clock(), self._max_active_pairs))
-
-        return await self._database.write(work)
+    @property
+    def _admission(self) -> rows.Admission:
+        return rows.Admission(self._scan, self._clock(), self._max_active_pairs)
 
     # ---------------------------------------------------------------------------------------- pairs
 
     async def submit(self, pair: ContrastPair) -> Submission:
         """Scan a pair and store it; to one that is stored already, add the step of this copy."""
 
-        def scan() -> ScanFinding | None:
-            # Says what is wrong with a number, before the pair's id needs it.
-            rows.encode_pair(pair)
-            return self._scan(rows.list_texts(pair))
+        def work(tables: Tables) -> Submission:
+            return rows.submit_pair(tables, pair, pair.provenance.as_origins, self._admission)
 
-        finding = await run_in_thread(scan, *pair.transition.payloads)
-        origins = pair.provenance.as_origins
-        return await self._change_pairs(lambda writer: writer.submit(pair, finding, origins))
+        return await self._database.write(work)
 
     async def find(
-        self, words: str = "", *, statuses: Sequence[CardStatus] = (), limit: int = 50
+        self, words: str = "", *, status: CardStatus | None = None, limit: int = 50
     ) -> tuple[StoredPair, ...]:
         """Return pairs for people to read: the highest utility first, then the latest change.
 
-        Args:
-            words: A pair must hold all of these words of three or more characters, also as parts of
-                others.
-            statuses: Only pairs with one of these statuses; empty for all.
-            limit: The largest number of pairs.
+        A pair must hold all the words of three or more characters, also as parts of others.
         """
         parts = [word for word in rows.clean(words).split() if len(word) >= MIN_WORD_CHARS]
 
         def read(tables: Tables) -> tuple[StoredPair, ...]:
             query = tables.quote_fts(" ".join(parts)) if parts else ""
-            parameters = (json.dumps(list(statuses)), query, limit)
-            return rows.select_pairs(tables, FOUND_CONDITION, parameters)
+            return rows.select_pairs(tables, FOUND_CONDITION, (status, query, limit))
 
         return await self._database.read(read)
 
@@ -248,17 +228,12 @@ class MemoryStore:
         if status not in {"quarantined", "rejected", "archived"}:
             raise DataError(f"no pair can be moved to {status!r}; only a test promotes pairs")
 
-        def change(writer: PairWriter) -> None:
+        def work(tables: Tables) -> None:
+            now = self._clock()
             for pair_id in pair_ids:
-                writer.move(rows.read_pair(writer.tables, pair_id), status, reason)
+                rows.move_pair(tables, rows.read_pair(tables, pair_id), status, reason, now=now)
 
-        await self._change_pairs(change)
-
-    async def remaining_capacity(self) -> int:
-        """Return how many pairs fit before one is archived that has not failed a test."""
-        sql = f"SELECT count(*) FROM memory_pairs WHERE {rows.ACTIVE} AND failed_test = 0"  # noqa: S608 - constant
-        ((n_active,),) = await self._database.fetch_rows(sql)
-        return max(0, self._max_active_pairs - int(n_active))
+        await self._database.write(work)
 
     async def add_anchors(self, anchors: Sequence[ContrastPair]) -> int:
         """Store labelled pairs that calibration never learns from; return the number of new ones.
@@ -284,7 +259,6 @@ class MemoryStore:
         self,
         pair_ids: Sequence[str],
         *,
-        holdout_id: str,
         traces: Collection[TraceIdentity],
         kind: Literal["promote", "demote"] = "promote",
     ) -> BatchTest:
@@ -295,7 +269,6 @@ class MemoryStore:
 
         Args:
             pair_ids: The batch.
-            holdout_id: The name of the held-out set.
             traces: The held-out traces. Tests are counted by their content and their names.
             kind: Whether the test promotes the batch, or measures promoted pairs again.
 
@@ -318,7 +291,6 @@ class MemoryStore:
             earlier = rows.read_tests(tables)
             test = BatchTest(
                 number=len(earlier) + 1,
-                holdout_id=holdout_id,
                 n_earlier_tests=count_tests(earlier, holdout),
                 pair_ids=batch,
                 kind=kind,
@@ -343,15 +315,20 @@ class MemoryStore:
             DataError: The evidence does not fit the test, or the test is over or was never opened.
         """
 
-        def change(writer: PairWriter) -> None:
-            tables = writer.tables
+        def work(tables: Tables) -> None:
+            now = self._clock()
             test = next((one for one in rows.read_tests(tables) if one.number == number), None)
             if test is None or test.evidence is not None:
                 state = "was never opened" if test is None else "is over"
                 raise DataError(f"test {number} {state}; open a test for each batch")
-            _check_evidence(test, evidence)
+            problem = find_inconsistency(test, evidence)
+            if problem is not None:
+                raise DataError(
+                    f"the evidence does not fit test {number}: {problem}; test the batch again"
+                )
+            ended = test.model_copy(update={"evidence": evidence})
+            tables.table("memory_tests").update(number, {"test": rows.encode_value(ended)})
             batch = canonical_json(list(test.pair_ids))
-            tables.table("memory_tests").update(number, {"evidence": rows.encode_value(evidence)})
             tables.execute(
                 "UPDATE memory_pairs SET utility = ? WHERE id IN (SELECT value FROM json_each(?))",
                 (compute_utility(evidence), batch),
@@ -359,14 +336,14 @@ class MemoryStore:
             unchanged = (batch, rows.format_time(test.at))
             for stored in rows.select_pairs(tables, UNCHANGED_CONDITION, unchanged):
                 if test.kind == "promote" and evidence.passed_test:
-                    writer.move(stored, "promoted")
+                    rows.move_pair(tables, stored, "promoted", now=now)
                 elif test.kind == "promote":
                     sql = "UPDATE memory_pairs SET failed_test = 1 WHERE id = ?"
                     tables.execute(sql, (stored.pair.id,))
                 elif not evidence.passed_test:
-                    writer.move(stored, "quarantined", MEASURED_HARM)
+                    rows.move_pair(tables, stored, "quarantined", MEASURED_HARM, now=now)
 
-        await self._change_pairs(change)
+        await self._database.write(work)
 
     async def tests(self) -> tuple[BatchTest, ...]:
         """Return all tests in their order."""
@@ -392,8 +369,7 @@ class MemoryStore:
         """Label a stored step.
 
         Raises:
-            DataError: The trace has no such step. Or ``replace`` is false, and it has a label that
-                is not by agreement.
+            DataError: The trace has no such step. Or ``replace`` is false, and it has a label.
         """
 
         def work(tables: Tables) -> None:
@@ -403,7 +379,7 @@ class MemoryStore:
                     f"trace {trace_id} has no step {step} to label; steps are numbered from 0"
                 )
             old = event.label
-            if old is not None and old.source != "agreement" and not replace:
+            if old is not None and not replace:
                 raise DataError(
                     f"step {step} of trace {trace_id} already has a label from a {old.source} with "
                     f"progress after {old.progress_after:g}; replace it explicitly if it is wrong"
@@ -418,24 +394,19 @@ class MemoryStore:
 
     async def trace_ids(self) -> tuple[str, ...]:
         """Return the ids of all traces, sorted."""
-        found = await self._database.fetch_rows("SELECT id FROM traces ORDER BY id")
-        return tuple(trace_id for (trace_id,) in found)
+        return tuple(sorted(await self.content_hashes()))
 
     async def content_hashes(self) -> Mapping[str, str]:
         """Return the hash of each trace's content, by its id."""
         return dict(await self._database.fetch_rows("SELECT id, content_hash FROM traces"))
 
-    async def testable_traces(self, *, before: int | None, limit: int) -> tuple[TestableTrace, ...]:
-        """Return traces with steps that a program or a person labelled, newest first.
-
-        Args:
-            before: Only traces with a smaller number; None: from the newest on.
-            limit: The largest number of traces.
-        """
-        found = await self._database.fetch_rows(TESTABLE_QUERY, (before, limit))
+    async def testable_traces(self) -> tuple[TestableTrace, ...]:
+        """Return all traces with labelled steps, newest first."""
         return tuple(
-            TestableTrace(number, trace_id, json.loads(purpose), content_hash, bool(has_pairs))
-            for number, trace_id, purpose, content_hash, has_pairs in found
+            TestableTrace(trace_id, json.loads(purpose), content_hash, bool(has_pairs))
+            for trace_id, purpose, content_hash, has_pairs in await self._database.fetch_rows(
+                TESTABLE_QUERY
+            )
         )
 
     async def purposes(self, *, limit: int) -> frozenset[str]:
@@ -453,30 +424,23 @@ class MemoryStore:
 
     # --------------------------------------------------------------------------------- calibrations
 
-    async def start_calibration(self, identity: str, baseline: str) -> StoredCalibration:
-        """Store the start of a calibration."""
-
-        def insert(tables: Tables) -> StoredCalibration:
-            sql = "INSERT INTO calibrations (identity, baseline) VALUES (?, ?)"
-            number = tables.execute(sql, (identity, baseline)).lastrowid
-            return StoredCalibration(number=int(number or 0), baseline=baseline)
-
-        return await self._database.write(insert)
+    async def start_calibration(self, identity: str, baseline: str) -> None:
+        """Store the start of a calibration, in place of an earlier one of its identity."""
+        record = {"identity": identity, "baseline": baseline}
+        await self._database.write(
+            lambda tables: tables.table("calibrations").insert(record, replace=True)
+        )
 
     async def find_calibration(self, identity: str) -> StoredCalibration | None:
         """Return the latest calibration of an identity, or None."""
-        sql = (
-            "SELECT number, baseline, result FROM calibrations WHERE identity = ? "
-            "ORDER BY number DESC LIMIT 1"
-        )
-        for number, baseline, result in await self._database.fetch_rows(sql, (identity,)):
-            return StoredCalibration(number=number, baseline=baseline, result=result)
-        return None
+        sql = "SELECT baseline, result FROM calibrations WHERE identity = ?"
+        found = await self._database.fetch_rows(sql, (identity,))
+        return StoredCalibration(*found[0]) if found else None
 
-    async def finish_calibration(self, number: int, result: str) -> None:
-        """Store the result of a calibration; a result that is stored already stays."""
-        sql = "UPDATE calibrations SET result = ? WHERE number = ? AND result IS NULL"
-        await self._database.execute(sql, (result, number))
+    async def finish_calibration(self, identity: str, result: str) -> None:
+        """Store the result of a calibration."""
+        sql = "UPDATE calibrations SET result = ? WHERE identity = ?"
+        await self._database.execute(sql, (result, identity))
 
     # ------------------------------------------------------------------- forgetting, export, import
 
@@ -546,8 +510,12 @@ class MemoryStore:
         Raises:
             DataError: A line is not part of an export; names the line.
         """
-        parsed = await anyio.to_thread.run_sync(export.parse_and_scan, lines, self._scan)
-        return await self._change_pairs(lambda writer: export.import_parsed(writer, parsed))
+        parsed = await anyio.to_thread.run_sync(export.parse_lines, lines)
+
+        def work(tables: Tables) -> ImportResult:
+            return export.import_parsed(tables, parsed, self._admission)
+
+        return await self._database.write(work)
 
 
 def _check_testable(
@@ -568,20 +536,3 @@ def _check_testable(
                 f"pair {pair_id} was made of trace {origin.trace_id}, which is held out; a trace "
                 "cannot test a pair that came from it"
             )
-
-
-def _check_evidence(test: BatchTest, evidence: PromotionEvidence) -> None:
-    """Check that evidence can be the result of a test; DataError says why not."""
-    problem = find_inconsistency(evidence, test.kind)
-    n_traces = len(test.content_fingerprints)
-    if evidence.pair_ids != test.pair_ids or evidence.n_earlier_tests != test.n_earlier_tests:
-        problem = (
-            f"the test has {len(test.pair_ids)} pairs and {test.n_earlier_tests} earlier tests on "
-            "its traces"
-        )
-    elif evidence.n_traces > n_traces:
-        problem = f"it compares {evidence.n_traces} traces, and {n_traces} were held out"
-    if problem is not None:
-        raise DataError(
-            f"the evidence does not fit test {test.number}: {problem}; test the batch again"
-        )

@@ -158,8 +158,7 @@ CREATE INDEX memory_pairs_weakest ON memory_pairs (
 
 CREATE TABLE memory_tests (
     number INTEGER PRIMARY KEY,
-    test TEXT NOT NULL,
-    evidence TEXT
+    test TEXT NOT NULL
 );
 
 CREATE TABLE memory_anchors (
@@ -197,14 +196,11 @@ CREATE TABLE trace_events (
 );
 
 CREATE TABLE calibrations (
-    number INTEGER PRIMARY KEY,
-    identity TEXT NOT NULL,
+    identity TEXT PRIMARY KEY,
     baseline TEXT NOT NULL,
     result TEXT,
     at TEXT NOT NULL DEFAULT {CURRENT_TIME}
 );
-
-CREATE INDEX calibrations_by_identity ON calibrations (identity, number);
 """
 
 SCHEMA = Migrations("reflact")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reflact import Trace
-from reflact.calibration.trace_sources import build_anchors, label_replies, list_transitions
+from reflact.calibration import build_anchors, label_replies, list_transitions
 from reflact.memory.models import Action, ContrastPair, Evaluation, Label, Transition
 from reflact.types import Rollout, Score, Turn
 
