@@ -13,7 +13,12 @@ import inspect
 import math
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+)
 from functools import reduce
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -53,7 +58,7 @@ class ExitRaised(Exception):
     """Code of the caller raised an exception that ends a process, such as ``SystemExit``."""
 
 
-class CatchExits:
+class CatchExits(AbstractContextManager[None]):
     """A block that calls code of the caller: ``sys.exit()`` in it raises ``ExitRaised``.
 
     So does every other exception that is no ``Exception``, except for ``INTERRUPTIONS``.
@@ -63,29 +68,19 @@ class CatchExits:
         """Begin the block."""
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Raise ``ExitRaised`` in place of an exit."""
+        if isinstance(error, BaseExceptionGroup) and error.subgroup(INTERRUPTIONS) is not None:
+            return
+        while isinstance(error, BaseExceptionGroup):  # the first that is no ``Exception``, if any
+            error = next((e for e in error.exceptions if not isinstance(e, Exception)), None)
         if error is None or isinstance(error, (Exception, *INTERRUPTIONS)):
             return
-        if isinstance(error, BaseExceptionGroup):
-            if error.subgroup(INTERRUPTIONS) is not None:
-                return
-            error = _find_exit(error)
-        reason = (
-            f"the code raised {error!r:.200}, which would end the process; let it raise "
-            "another exception"
-        )
-        raise ExitRaised(reason).with_traceback(trace) from None
-
-
-def _find_exit(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first exception in a group that is no ``Exception``."""
-    inner = next(error for error in group.exceptions if not isinstance(error, Exception))
-    return _find_exit(inner) if isinstance(inner, BaseExceptionGroup) else inner
+        raise ExitRaised(
+            f"the code raised {error!r:.200}, which would end the process; let it raise another "
+            "exception"
+        ).with_traceback(trace) from None
 
 
 def read_text(error: BaseException) -> str:
@@ -120,23 +115,18 @@ def explain_exceptions(what: str, *, pass_on: bool) -> Iterator[None]:
 
 def describe_exception(item: Item, error: Exception, target: object, session: object) -> str:
     """Return why a rollout is unmeasured after an exception, and whose code raised it."""
-    if isinstance(error, EnvironmentFailure):
-        return read_text(error)
-    who = "agent" if _is_raised_by(error, target, session) else "environment"
     text = read_text(error)
+    if isinstance(error, EnvironmentFailure):
+        return text
+    who = "environment"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if owner is not None and (owner is session or owner is target):
+            who = "agent"
     if isinstance(error, ValidationError):
         wrong = type(error.errors(include_url=False)[0]["input"]).__name__
         text = f"{error.title}: {describe_problems(error)} (got {wrong})"
     return f"the {who} failed on item {item.id}: {type(error).__name__}: {text}"
-
-
-def _is_raised_by(error: Exception, target: object, session: object) -> bool:
-    """Whether an exception passed through a method of a target or its session."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        owner = frame.f_locals.get("self")
-        if owner is not None and (owner is session or owner is target):
-            return True
-    return False
 
 
 # Surrounds the rollout of an item with a seed; yields a function that takes its grade, or None.
@@ -194,13 +184,11 @@ class EnvironmentAdapter:
 
     async def set_up(self) -> None:
         """Start what rollouts need, such as a server; called once, before the first rollout."""
-        set_up = getattr(self.own, "set_up", None)
-        if set_up is None:
-            return
-        starting = set_up()
-        if not isinstance(starting, Awaitable):
-            raise describe_not_async(self.own, EnvironmentAdapter.set_up, starting)
-        await starting
+        if hasattr(self.own, "set_up"):
+            starting = self.own.set_up()
+            if not isinstance(starting, Awaitable):
+                raise describe_not_async(self.own, EnvironmentAdapter.set_up, starting)
+            await starting
 
     async def close(self) -> None:
         """End what was started; called after the last rollout, however the run ended."""

@@ -52,19 +52,17 @@ class SkillVersion(FrozenModel):
     origin: str
     score: float | None = None
     inherited: bool = False
-    n: int | None = Field(default=None, exclude_if=lambda value: value is None)
-    trials: int | None = Field(default=None, exclude_if=lambda value: value is None)
-    examples: tuple[WorkedExample, ...] = Field(default=(), exclude_if=lambda value: not value)
+    n: int | None = None
+    trials: int | None = None
+    examples: tuple[WorkedExample, ...] = ()
 
     @property
     def examples_note(self) -> str:
         """Whose text the document holds in its worked examples, as the end of a sentence."""
         if not self.examples:
             return ""
-        return (
-            ", and holds the text of "
-            f"{list_items((e.item_id for e in self.examples), 'train item')}"
-        )
+        items = list_items((example.item_id for example in self.examples), "train item")
+        return f", and holds the text of {items}"
 
 
 class StepBufferEntry(FrozenModel):
@@ -111,12 +109,10 @@ class StepRecord(FrozenModel):
     current: SkillVersion
     best: SkillVersion
     fallbacks: tuple[Fallback, ...] = ()
-    fail_reasons: tuple[FailurePattern, ...] = Field(
-        default=(), exclude_if=lambda reasons: not reasons
-    )
+    fail_reasons: tuple[FailurePattern, ...] = ()
     source: str = "edits"
-    rewrites: tuple[Rewrite, ...] = Field(default=(), exclude_if=lambda rewrites: not rewrites)
-    race: tuple[RaceEntry, ...] = Field(default=(), exclude_if=lambda race: not race)
+    rewrites: tuple[Rewrite, ...] = ()
+    race: tuple[RaceEntry, ...] = ()
     n_rollouts: int = 0
     n_tokens: int = 0
 
@@ -258,24 +254,23 @@ class RunState(FrozenModel):
                 parents.setdefault(version.skill_hash, parent)
                 parent = version.skill_hash
             seen |= dict.fromkeys(sorted(_list_settled(record)))
-            state = state.model_copy(
-                update={
-                    **_update_position(state, record),
-                    "commits": state.commits + 1,
-                    "current": record.current,
-                    "best": record.best,
-                    "latest_version": max(state.latest_version, record.current.number),
-                    "deterministic": state.deterministic
-                    and (verdict is None or verdict.deterministic),
-                }
-            )
+            changes: dict[str, object] = {
+                **_update_position(state, record),
+                "commits": state.commits + 1,
+                "current": record.current,
+                "best": record.best,
+                "latest_version": max(state.latest_version, record.current.number),
+            }
+            if verdict is not None and not verdict.deterministic:
+                changes["deterministic"] = False
+            state = state.model_copy(update=changes)
         ranking = self.ranking
         if ranking is not None:
             known = {node.skill_hash for node in ranking.nodes}
-            added = [
+            new = [
                 VersionNode(skill_hash=h, parent=p) for h, p in parents.items() if h not in known
             ]
-            ranking = ranking.extend(added, passes)
+            ranking = ranking.extend(new, passes)
         growth = {"seen_hashes": tuple(seen), "kept": tuple(kept.values()), "ranking": ranking}
         return state.model_copy(update=growth)
 
@@ -285,11 +280,11 @@ def _list_settled(record: CommitRecord) -> set[str]:
     settled = {version.skill_hash for version in record.created_versions}
     if record.verdict is not None and record.verdict.action in UNPROVEN:
         return settled
-    if isinstance(record, StepRecord):
-        return settled | {record.candidate_hash}
-    slow = record.slow_update if isinstance(record, EpochRecord) else None
-    if slow is not None and slow.action == "unchanged" and slow.candidate_hash:
-        settled.add(slow.candidate_hash)
+    match record:
+        case StepRecord():
+            settled.add(record.candidate_hash)
+        case EpochRecord(slow_update=SlowUpdate(action="unchanged", candidate_hash=str(candidate))):
+            settled.add(candidate)
     return settled
 
 
@@ -301,11 +296,9 @@ def _update_position(state: RunState, record: CommitRecord) -> dict[str, object]
             entry = build_buffer_entry(record)
             return {"step": record.step, "epoch": record.epoch, "step_buffer": (*buffer, entry)}
         case EpochRecord():
-            return {
-                "last_committed_epoch": record.epoch,
-                "last_hash": record.last_hash,
-                "meta_skill": state.meta_skill if record.meta_skill is None else record.meta_skill,
-            }
+            position = {"last_committed_epoch": record.epoch, "last_hash": record.last_hash}
+            memory = {} if record.meta_skill is None else {"meta_skill": record.meta_skill}
+            return {**position, **memory}
     return {}
 
 
@@ -316,24 +309,21 @@ def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
     refutation.
     """
     verdict = record.verdict
-    rejected: tuple[Edit, ...] = ()
-    before = None
-    after = None
-    if verdict.refuted:
-        rejected = tuple(edit for edit in record.chosen.patch.edits if edit.op != "examples")
-    if verdict.accepted or verdict.refuted:
-        before = verdict.current_score
-        after = verdict.candidate_score
-    return StepBufferEntry(
+    entry = StepBufferEntry(
         step=record.step,
         action=verdict.action,
         n_failures=record.n_failures,
         n_total=record.rollout.n,
         patterns=record.patterns,
-        rejected_edits=rejected,
-        score_before=before,
-        score_after=after,
     )
+    proven: dict[str, object] = {}
+    if verdict.accepted or verdict.refuted:
+        proven["score_before"] = verdict.current_score
+        proven["score_after"] = verdict.candidate_score
+    if verdict.refuted:
+        edits = record.chosen.patch.edits
+        proven["rejected_edits"] = tuple(edit for edit in edits if edit.op != "examples")
+    return entry.model_copy(update=proven)
 
 
 class Usage(FrozenModel):
@@ -350,25 +340,21 @@ class Usage(FrozenModel):
     uncounted: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        usd = (
-            None
-            if self.usd is None and other.usd is None
-            else (self.usd or 0.0) + (other.usd or 0.0)
-        )
+        usd = self.usd if other.usd is None else other.usd + (self.usd or 0.0)
         return Usage(
-            calls=self.calls + other.calls,
-            input_tokens=self.input_tokens + other.input_tokens,
-            cached_tokens=self.cached_tokens + other.cached_tokens,
-            output_tokens=self.output_tokens + other.output_tokens,
-            usd=usd,
-            uncounted=self.uncounted + other.uncounted,
+            usd=usd, **{name: getattr(self, name) + getattr(other, name) for name in COUNTS}
         )
 
     def __sub__(self, other: Usage) -> Usage:
         """Return the consumption since an earlier moment; without a price now, without one."""
-        counts = self.model_dump(exclude={"usd"}).items()
         usd = None if self.usd is None else self.usd - (other.usd or 0.0)
-        return Usage(usd=usd, **{name: count - getattr(other, name) for name, count in counts})
+        return Usage(
+            usd=usd, **{name: getattr(self, name) - getattr(other, name) for name in COUNTS}
+        )
+
+
+# The fields of a usage that are numbers of calls and tokens.
+COUNTS = tuple(name for name in Usage.model_fields if name != "usd")
 
 
 class Spend(FrozenModel):
@@ -412,7 +398,7 @@ class SkillScore(FrozenModel):
     """
 
     name: str
-    answer: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    answer: str | None = None
     skill_hash: str
     split: Split
     n: int
@@ -425,8 +411,8 @@ class SkillScore(FrozenModel):
     soft: float | None = None
     low: float | None = None
     high: float | None = None
-    metrics: dict[str, float] = Field(default_factory=dict, exclude_if=lambda value: not value)
-    soft_weight: float = Field(default=0.0, exclude_if=lambda value: not value)
+    metrics: dict[str, float] = Field(default_factory=dict)
+    soft_weight: float = 0.0
 
     def __hash__(self) -> int:
         return hash((self.name, self.skill_hash, self.split))
@@ -456,7 +442,7 @@ class Improvement(FrozenModel):
     mean: float
     low: float
     high: float
-    soft_weight: float = Field(default=0.0, exclude_if=lambda value: not value)
+    soft_weight: float = 0.0
 
 
 class CaseComparison(FrozenModel):
@@ -562,14 +548,14 @@ def sum_step_costs(costs: Sequence[StageCost]) -> tuple[StepCost, ...]:
     """Return the cost of each step, in order."""
     sums: dict[int, StepCost] = {}
     for cost in costs:
-        before = sums.get(cost.step, StepCost(step=cost.step))
-        sums[cost.step] = StepCost(
-            step=cost.step,
-            seconds=before.seconds + cost.seconds,
-            usage=sum((entry.usage for entry in cost.spend), before.usage),
-            unsettled=before.unsettled + sum(entry.unsettled for entry in cost.spend),
-            worst_case=sum((entry.worst_case for entry in cost.spend), before.worst_case),
-        )
+        total = sums.get(cost.step, StepCost(step=cost.step))
+        changes = {
+            "seconds": total.seconds + cost.seconds,
+            "usage": sum((entry.usage for entry in cost.spend), total.usage),
+            "unsettled": total.unsettled + sum(entry.unsettled for entry in cost.spend),
+            "worst_case": sum((entry.worst_case for entry in cost.spend), total.worst_case),
+        }
+        sums[cost.step] = total.model_copy(update=changes)
     return tuple(sums[step] for step in sorted(sums))
 
 
@@ -751,10 +737,8 @@ class RunSummary(ShortReprModel):
     test_openings: int = 0
     seconds: float = 0.0
     config: JsonValue = Field(default=None, repr=False)
-    critic: CriticDescription | None = Field(default=None, exclude_if=lambda value: value is None)
-    annotated_by: CriticDescription | None = Field(
-        default=None, exclude_if=lambda value: value is None
-    )
+    critic: CriticDescription | None = None
+    annotated_by: CriticDescription | None = None
 
     def score(self, name: str, split: Split) -> SkillScore | None:
         """Return a score on a split by its name, or None.

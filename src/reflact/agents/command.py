@@ -13,11 +13,12 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import NoReturn, Self
 
 import anyio
-from pydantic import JsonValue, ValidationError
+from pydantic import ValidationError
 
 from reflact.agents.agent_process import (
     CommandLimits,
@@ -25,9 +26,9 @@ from reflact.agents.agent_process import (
     open_rollout_folder,
     run_process,
 )
-from reflact.agents.gateway import GatewayAddress, open_gateway
+from reflact.agents.gateway import GatewayAddress
 from reflact.agents.gateway_session import GatewaySession, GatewayTarget
-from reflact.agents.profiles import PROFILES, AgentProfile
+from reflact.agents.profiles import PROFILES
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReplyError, SkillError
 from reflact.jsonutil import describe_problems
@@ -50,6 +51,7 @@ KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT")
 WORDS_OF_ERROR = 500
 
 
+@dataclass(eq=False, repr=False)
 class CommandTarget(GatewayTarget):
     """An agent that is run as a command, once for each rollout, in a folder and a HOME of its own.
 
@@ -60,12 +62,12 @@ class CommandTarget(GatewayTarget):
     ``confine`` is set, it can write what its user can.
 
     Args:
-        profile: A command-line agent by name: ``codex``, ``opencode`` or ``claude-code``. It brings
-            the command, the variables, and the places of skill and answer; arguments that you give
-            replace those.
         command: The program and its arguments; ``{task}``, ``{folder}``, ``{base_url}``,
             ``{root_url}`` (without ``/v1``), ``{token}`` and ``{model}`` are replaced. Without
             ``{task}`` the task goes to standard input.
+        profile: A command-line agent by name: ``codex``, ``opencode`` or ``claude-code``. It brings
+            the command, the variables, and the places of skill and answer; arguments that you give
+            replace those.
         arguments: Further arguments, after those of the profile.
         skill_file: Where the skill is written, below the folder, in place of a file of the
             workspace; None if ``seed`` is given.
@@ -95,93 +97,89 @@ class CommandTarget(GatewayTarget):
             profile, a limit or the skill's name is wrong.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str] = (),
-        *,
-        profile: str | None = None,
-        arguments: Sequence[str] = (),
-        skill_file: str | None = None,
-        skill_name: str | None = None,
-        skill_description: str | None = None,
-        seed: str | None = None,
-        workspace: str | None = None,
-        side_call: str | None = None,
-        answer_file: str | None = None,
-        variables: Mapping[str, str] | None = None,
-        limits: CommandLimits | Mapping[str, float] = CommandLimits(),  # noqa: B008 - it is frozen
-        confine: bool = False,
-        preflight: bool = True,
-        version: str = "1",
-    ) -> None:
+    command: Sequence[str] = ()
+    _: KW_ONLY
+    profile: str | None = None
+    arguments: Sequence[str] = ()
+    skill_file: str | None = None
+    skill_name: str | None = None
+    skill_description: str | None = None
+    seed: str | None = None
+    workspace: str | None = None
+    side_call: str | None = None
+    answer_file: str | None = None
+    variables: Mapping[str, str] | None = None
+    limits: CommandLimits | Mapping[str, float] = field(default_factory=CommandLimits)
+    confine: bool = False
+    preflight: bool = True
+    version: str = "1"
+
+    def __post_init__(self) -> None:
+        """Fill in the profile, and check all arguments."""
         own_variables = DEFAULT_VARIABLES
-        if profile is not None:
-            known = _find_profile(profile)
-            own_variables = known.variables
-            command = command or known.command
-            answer_file = answer_file or known.answer_file
-            side_call = side_call or known.side_call
-            if seed is None and skill_file is None:
-                skill_file = known.skill_file
-                if skill_name is not None:
-                    skill_file = f"{known.skills_folder}/{skill_name}/{MAIN_FILE}"
-        if isinstance(command, str) or not command:
+        if self.profile is not None:
+            own_variables = self._apply_profile(self.profile)
+        self.all_variables = {**own_variables, **(self.variables or {})}
+        if isinstance(self.command, str) or not self.command:
             raise ConfigError(
                 'command is a list of the program and its arguments: ["my-agent", "{task}"]'
             )
-        if workspace is not None and not Path(workspace).is_dir():
-            raise ConfigError(f"workspace: there is no folder {Path(workspace).resolve()}")
-        if (skill_file is None) == (seed is None):
+        self.command = (*self.command, *self.arguments)
+        try:
+            self.all_limits = CommandLimits.model_validate(self.limits)
+        except ValidationError as error:
+            raise ConfigError(f"limits: {describe_problems(error)}") from error
+        self.seconds = self.all_limits.seconds
+        if self.workspace is not None and not Path(self.workspace).is_dir():
+            raise ConfigError(f"workspace: there is no folder {Path(self.workspace).resolve()}")
+        if (self.skill_file is None) == (self.seed is None):
             raise ConfigError(
                 "a command needs either skill_file, where it reads the skill, or seed, which it "
                 "replaces"
             )
-        if seed is not None and not seed.strip():
+        if self.seed is not None and not self.seed.strip():
             raise ConfigError(
                 "seed is empty; give the agent's instructions, word for word, or skill_file"
             )
-        if skill_name is not None and (seed is not None or skill_description is None):
+        has_description = self.skill_description is not None and self.seed is None
+        if self.skill_name is not None and not has_description:
             raise ConfigError(
                 "skill_name needs skill_description, which says when to use the skill, and no seed"
             )
-        for path in filter(None, (skill_file, answer_file)):
+        for path in filter(None, (self.skill_file, self.answer_file)):
             if Path(path).is_absolute() or ".." in Path(path).parts:
                 raise ConfigError(f"{path} leaves the rollout's folder; name a path below it")
-        if confine and read_landlock_version() < TRUNCATION_VERSION:
+        if self.confine and read_landlock_version() < TRUNCATION_VERSION:
             raise ConfigError(
                 "this system cannot confine a command, because confine needs Linux 6.2 with "
                 "Landlock; leave confine out, and run reflact in a container"
             )
-        try:
-            self.limits = CommandLimits.model_validate(limits)
-        except ValidationError as error:
-            raise ConfigError(f"limits: {describe_problems(error)}") from error
-        self.seconds = self.limits.seconds
-        self.command = (*command, *arguments)
-        self.skill_file = skill_file
-        self.skill_name = skill_name
-        self.skill_description = skill_description
-        self.seed = seed
-        self.workspace = workspace
-        self.answer_file = answer_file
-        self.variables = {**own_variables, **(variables or {})}
-        self.side_call = side_call
-        self.confine = confine
-        self.preflight = preflight
         self.write_skill(Skill(text=""))
-        self._version = version
+        self.skill_advice = "look at `seed`"
+        if self.skill_file is not None:
+            self.skill_advice = (
+                f"it is in {self.skill_file} of the rollout's folder, so look whether the agent "
+                "reads this file there, or name another one with `skill_file`; if it reads the "
+                "file later, with a tool, set `preflight: false`"
+            )
         self._identity: str | None = None
 
-    @property
-    def skill_advice(self) -> str:
-        """Where the agent gets the skill, and what to change if it does not."""
-        if self.skill_file is None:
-            return "look at `seed`"
-        return (
-            f"it is in {self.skill_file} of the rollout's folder, so look whether the agent reads "
-            "this file there, or name another one with `skill_file`; if it reads the file later, "
-            "with a tool, set `preflight: false`"
-        )
+    def _apply_profile(self, name: str) -> Mapping[str, str]:
+        """Take what is not given from a profile, and return its variables."""
+        profile = PROFILES.get(name)
+        if profile is None:
+            raise ConfigError(
+                f"there is no profile {name!r}; choose from {', '.join(PROFILES)}, or give a "
+                "command"
+            )
+        self.command = self.command or profile.command
+        self.answer_file = self.answer_file or profile.answer_file
+        self.side_call = self.side_call or profile.side_call
+        if self.seed is None and self.skill_file is None:
+            self.skill_file = profile.skill_file
+            if self.skill_name is not None:
+                self.skill_file = f"{profile.skills_folder}/{self.skill_name}/{MAIN_FILE}"
+        return profile.variables
 
     @property
     def identity(self) -> str:
@@ -189,21 +187,23 @@ class CommandTarget(GatewayTarget):
         return self._identity or self._describe()
 
     def _describe(self) -> str:
-        settings: dict[str, JsonValue] = {
-            "target": "command",
-            "version": [COMMAND_TARGET_VERSION, self._version],
-            "command": list(self.command),
-            "skill": [self.skill_file, self.skill_name, self.skill_description],
-            "seed": self.seed,
-            "side_call": self.side_call,
-            "workspace": None if self.workspace is None else _digest_folder(Path(self.workspace)),
-            "answer_file": self.answer_file,
-            "variables": dict(self.variables),
-            "limits": self.limits.model_dump(),
-            "confine": self.confine,
-            "llm": None if self._sender is None else self._sender.identity,
-        }
-        return canonical_json(settings)
+        workspace = None if self.workspace is None else _digest_folder(Path(self.workspace))
+        return canonical_json(
+            {
+                "target": "command",
+                "version": [COMMAND_TARGET_VERSION, self.version],
+                "command": list(self.command),
+                "skill": [self.skill_file, self.skill_name, self.skill_description],
+                "seed": self.seed,
+                "side_call": self.side_call,
+                "workspace": workspace,
+                "answer_file": self.answer_file,
+                "variables": {**self.all_variables},
+                "limits": self.all_limits.model_dump(),
+                "confine": self.confine,
+                "llm": self.sender_identity,
+            }
+        )
 
     @property
     def instructions(self) -> str:
@@ -242,6 +242,7 @@ class CommandSession(GatewaySession):
             target.require_sender(),
             skill,
             rollout,
+            model=target.model,
             seed=target.seed,
             side_call=target.side_call,
         )
@@ -254,18 +255,12 @@ class CommandSession(GatewaySession):
             ReplyError: It failed, or reached a limit; its rollout scores 0.
             EnvironmentFailure: It cannot work here, or got a second message.
         """
-        self._take_task(message)
         async with open_rollout_folder() as own:
             folder = own / "work"
             self._folder = json.dumps(str(own), ensure_ascii=False)[1:-1]
             await anyio.to_thread.run_sync(self._write_folder, folder)
-            model = self._target._model
-            async with open_gateway(self._answer, model=model, on_refusal=self._refuse) as address:
-                with anyio.CancelScope() as scope:
-                    self._stop = scope.cancel
-                    end = await self._run(own, address)
-            if self._failure is not None:
-                raise self._failure
+            async with self._serve_task(message) as address:
+                end = await self._run(own, address)
             if end.how != 0 or end.problem is not None:
                 self._raise_failure(end, folder)
             if self._target.seed is not None and not self._last:
@@ -274,9 +269,8 @@ class CommandSession(GatewaySession):
                     "it call its model at OPENAI_BASE_URL, or at the address that `variables` "
                     "gives it"
                 )
-            return await anyio.to_thread.run_sync(
-                self._read_answer, folder, self._hide_folder(end.output)
-            )
+            output = self._hide_folder(end.output)
+            return await anyio.to_thread.run_sync(self._read_answer, folder, output)
 
     def _write_folder(self, folder: Path) -> None:
         target = self._target
@@ -295,6 +289,34 @@ class CommandSession(GatewaySession):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(target.write_skill(self.skill), encoding="utf-8")
 
+    async def _run(self, own: Path, address: GatewayAddress) -> ProcessEnd:
+        """Run the command in the folder of the rollout."""
+        target = self._target
+        values = {
+            "task": self._task or "",
+            "folder": str(own / "work"),
+            "base_url": address.base_url,
+            "root_url": address.root_url,
+            "token": address.token,
+            "model": self._model,
+        }
+
+        def fill(text: str) -> str:
+            return PLACEHOLDER.sub(lambda match: values[match[1]], text)
+
+        variables = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+        variables |= {"HOME": str(own / "home"), "TMPDIR": str(own / "tmp")}
+        variables |= {name: fill(value) for name, value in target.all_variables.items()}
+        is_argument = any("{task}" in part for part in target.command)
+        return await run_process(
+            [fill(part) for part in target.command],
+            "" if is_argument else values["task"],
+            folder=own,
+            variables=variables,
+            limits=target.all_limits,
+            confine=target.confine,
+        )
+
     def _raise_failure(self, end: ProcessEnd, folder: Path) -> NoReturn:
         """Raise EnvironmentFailure if the command cannot work here, and ReplyError if it failed."""
         if end.problem is not None:
@@ -310,56 +332,28 @@ class CommandSession(GatewaySession):
         raise ReplyError(f"the command {how}" + (f": {words}" if words else ""), reasons=())
 
     def _read_answer(self, folder: Path, output: str) -> str:
-        if self._target.answer_file is None:
+        """Return the answer of a command that ended, without white space around it."""
+        name = self._target.answer_file
+        if name is None:
             return output.strip()
-        path = folder / self._target.answer_file
-        if not (path.is_file() and is_inside(path, folder)):
-            raise ReplyError(f"the command wrote no file {self._target.answer_file}", reasons=())
-        with path.open("rb") as file:
-            return file.read(self._target.limits.output_bytes).decode("utf-8", "replace").strip()
-
-    async def _run(self, own: Path, address: GatewayAddress) -> ProcessEnd:
-        """Run the command in the folder of the rollout."""
-        target = self._target
-        values = {
-            "task": self._task or "",
-            "folder": str(own / "work"),
-            "base_url": address.base_url,
-            "root_url": address.root_url,
-            "token": address.token,
-            "model": target._model,
-        }
-        variables = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-        variables |= {"HOME": str(own / "home"), "TMPDIR": str(own / "tmp")}
-        variables |= {name: _fill(value, values) for name, value in target.variables.items()}
-        text = values["task"]
-        if any("{task}" in part for part in target.command):
-            text = ""
-        return await run_process(
-            [_fill(part, values) for part in target.command],
-            text,
-            folder=own,
-            variables=variables,
-            limits=target.limits,
-            confine=target.confine,
-        )
-
-
-def _find_profile(name: str) -> AgentProfile:
-    if name not in PROFILES:
-        raise ConfigError(
-            f"there is no profile {name!r}; choose from {', '.join(PROFILES)}, or give a command"
-        )
-    return PROFILES[name]
-
-
-def _fill(text: str, values: Mapping[str, str]) -> str:
-    return PLACEHOLDER.sub(lambda match: values[match[1]], text)
+        text = read_file(folder, name, self._target.all_limits.output_bytes)
+        if text is None:
+            raise ReplyError(f"the command wrote no file {name}", reasons=())
+        return text.strip()
 
 
 def is_inside(path: Path, folder: Path) -> bool:
     """Whether a path, with its links followed, is below a folder."""
     return path.resolve().is_relative_to(folder.resolve())
+
+
+def read_file(folder: Path, name: str, most_bytes: int) -> str | None:
+    """Return the beginning of a file's text; None if there is no such file below the folder."""
+    path = folder / name
+    if not (path.is_file() and is_inside(path, folder)):
+        return None
+    with path.open("rb") as file:
+        return file.read(most_bytes).decode("utf-8", "replace")
 
 
 def _digest_folder(folder: Path) -> str:

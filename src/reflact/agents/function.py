@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
 import anyio
 
-from reflact.agents.gateway import open_gateway
 from reflact.agents.gateway_session import GatewaySession, GatewayTarget
 from reflact.agents.skill_test import count_text
 from reflact.errors import EnvironmentFailure, ReflactError, ReplyError
@@ -54,6 +54,7 @@ class AgentRollout(FrozenModel):
 RunAgent = Callable[[AgentRollout], str | Awaitable[str]]
 
 
+@dataclass(eq=False)
 class FunctionTarget(GatewayTarget):
     """An agent of any Python framework, run by a function once for each rollout.
 
@@ -72,25 +73,14 @@ class FunctionTarget(GatewayTarget):
         description: What the optimizer should know of the agent, for example its tools.
     """
 
-    def __init__(
-        self,
-        run_agent: RunAgent,
-        *,
-        version: str = "1",
-        seconds: float = 300.0,
-        preflight: bool = True,
-        description: str = "",
-    ) -> None:
-        self.run_agent = run_agent
-        self.seconds = seconds
-        self.description = description
-        self.preflight = preflight
-        self._version = version
+    run_agent: RunAgent
+    _: KW_ONLY
+    version: str = "1"
+    seconds: float = 300.0
+    preflight: bool = True
+    description: str = ""
 
-    @property
-    def skill_advice(self) -> str:
-        """Where the agent gets the skill, and what to change if it does not."""
-        return "look at how the function gives `rollout.skill` to the agent"
+    skill_advice = "look at how the function gives `rollout.skill` to the agent"
 
     @property
     def identity(self) -> str:
@@ -101,10 +91,10 @@ class FunctionTarget(GatewayTarget):
         return canonical_json(
             {
                 "target": "function",
-                "version": [FUNCTION_TARGET_VERSION, self._version],
+                "version": [FUNCTION_TARGET_VERSION, self.version],
                 "function": f"{function.__module__}.{function.__qualname__}",
                 "seconds": self.seconds,
-                "llm": None if self._sender is None else self._sender.identity,
+                "llm": self.sender_identity,
             }
         )
 
@@ -117,7 +107,7 @@ class FunctionSession(GatewaySession):
     """One run of the function."""
 
     def __init__(self, target: FunctionTarget, skill: Skill, rollout: str) -> None:
-        super().__init__(target.require_sender(), skill, rollout)
+        super().__init__(target.require_sender(), skill, rollout, model=target.model)
         self._target = target
         self._has_skill = not skill.text.strip()
 
@@ -129,25 +119,19 @@ class FunctionSession(GatewaySession):
             EnvironmentFailure: The function raised an error, no request of the agent had the skill,
                 or it got a second message.
         """
-        self._take_task(message)
-        model = self._target._model
         answer: object = None
         with anyio.move_on_after(self._target.seconds) as scope:
-            self._stop = scope.cancel
-            async with open_gateway(self._answer, model=model, on_refusal=self._refuse) as address:
+            async with self._serve_task(message) as address:
                 rollout = AgentRollout(
-                    skill=self.skill.text, task=message, model=model, **address._asdict()
+                    skill=self.skill.text, task=message, model=self._model, **address._asdict()
                 )
                 try:
                     answer = await _call(self._target.run_agent, rollout)
                 except ReflactError:
                     raise
                 except Exception as error:
-                    raise self._failure or EnvironmentFailure(
-                        f"the agent failed: {type(error).__name__}: {error}"
-                    ) from error
-        if self._failure is not None:
-            raise self._failure
+                    reason = f"the agent failed: {type(error).__name__}: {error}"
+                    raise EnvironmentFailure(reason) from error
         if scope.cancelled_caught:
             raise ReplyError(
                 f"the agent was ended after {self._target.seconds:g} seconds (`seconds`)",
@@ -180,8 +164,7 @@ class FunctionSession(GatewaySession):
 async def _call(run_agent: RunAgent, rollout: AgentRollout) -> object:
     if inspect.iscoroutinefunction(run_agent):
         return await run_agent(rollout)
-    own = anyio.CapacityLimiter(1)
     answer = await anyio.to_thread.run_sync(
-        partial(run_agent, rollout), abandon_on_cancel=True, limiter=own
+        partial(run_agent, rollout), abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
     )
     return await answer if inspect.isawaitable(answer) else answer

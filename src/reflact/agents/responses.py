@@ -9,25 +9,29 @@ refused, and so is what only a server with memory can answer.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import JsonValue
-
+from reflact.agents.dialects import Dialect, build_call, count_cached, join_parts
 from reflact.errors import ConfigError
 
 FUNCTION_FIELDS = ("description", "parameters", "strict")
-KEPT_FIELDS = ("temperature", "top_p", "top_logprobs", "seed")
+KEPT_FIELDS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_logprobs": "top_logprobs",
+    "seed": "seed",
+    "max_output_tokens": "max_tokens",
+}
+
+# Fields that name what a server has stored.
+REFUSED_FIELDS = ("previous_response_id", "conversation", "prompt")
 
 # The text of each kind of call, and the events that hold it.
 CALL_FIELDS = {
     "function_call": ("arguments", "function_call_arguments"),
     "custom_tool_call": ("input", "custom_tool_call_input"),
 }
-
-# Fields that name what a server has stored.
-REFUSED_FIELDS = ("previous_response_id", "conversation", "prompt")
 
 # The parameters of a function that stands for a freeform tool.
 TEXT_PARAMETERS = {
@@ -37,16 +41,9 @@ TEXT_PARAMETERS = {
     "additionalProperties": False,
 }
 
-# What Codex writes into texts and what differs between equal rollouts: the date, and ids and times
-# of commands.
-VOLATILE = re.compile(
-    r"[ \t]*<current_date>[^<]*</current_date>\n?|^Chunk ID: \w+\nWall time: [\d.]+ seconds\n",
-    re.MULTILINE,
-)
 
-
-def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """Return a request of the Responses API as the body of a chat completion's request.
+def _read_request(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request as the body of a chat completion's request.
 
     Ids of items, sessions and caches are left out, so that equal rollouts send equal requests.
     """
@@ -60,101 +57,25 @@ def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
         raise ConfigError("input is neither a text nor a list of items")
     messages: list[dict[str, Any]] = []
     if body.get("instructions"):
-        messages.append({"role": "system", "content": _clean(str(body["instructions"]))})
+        messages.append({"role": "system", "content": str(body["instructions"])})
     for item in items:
         _add_item(messages, item)
 
     request: dict[str, Any] = {"messages": messages}
-    request |= {name: body[name] for name in KEPT_FIELDS if body.get(name) is not None}
-    if body.get("max_output_tokens") is not None:
-        request["max_tokens"] = body["max_output_tokens"]
-    effort = (body.get("reasoning") or {}).get("effort")
-    if effort:
+    for own, name in KEPT_FIELDS.items():
+        if body.get(own) is not None:
+            request[name] = body[own]
+    if effort := (body.get("reasoning") or {}).get("effort"):
         request["reasoning_effort"] = effort
     shape = (body.get("text") or {}).get("format") or {}
     if shape.get("type", "text") != "text":
         request["response_format"] = _read_format(shape)
-    tools = _list_tools(body.get("tools") or ())
-    if tools:
+    if tools := _list_tools(body.get("tools") or ()):
         request["tools"] = [_write_tool(name, tool) for name, tool in tools.items()]
         request["tool_choice"] = _read_choice(body.get("tool_choice", "auto"))
         if "parallel_tool_calls" in body:
             request["parallel_tool_calls"] = body["parallel_tool_calls"]
     return request
-
-
-def write_response(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """Return a chat completion as a response to a request of the Responses API."""
-    choice = completion["choices"][0]
-    message = choice["message"]
-    is_cut = choice.get("finish_reason") == "length"
-    status = "incomplete" if is_cut else "completed"
-    parts: list[dict[str, Any]] = []
-    if message.get("content"):
-        parts.append({"type": "output_text", "text": message["content"], "annotations": []})
-    if message.get("refusal"):
-        parts.append({"type": "refusal", "refusal": message["refusal"]})
-    output: list[dict[str, Any]] = []
-    if parts:
-        output.append({"type": "message", "id": "msg_0", "role": "assistant", "content": parts})
-    tools = _list_tools(body.get("tools") or ())
-    for number, call in enumerate(message.get("tool_calls") or ()):
-        ids = {"id": f"fc_{number}", "call_id": call["id"]}
-        output.append({**ids, **_write_call(call["function"], tools)})
-    return {
-        "id": f"resp_{completion.get('id', '')}",
-        "object": "response",
-        "created_at": 0,
-        "model": completion["model"],
-        "status": status,
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "error": None,
-        "instructions": None,
-        "metadata": {},
-        "output": [{**item, "status": status} for item in output],
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-        "usage": _write_usage(completion.get("usage") or {}),
-    }
-
-
-def split_response(response: Mapping[str, Any]) -> Iterator[dict[str, JsonValue]]:
-    """Yield a whole response as the events of a stream."""
-    for number, event in enumerate(_list_events(response)):
-        yield {**event, "sequence_number": number}
-
-
-def _list_events(response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    unknown = {"usage": None, "incomplete_details": None}
-    begun = {**response, "status": "in_progress", "output": [], **unknown}
-    yield {"type": "response.created", "response": begun}
-    yield {"type": "response.in_progress", "response": begun}
-    for index, item in enumerate(response["output"]):
-        place = {"output_index": index, "item_id": item["id"]}
-        field, kind = CALL_FIELDS.get(item["type"], ("content", ""))
-        empty: dict[str, Any] = {**item, field: "" if kind else [], "status": "in_progress"}
-        yield {"type": "response.output_item.added", "output_index": index, "item": empty}
-        if kind:
-            name = {"name": item["name"]} if field == "arguments" else {}
-            yield {"type": f"response.{kind}.delta", **place, "delta": item[field]}
-            yield {"type": f"response.{kind}.done", **place, **name, field: item[field]}
-        for number, part in enumerate(item.get("content", ())):
-            yield from _list_part_events({**place, "content_index": number}, part)
-        yield {"type": "response.output_item.done", "output_index": index, "item": item}
-    yield {"type": f"response.{response['status']}", "response": response}
-
-
-def _list_part_events(
-    place: Mapping[str, Any], part: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
-    name = "text" if part["type"] == "output_text" else "refusal"
-    kind = f"response.{part['type']}"
-    logprobs: dict[str, Any] = {"logprobs": []} if name == "text" else {}
-    yield {"type": "response.content_part.added", **place, "part": {**part, name: ""}}
-    yield {"type": f"{kind}.delta", **place, "delta": part[name], **logprobs}
-    yield {"type": f"{kind}.done", **place, name: part[name], **logprobs}
-    yield {"type": "response.content_part.done", **place, "part": part}
 
 
 def _add_item(messages: list[dict[str, Any]], item: Any) -> None:
@@ -170,16 +91,15 @@ def _add_item(messages: list[dict[str, Any]], item: Any) -> None:
             else:
                 arguments = json.dumps({"input": item["input"]}, ensure_ascii=False)
             name = _join_name(item.get("namespace"), item["name"])
-            function = {"name": name, "arguments": arguments}
-            call = {"id": item["call_id"], "type": "function", "function": function}
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
-            messages[-1].setdefault("tool_calls", []).append(call)
+            calls = messages[-1].setdefault("tool_calls", [])
+            calls.append(build_call(item["call_id"], name, arguments))
         case "function_call_output" | "custom_tool_call_output":
             content = _read_content(item["output"])
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
         case "reasoning":
-            return
+            pass
         case _:
             raise ConfigError(
                 f"the gateway cannot translate an item of type {kind} to a chat completion"
@@ -187,19 +107,15 @@ def _add_item(messages: list[dict[str, Any]], item: Any) -> None:
 
 
 def _read_content(content: Any) -> str | list[dict[str, Any]]:
-    """Return a content as one text, or as parts if it has an image."""
-    if not isinstance(content, list):
-        return _clean(str(content or ""))
-    parts = [_read_part(part) for part in content]
-    if all(part["type"] == "text" for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return parts
+    if isinstance(content, list):
+        return join_parts([_read_part(part) for part in content])
+    return str(content or "")
 
 
 def _read_part(part: Mapping[str, Any]) -> dict[str, Any]:
     kind = part.get("type")
     if kind in {"input_text", "output_text", "refusal"}:
-        return {"type": "text", "text": _clean(part.get("text") or part.get("refusal") or "")}
+        return {"type": "text", "text": part.get("text") or part.get("refusal") or ""}
     if kind == "input_image" and part.get("image_url"):
         return {"type": "image_url", "image_url": {"url": part["image_url"]}}
     raise ConfigError(f"the gateway cannot translate a part of type {kind} to a chat completion")
@@ -240,8 +156,7 @@ def _write_tool(name: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     function |= {field: tool[field] for field in FUNCTION_FIELDS if tool.get(field) is not None}
     if tool["type"] == "custom":
         description = tool.get("description", "")
-        grammar = (tool.get("format") or {}).get("definition")
-        if grammar:
+        if grammar := (tool.get("format") or {}).get("definition"):
             description += f"\n\nThe input follows this grammar:\n{grammar}"
         function |= {"description": description, "parameters": TEXT_PARAMETERS}
     return {"type": "function", "function": function}
@@ -256,6 +171,42 @@ def _read_choice(choice: Any) -> Any:
     return {"type": "function", "function": {"name": name}}
 
 
+def _write_response(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a chat completion as the response to a request."""
+    choice = completion["choices"][0]
+    message = choice["message"]
+    is_cut = choice.get("finish_reason") == "length"
+    status = "incomplete" if is_cut else "completed"
+    parts: list[dict[str, Any]] = []
+    if message.get("content"):
+        parts.append({"type": "output_text", "text": message["content"], "annotations": []})
+    if message.get("refusal"):
+        parts.append({"type": "refusal", "refusal": message["refusal"]})
+    output: list[dict[str, Any]] = []
+    if parts:
+        output.append({"type": "message", "id": "msg_0", "role": "assistant", "content": parts})
+    tools = _list_tools(body.get("tools") or ())
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        ids = {"id": f"fc_{number}", "call_id": call["id"]}
+        output.append({**ids, **_write_call(call["function"], tools)})
+    return {
+        "id": f"resp_{completion.get('id', '')}",
+        "object": "response",
+        "created_at": 0,
+        "model": completion["model"],
+        "status": status,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "error": None,
+        "instructions": None,
+        "metadata": {},
+        "output": [{**item, "status": status} for item in output],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": _write_usage(completion.get("usage") or {}),
+    }
+
+
 def _write_call(
     function: Mapping[str, Any], tools: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
@@ -267,31 +218,65 @@ def _write_call(
     arguments = function["arguments"]
     if tool["type"] == "function":
         return {"type": "function_call", **call, "arguments": arguments}
+    text = arguments  # a model that forgets the field has written the text itself
     try:
-        text = json.loads(arguments)["input"]
-    except (ValueError, TypeError, KeyError):
-        text = None
-    # a model that forgets the field has written the text itself
-    return {
-        "type": "custom_tool_call",
-        **call,
-        "input": text if isinstance(text, str) else arguments,
-    }
+        match json.loads(arguments):
+            case {"input": str(text)}:
+                pass
+    except ValueError:
+        pass
+    return {"type": "custom_tool_call", **call, "input": text}
 
 
 def _write_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     asked = usage.get("prompt_tokens", 0)
     answered = usage.get("completion_tokens", 0)
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     return {
         "input_tokens": asked,
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": count_cached(usage), "cache_write_tokens": 0},
         "output_tokens": answered,
         "output_tokens_details": {"reasoning_tokens": thought},
         "total_tokens": asked + answered,
     }
 
 
-def _clean(text: str) -> str:
-    return VOLATILE.sub("", text)
+def _split_response(response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a whole response as the events of a stream."""
+    for number, event in enumerate(_list_events(response)):
+        yield {**event, "sequence_number": number}
+
+
+def _list_events(response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    unknown = {"usage": None, "incomplete_details": None}
+    begun = {**response, "status": "in_progress", "output": [], **unknown}
+    yield {"type": "response.created", "response": begun}
+    yield {"type": "response.in_progress", "response": begun}
+    for index, item in enumerate(response["output"]):
+        place = {"output_index": index, "item_id": item["id"]}
+        field, kind = CALL_FIELDS.get(item["type"], ("content", ""))
+        empty: dict[str, Any] = {**item, field: "" if kind else [], "status": "in_progress"}
+        yield {"type": "response.output_item.added", "output_index": index, "item": empty}
+        if kind:
+            name = {"name": item["name"]} if field == "arguments" else {}
+            yield {"type": f"response.{kind}.delta", **place, "delta": item[field]}
+            yield {"type": f"response.{kind}.done", **place, **name, field: item[field]}
+        for number, part in enumerate(item.get("content", ())):
+            yield from _list_part_events({**place, "content_index": number}, part)
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+    yield {"type": f"response.{response['status']}", "response": response}
+
+
+def _list_part_events(
+    place: Mapping[str, Any], part: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    name = "text" if part["type"] == "output_text" else "refusal"
+    kind = f"response.{part['type']}"
+    logprobs: dict[str, Any] = {"logprobs": []} if name == "text" else {}
+    yield {"type": "response.content_part.added", **place, "part": {**part, name: ""}}
+    yield {"type": f"{kind}.delta", **place, "delta": part[name], **logprobs}
+    yield {"type": f"{kind}.done", **place, name: part[name], **logprobs}
+    yield {"type": "response.content_part.done", **place, "part": part}
+
+
+DIALECT = Dialect("the Responses API", _read_request, _write_response, _split_response)

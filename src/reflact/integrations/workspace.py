@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from reflact.agents.command import CommandSession, CommandTarget, is_inside
+from reflact.agents.command import CommandSession, CommandTarget, is_inside, read_file
 from reflact.data import shuffle
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.protocols import Session
@@ -66,12 +66,9 @@ class WorkspaceSession(CommandSession):
         names = self._item.metadata.get(FILES_OUT)
         files = {}
         for name in map(str, names if isinstance(names, list) else ()):
-            path = folder / name
-            if path.is_file() and is_inside(path, folder):
-                with path.open("rb") as file:
-                    files[name] = file.read(self._target.limits.output_bytes).decode(
-                        "utf-8", "replace"
-                    )
+            text = read_file(folder, name, self._target.all_limits.output_bytes)
+            if text is not None:
+                files[name] = text
         answer = {"output": super()._read_answer(folder, output), "files": files}
         return json.dumps(answer, ensure_ascii=False)
 
