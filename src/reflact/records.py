@@ -78,20 +78,27 @@ class StepBufferEntry(FrozenModel):
     score_after: float | None = None
 
 
-class StepRecord(FrozenModel):
+class _Commit(FrozenModel):
+    """Base of the records that a run commits: the versions after a step, and those that it made."""
+
+    step: int
+    created_versions: tuple[SkillVersion, ...] = ()
+    current: SkillVersion
+    best: SkillVersion
+
+
+class StepRecord(_Commit):
     """The result of a committed step; the same inputs give the same bytes.
 
     ``created_versions`` are an accepted candidate, then the document with new notes in its
-    appendix. ``notes`` is None if the step did not change them. ``current`` and ``best`` are the
-    versions after the step. ``fallbacks`` are model decisions that failed, other than those of
-    merging and selection. ``fail_reasons`` are the failures grouped by the environment's feedback,
-    if no analyst named a pattern. ``source`` made the candidates, ``rewrites`` are the documents
-    that it wrote, ``race`` is what was measured of them before the gate. ``n_rollouts`` and
-    ``n_tokens`` are what the step cost: rollouts that no earlier step had, and estimated tokens of
-    the optimizer.
+    appendix. ``notes`` is None if the step did not change them. ``fallbacks`` are model decisions
+    that failed, other than those of merging and selection. ``fail_reasons`` are the failures
+    grouped by the environment's feedback, if no analyst named a pattern. ``source`` made the
+    candidates, ``rewrites`` are the documents that it wrote, ``race`` is what was measured of them
+    before the gate. ``n_rollouts`` and ``n_tokens`` are what the step cost: rollouts that no
+    earlier step had, and estimated tokens of the optimizer.
     """
 
-    step: int
     epoch: int
     skill_before: str
     item_ids: tuple[str, ...]
@@ -104,10 +111,7 @@ class StepRecord(FrozenModel):
     rewrite_summary: str = ""
     candidate_hash: str
     verdict: Verdict
-    created_versions: tuple[SkillVersion, ...] = ()
     notes: tuple[str, ...] | None = None
-    current: SkillVersion
-    best: SkillVersion
     fallbacks: tuple[Fallback, ...] = ()
     fail_reasons: tuple[FailurePattern, ...] = ()
     source: str = "edits"
@@ -150,7 +154,7 @@ class SlowUpdate(FrozenModel):
     verdict: Verdict | None = None
 
 
-class EpochRecord(FrozenModel):
+class EpochRecord(_Commit):
     """The result of the end of an epoch, whose last step is ``step``.
 
     ``last_hash`` is the hash of the skill after that step, before any slow update. ``comparisons``
@@ -159,7 +163,6 @@ class EpochRecord(FrozenModel):
     """
 
     epoch: int = Field(ge=1)
-    step: int
     last_hash: str
     comparisons: tuple[ItemComparison, ...] = ()
     left_out: tuple[ItemComparison, ...] = ()
@@ -167,9 +170,6 @@ class EpochRecord(FrozenModel):
     meta_skill: str | None = None
     meta_skill_reasoning: str = ""
     fallbacks: tuple[Fallback, ...] = ()
-    created_versions: tuple[SkillVersion, ...] = ()
-    current: SkillVersion
-    best: SkillVersion
 
     @property
     def verdict(self) -> Verdict | None:
@@ -177,18 +177,10 @@ class EpochRecord(FrozenModel):
         return None if self.slow_update is None else self.slow_update.verdict
 
 
-class PromotionRecord(FrozenModel):
+class PromotionRecord(_Commit):
     """The comparison of the last skill with the best one, after the last step."""
 
-    step: int
     verdict: Verdict
-    current: SkillVersion
-    best: SkillVersion
-
-    @property
-    def created_versions(self) -> tuple[SkillVersion, ...]:
-        """A comparison creates no version."""
-        return ()
 
 
 # The records that a run commits; its state after them follows from them, see ``RunState.after``.
@@ -305,8 +297,7 @@ def _update_position(state: RunState, record: CommitRecord) -> dict[str, object]
 def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
     """Return the entry that the prompts of later steps in the epoch show.
 
-    An unproven candidate is without scores and edits, because the optimizer would read them as a
-    refutation.
+    An unproven candidate is without scores and edits, which the optimizer would read as refuted.
     """
     verdict = record.verdict
     entry = StepBufferEntry(
@@ -607,8 +598,7 @@ class CriticAccuracy(FrozenModel):
     """The accuracy of a critic's scores on traces with known correct scores.
 
     ``error`` is the mean absolute error of the estimated progress of ``transitions`` scored steps,
-    in 0..10; ``accuracy`` the share of pairs of states in the correct order, or None without a
-    pair. Intervals are over the traces.
+    in 0..10; ``accuracy`` the share of pairs of states in the correct order; None without a pair.
     """
 
     traces: int
@@ -671,8 +661,7 @@ def average_metrics(rollouts: Iterable[Rollout]) -> dict[str, float]:
 class CodeFailure(FrozenModel):
     """An exception of the caller's own code, such as an environment, a target or a grader.
 
-    ``item_id`` is None outside of rollouts. ``traceback`` has no keys, and loses its middle if it
-    is long.
+    ``item_id`` is None outside of rollouts. ``traceback`` has no keys; a long one is cut.
     """
 
     step: int
@@ -708,8 +697,7 @@ class RunSummary(ShortReprModel):
     ``missing`` names each final measurement that failed, with the reason. ``faults`` counts faults
     of attempts of calls, even if a retry succeeded. ``critic`` graded, and ``annotated_by`` wrote
     notes for failure analysts. ``version`` is that of reflact. ``verdict`` is the outcome in words.
-    ``added_tokens`` is about how many tokens the best document adds to each call of the target,
-    beside the initial one.
+    ``added_tokens`` is about how many tokens the best document adds to each call of the target.
     """
 
     version: str | None = None

@@ -588,8 +588,7 @@ class Ranking(FrozenModel):
 class Verdict(FrozenModel):
     """The gate's decision; scores are in the gate's metric, in 0..1.
 
-    ``veto`` is the approver's reason. ``repeats`` says which earlier document the candidate equals:
-    ``v2``, or ``in step 3``.
+    ``veto`` is the approver's reason. ``repeats`` names an equal earlier document, such as ``v2``.
     """
 
     action: GateAction

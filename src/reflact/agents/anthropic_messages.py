@@ -1,9 +1,8 @@
-"""The Messages API of an agent's requests, translated to the chat completions that a run forwards,
-and back.
+"""The Messages API of an agent's requests, translated to chat completions and back.
 
 Thinking and its settings are dropped, since a chat completion takes none; so is the mark of a
-tool's result as an error, whose text says so. A tool of the provider, a document and a container
-are refused.
+tool's result as an error, whose text says so. Tools of the provider, documents and containers are
+refused.
 """
 
 from __future__ import annotations
@@ -43,9 +42,7 @@ def _read_request(body: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name in REFUSED_FIELDS:
         if body.get(name):
-            raise ConfigError(
-                f"the gateway cannot pass on {name}, which only the provider itself serves"
-            )
+            raise ConfigError(f"the gateway cannot pass on {name}, which its provider serves")
     messages: list[dict[str, Any]] = []
     if system := _join_system(body.get("system")):
         messages.append({"role": "system", "content": system})
@@ -111,9 +108,7 @@ def _read_block(block: Mapping[str, Any]) -> dict[str, Any]:
         source = block["source"]
         url = source.get("url") or f"data:{source['media_type']};base64,{source['data']}"
         return {"type": "image_url", "image_url": {"url": url}}
-    raise ConfigError(
-        f"the gateway cannot translate a block of type {block['type']} to a chat completion"
-    )
+    raise ConfigError(f"the gateway cannot translate a block of type {block['type']}")
 
 
 def _join_system(content: Any) -> str:
@@ -124,8 +119,7 @@ def _join_system(content: Any) -> str:
 def _read_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type", "custom") != "custom":
         raise ConfigError(
-            f"the tool {tool.get('name')} of type {tool['type']} runs at its provider, and the "
-            "gateway cannot offer it: turn it off in the agent"
+            f"the tool {tool.get('name')} of type {tool['type']} runs at its provider: turn it off"
         )
     function = {"name": tool["name"], "parameters": tool["input_schema"]}
     description = tool.get("description", "")

@@ -1,5 +1,4 @@
-"""The target that is a command: an agent in a process of its own, which asks its model through a
-gateway.
+"""The target that is a command: an agent in a process of its own, behind a gateway.
 
 target = CommandTarget(["my-agent", "--task", "{task}"], skill_file="SKILL.md")
 target = CommandTarget(profile="codex", workspace="my_project")
@@ -20,12 +19,7 @@ from typing import NoReturn, Self
 import anyio
 from pydantic import ValidationError
 
-from reflact.agents.agent_process import (
-    CommandLimits,
-    ProcessEnd,
-    open_rollout_folder,
-    run_process,
-)
+from reflact.agents.agent_process import CommandLimits, ProcessEnd, open_rollout_folder, run_process
 from reflact.agents.gateway import GatewayAddress
 from reflact.agents.gateway_session import GatewaySession, GatewayTarget
 from reflact.agents.profiles import PROFILES
@@ -33,7 +27,7 @@ from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReplyError, SkillError
 from reflact.jsonutil import describe_problems
 from reflact.processes.sandbox import TRUNCATION_VERSION, read_landlock_version
-from reflact.protocols import RequestSender
+from reflact.protocols import RequestForwarder
 from reflact.skills.package import MAIN_FILE, build_package, load_skill
 from reflact.types import Skill, canonical_json, digest_json
 
@@ -121,9 +115,7 @@ class CommandTarget(GatewayTarget):
             own_variables = self._apply_profile(self.profile)
         self.all_variables = {**own_variables, **(self.variables or {})}
         if isinstance(self.command, str) or not self.command:
-            raise ConfigError(
-                'command is a list of the program and its arguments: ["my-agent", "{task}"]'
-            )
+            raise ConfigError('command is a list, such as ["my-agent", "--task", "{task}"]')
         self.command = (*self.command, *self.arguments)
         try:
             self.all_limits = CommandLimits.model_validate(self.limits)
@@ -134,25 +126,21 @@ class CommandTarget(GatewayTarget):
             raise ConfigError(f"workspace: there is no folder {Path(self.workspace).resolve()}")
         if (self.skill_file is None) == (self.seed is None):
             raise ConfigError(
-                "a command needs either skill_file, where it reads the skill, or seed, which it "
-                "replaces"
+                "give either skill_file, the skill's place, or seed, which it replaces"
             )
         if self.seed is not None and not self.seed.strip():
-            raise ConfigError(
-                "seed is empty; give the agent's instructions, word for word, or skill_file"
-            )
-        has_description = self.skill_description is not None and self.seed is None
-        if self.skill_name is not None and not has_description:
-            raise ConfigError(
-                "skill_name needs skill_description, which says when to use the skill, and no seed"
-            )
+            raise ConfigError("seed is empty; give the agent's instructions, word for word")
+        if self.skill_name is not None and self.seed is not None:
+            raise ConfigError("skill_name has no effect with seed: leave out one of them")
+        if self.skill_name is not None and self.skill_description is None:
+            raise ConfigError("skill_name needs skill_description, which says when to use it")
         for path in filter(None, (self.skill_file, self.answer_file)):
             if Path(path).is_absolute() or ".." in Path(path).parts:
                 raise ConfigError(f"{path} leaves the rollout's folder; name a path below it")
         if self.confine and read_landlock_version() < TRUNCATION_VERSION:
             raise ConfigError(
                 "this system cannot confine a command, because confine needs Linux 6.2 with "
-                "Landlock; leave confine out, and run reflact in a container"
+                "Landlock; run reflact in a container instead"
             )
         self.write_skill(Skill(text=""))
         self.skill_advice = "look at `seed`"
@@ -168,10 +156,7 @@ class CommandTarget(GatewayTarget):
         """Take what is not given from a profile, and return its variables."""
         profile = PROFILES.get(name)
         if profile is None:
-            raise ConfigError(
-                f"there is no profile {name!r}; choose from {', '.join(PROFILES)}, or give a "
-                "command"
-            )
+            raise ConfigError(f"there is no profile {name!r}; choose from {', '.join(PROFILES)}")
         self.command = self.command or profile.command
         self.answer_file = self.answer_file or profile.answer_file
         self.side_call = self.side_call or profile.side_call
@@ -223,7 +208,7 @@ class CommandTarget(GatewayTarget):
             raise ConfigError(f"skill_name, skill_description: {error}") from error
         return package.files[0].content.decode("utf-8")
 
-    def connect(self, sender: RequestSender, config: ModelConfig) -> Self:
+    def connect(self, sender: RequestForwarder, config: ModelConfig) -> Self:
         """Return the same target with its requests going through a run."""
         connected = super().connect(sender, config)
         connected._identity = connected._describe()
@@ -237,16 +222,7 @@ class CommandTarget(GatewayTarget):
 class CommandSession(GatewaySession):
     """One run of the command."""
 
-    def __init__(self, target: CommandTarget, skill: Skill, rollout: str) -> None:
-        super().__init__(
-            target.require_sender(),
-            skill,
-            rollout,
-            model=target.model,
-            seed=target.seed,
-            side_call=target.side_call,
-        )
-        self._target = target
+    _target: CommandTarget
 
     async def reply(self, message: str) -> str:
         """Run the command on a task and return its answer.
@@ -266,8 +242,7 @@ class CommandSession(GatewaySession):
             if self._target.seed is not None and not self._last:
                 raise EnvironmentFailure(
                     "the command sent no request to the gateway, so the skill had no effect: let "
-                    "it call its model at OPENAI_BASE_URL, or at the address that `variables` "
-                    "gives it"
+                    "it call its model at OPENAI_BASE_URL, or name the address in `variables`"
                 )
             output = self._hide_folder(end.output)
             return await anyio.to_thread.run_sync(self._read_answer, folder, output)
@@ -298,7 +273,7 @@ class CommandSession(GatewaySession):
             "base_url": address.base_url,
             "root_url": address.root_url,
             "token": address.token,
-            "model": self._model,
+            "model": target.model,
         }
 
         def fill(text: str) -> str:

@@ -1,5 +1,4 @@
-"""The target that is a function: runs an agent of any framework, which asks its model through a
-gateway.
+"""The target that is a function: runs an agent of any framework, behind a gateway.
 
 Example::
 
@@ -106,10 +105,8 @@ class FunctionTarget(GatewayTarget):
 class FunctionSession(GatewaySession):
     """One run of the function."""
 
-    def __init__(self, target: FunctionTarget, skill: Skill, rollout: str) -> None:
-        super().__init__(target.require_sender(), skill, rollout, model=target.model)
-        self._target = target
-        self._has_skill = not skill.text.strip()
+    _target: FunctionTarget
+    _has_skill = False
 
     async def reply(self, message: str) -> str:
         """Run the agent on a task and return its answer.
@@ -120,10 +117,14 @@ class FunctionSession(GatewaySession):
                 or it got a second message.
         """
         answer: object = None
+        self._has_skill = not self.skill.text.strip()
         with anyio.move_on_after(self._target.seconds) as scope:
             async with self._serve_task(message) as address:
                 rollout = AgentRollout(
-                    skill=self.skill.text, task=message, model=self._model, **address._asdict()
+                    skill=self.skill.text,
+                    task=message,
+                    model=self._target.model,
+                    **address._asdict(),
                 )
                 try:
                     answer = await _call(self._target.run_agent, rollout)
@@ -133,9 +134,9 @@ class FunctionSession(GatewaySession):
                     reason = f"the agent failed: {type(error).__name__}: {error}"
                     raise EnvironmentFailure(reason) from error
         if scope.cancelled_caught:
+            seconds = self._target.seconds
             raise ReplyError(
-                f"the agent was ended after {self._target.seconds:g} seconds (`seconds`)",
-                reasons=(),
+                f"the agent was ended after {seconds:g} seconds (`seconds`)", reasons=()
             )
         if not self._asked:
             raise EnvironmentFailure(
@@ -148,9 +149,9 @@ class FunctionSession(GatewaySession):
                 "give the agent the rollout's skill as its instructions"
             )
         if not isinstance(answer, str):
+            kind = type(answer).__name__
             raise EnvironmentFailure(
-                f"the function of the target returned {type(answer).__name__}; it must return the "
-                "answer as text"
+                f"the function of the target returned {kind}; it must return the answer as text"
             )
         return answer
 

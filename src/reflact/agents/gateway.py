@@ -191,16 +191,11 @@ class _Connection:
             listed = {"object": "list", "data": [{**model, "owned_by": "reflact"}]}
             return "application/json", json.dumps(listed).encode()
         if path not in DIALECTS or request.method != b"POST":
-            raise _Refusal(
-                404,
-                f"the gateway has no {path}; it speaks chat completions, responses and messages",
-                is_fatal=request.method == b"POST" and path.startswith("/v1/"),
-            )
+            reason = f"the gateway has no {path}; it has {', '.join(DIALECTS)}"
+            is_fatal = request.method == b"POST" and path.startswith("/v1/")
+            raise _Refusal(404, reason, is_fatal=is_fatal)
         if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise _Refusal(
-                400,
-                "the body is compressed, which the gateway does not read: turn it off in the agent",
-            )
+            raise _Refusal(400, "the body is compressed: turn that off in the agent")
         return await self._ask(DIALECTS[path], content)
 
     async def _ask(self, dialect: Dialect, content: bytes) -> tuple[str, bytes]:
@@ -236,9 +231,8 @@ class _Connection:
             parts.append(bytes(event.data))
             self._n_bytes += len(event.data)
             self._gateway.n_bytes += len(event.data)
-        raise _Refusal(
-            413, f"the agent's requests have more than {MAX_REQUEST_BYTES:,} bytes at a time"
-        )
+        reason = f"the agent's requests have more than {MAX_REQUEST_BYTES:,} bytes at a time"
+        raise _Refusal(413, reason)
 
     async def _skip_body(self) -> None:
         """Receive a bounded part of a body that is not read."""

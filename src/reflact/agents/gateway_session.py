@@ -19,7 +19,7 @@ from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError
 from reflact.jsonutil import replace_surrogates
 from reflact.messages import CallId
-from reflact.protocols import Environment, RequestSender
+from reflact.protocols import Environment, RequestForwarder
 from reflact.types import Item, Skill, Turn, digest_json
 
 # Fields that the run sets itself, that differ between equal rollouts, or that ask for several
@@ -40,13 +40,18 @@ class GatewayTarget:
         skill_name: The name of a skill that the agent loads if it seems useful; its requests may
             have this name alone.
         skill_advice: Where the agent gets the skill, and what to change if it does not.
+        seed: The text in the agent's requests that the skill replaces, if any.
+        side_call: A text in the first message of requests that are no part of the task.
+        model: The name of the model, in a run; a framework asks for it.
     """
 
     seconds: float
     skill_name: str | None = None
     skill_advice: str
+    seed: str | None = None
+    side_call: str | None = None
     model = ""
-    _sender: RequestSender | None = None
+    _sender: RequestForwarder | None = None
 
     def describe_model(self, config: ModelConfig) -> ModelConfig:
         """Return the settings of ``models.target``, which must name the model."""
@@ -54,7 +59,7 @@ class GatewayTarget:
             raise ConfigError("models.target.model is required: name the model that the agent asks")
         return config
 
-    def connect(self, sender: RequestSender, config: ModelConfig) -> Self:
+    def connect(self, sender: RequestForwarder, config: ModelConfig) -> Self:
         """Return the same target with its agent's requests going through a run."""
         connected = copy.copy(self)
         connected._sender = sender
@@ -80,7 +85,7 @@ class GatewayTarget:
         """The model and its settings; None outside of a run."""
         return None if self._sender is None else self._sender.identity
 
-    def require_sender(self) -> RequestSender:
+    def require_sender(self) -> RequestForwarder:
         """Return the run that answers the agent's requests; ConfigError if there is none."""
         if self._sender is None:
             raise ConfigError(
@@ -93,31 +98,14 @@ class GatewayTarget:
 class GatewaySession:
     """One rollout of an agent that asks its model through a gateway; subclasses run the agent.
 
-    Args:
-        sender: The run, which answers the agent's requests.
-        skill: The instructions.
-        rollout: The rollout's key.
-        model: The name of the model, which a framework asks for.
-        seed: The text in the agent's requests that the skill replaces, if any.
-        side_call: A text in the first message of requests that are no part of the task.
+    ``rollout`` is the rollout's key.
     """
 
-    def __init__(
-        self,
-        sender: RequestSender,
-        skill: Skill,
-        rollout: str,
-        *,
-        model: str = "",
-        seed: str | None = None,
-        side_call: str | None = None,
-    ) -> None:
+    def __init__(self, target: GatewayTarget, skill: Skill, rollout: str) -> None:
         self.skill = skill
         self.rollout = rollout
-        self._sender = sender
-        self._model = model
-        self._seed = seed
-        self._side_call = side_call
+        self._target = target
+        self._sender = target.require_sender()
         self._task: str | None = None
         self._last: list[Mapping[str, Any]] = []
         self._adopted: tuple[Turn, ...] | None = None
@@ -163,8 +151,9 @@ class GatewaySession:
         try:
             with anyio.CancelScope() as scope:
                 self._stop = scope.cancel
+                model = self._target.model
                 async with open_gateway(
-                    self._answer, model=self._model, on_refusal=self._refuse
+                    self._answer, model=model, on_refusal=self._refuse
                 ) as address:
                     yield address
         except Exception:
@@ -204,17 +193,17 @@ class GatewaySession:
         """Return a request as the run sends it, whether it is a side call, and its digest."""
         body = json.loads(self._hide_folder(json.dumps(body, ensure_ascii=False)))
         request = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
-        first = request["messages"][:1]
-        is_side = self._side_call is not None and count_text(first, self._side_call) > 0
-        if self._seed is not None and not is_side:
-            count = count_text(request["messages"], self._seed)
+        seed = self._target.seed
+        side_call = self._target.side_call
+        is_side = side_call is not None and count_text(request["messages"][:1], side_call) > 0
+        if seed is not None and not is_side:
+            count = count_text(request["messages"], seed)
             if count != 1:
                 raise EnvironmentFailure(
-                    f"a request of the agent has the seed {count} times instead of once, so the "
-                    "skill cannot replace it; give a longer or shorter part of the agent's "
-                    "instructions as seed"
+                    f"a request of the agent has the seed {count} times instead of once; give a "
+                    "longer or shorter part of its instructions as seed"
                 )
-            request["messages"] = _replace_text(request["messages"], self._seed, self.skill.text)
+            request["messages"] = _replace_text(request["messages"], seed, self.skill.text)
         return request, is_side, digest_json(request)
 
     def _hide_folder(self, text: str) -> str:

@@ -1,5 +1,4 @@
-"""The Responses API of an agent's requests, translated to the chat completions that a run forwards,
-and back.
+"""The Responses API of an agent's requests, translated to chat completions and back.
 
 Reasoning items are dropped, since a chat completion takes none. A freeform tool becomes a function
 of one text, and a tool of a namespace one with a longer name. Tools that run at the provider are
@@ -101,9 +100,7 @@ def _add_item(messages: list[dict[str, Any]], item: Any) -> None:
         case "reasoning":
             pass
         case _:
-            raise ConfigError(
-                f"the gateway cannot translate an item of type {kind} to a chat completion"
-            )
+            raise ConfigError(f"the gateway cannot translate an item of type {kind}")
 
 
 def _read_content(content: Any) -> str | list[dict[str, Any]]:
@@ -118,7 +115,7 @@ def _read_part(part: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "text", "text": part.get("text") or part.get("refusal") or ""}
     if kind == "input_image" and part.get("image_url"):
         return {"type": "image_url", "image_url": {"url": part["image_url"]}}
-    raise ConfigError(f"the gateway cannot translate a part of type {kind} to a chat completion")
+    raise ConfigError(f"the gateway cannot translate a part of type {kind}")
 
 
 def _read_format(shape: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,10 +136,7 @@ def _list_tools(
         elif tool["type"] in {"function", "custom"}:
             listed[_join_name(namespace, tool["name"])] = {**tool, "namespace": namespace}
         else:
-            raise ConfigError(
-                f"a tool of type {tool['type']} runs at its provider, and the gateway cannot offer "
-                "it: turn it off in the agent"
-            )
+            raise ConfigError(f"a tool of type {tool['type']} runs at its provider: turn it off")
     return listed
 
 

@@ -1,5 +1,4 @@
-"""The process around an agent's command, started as a script: it holds the command to its limits
-and ends all of it.
+"""The process around an agent's command, a script: holds the command to its limits and ends it.
 
 On Linux it adopts the processes that the command leaves behind, so that it finds each descendant,
 in any group or session. It ends them all when the command ends, when a limit is reached, when it is
@@ -85,8 +84,11 @@ def build_command(request: int) -> list[str]:
 
 def describe_start_error(error: OSError | ValueError) -> str:
     """Return why a program cannot be started, and what to do."""
-    number = error.errno if isinstance(error, OSError) else errno.EINVAL
-    reason = error.strerror if isinstance(error, OSError) else str(error)
+    number: int | None = errno.EINVAL
+    reason = str(error)
+    if isinstance(error, OSError):
+        number = error.errno
+        reason = error.strerror or reason
     advice = START_ADVICE.get(number or 0)
     return f"cannot be started: {reason}" + (f"; {advice}" if advice else "")
 
@@ -96,14 +98,13 @@ def main(request: SupervisorRequest) -> None:
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     libc = ctypes.CDLL(None)
-    isolate = (
-        None if request.sandbox is None else runpy.run_path(request.sandbox)["isolate_command"]
-    )
-
+    isolate = None
+    if request.sandbox is not None:
+        isolate = runpy.run_path(request.sandbox)["isolate_command"]
+    file_size = request.file_size
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    file_size = (
-        request.file_size if most == resource.RLIM_INFINITY else min(request.file_size, most)
-    )
+    if most != resource.RLIM_INFINITY:
+        file_size = min(file_size, most)
 
     def prepare() -> None:
         if IS_LINUX:
@@ -167,10 +168,11 @@ def _watch(
         if flood is not None:
             return SupervisorReport(limit=flood)
         is_many = _count_processes() - before > request.processes
-        found = _find_descendants() if IS_LINUX and (is_many or look % LOOKS == 0) else {}
-        memory, threads = (
-            (sum(sizes) for sizes in zip(*found.values(), strict=True)) if found else (0, 0)
-        )
+        if not IS_LINUX or not (is_many or look % LOOKS == 0):
+            continue
+        found = _find_descendants()
+        memory = sum(size for size, _ in found.values())
+        threads = sum(count for _, count in found.values())
         for pid in found:
             _reap(pid, process)
         if len(found) > request.processes:

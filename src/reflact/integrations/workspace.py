@@ -35,11 +35,7 @@ class WorkspaceTarget(CommandTarget):
     """
 
     def session_for(self, item: Item, skill: Skill, *, rollout: str) -> WorkspaceSession:
-        """Start a rollout on an item; ``rollout`` is its key.
-
-        Raises:
-            ConfigError: The target is not part of a run.
-        """
+        """Start a rollout on an item; ``rollout`` is its key. ConfigError if there is no run."""
         return WorkspaceSession(self, skill, rollout, item=item)
 
 
@@ -88,8 +84,11 @@ class FileCheck(FrozenModel):
 
     def explain_failure(self, output: str, files: Mapping[str, str]) -> str | None:
         """Return why the check fails, or None; ``equals`` ignores white space around texts."""
-        name = "the answer" if self.file is None else self.file
-        text = output if self.file is None else files.get(self.file)
+        name = "the answer"
+        text: str | None = output
+        if self.file is not None:
+            name = self.file
+            text = files.get(name)
         if text is None:
             return f"{name} does not exist"
         if self.contains is not None and self.contains not in text:
@@ -121,11 +120,9 @@ class SkillEvals(FrozenModel):
 
 
 class WorkspaceEnvironment:
-    """Tasks on files: an agent gets a prompt and files, and checks look at its answer and at the
-    files that it made.
+    """Tasks on files: an agent gets a prompt and files; checks look at its answer and its files.
 
-    Its target is a ``WorkspaceTarget``. A rollout is right if all checks pass; their share is the
-    soft score.
+    Its target is a ``WorkspaceTarget``. A rollout's soft score is the share of checks that pass.
 
     Args:
         evals: The ``evals.json``. Each case needs ``checks`` beside the fields of Agent Skills:
@@ -210,8 +207,7 @@ def _make_item(case: SkillEval, root: Path) -> Item:
         path = (root / name).resolve()
         if not (path.is_relative_to(root) and path.is_file()):
             raise DataError(
-                f"case {case.id}: there is no file {name} below {root}; name one of the skill's "
-                "folder"
+                f"case {case.id}: there is no file {name} below the skill's folder {root}"
             )
         if path.name in files:
             raise DataError(f"case {case.id}: two files are named {path.name}; rename one of them")
@@ -233,10 +229,7 @@ def _read_answer(answer: str) -> tuple[str, Mapping[str, str]]:
         read: Any = json.loads(answer)
     except ValueError:
         return answer, {}
-    if (
-        isinstance(read, dict)
-        and isinstance(read.get("files"), dict)
-        and isinstance(read.get("output"), str)
-    ):
-        return read["output"], {name: str(text) for name, text in read["files"].items()}
+    match read:
+        case {"output": str(output), "files": dict(files)}:
+            return output, {name: str(text) for name, text in files.items()}
     return answer, {}
