@@ -231,9 +231,8 @@ class EnvironmentAdapter:
 class TargetAdapter:
     """The caller's target, ``own``, inside a run: with defaults, and its sessions are checked.
 
-    Attributes:
-        is_connectable: Whether it asks its own model and lets the run see these requests.
-        preflight: Whether a training begins with the test that the agent's requests have the skill.
+    With ``is_connectable`` it asks its own model and lets the run see these requests. With
+    ``preflight`` a training begins with the test that the agent's requests have the skill.
     """
 
     def __init__(self, own: Target) -> None:

@@ -8,6 +8,7 @@ refused.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ REFUSED_FIELDS = ("container", "mcp_servers")
 
 # The beginning of a system block that is no instruction.
 BILLING = "x-anthropic-billing-header:"
+
+# The date that Claude Code writes.
+VOLATILE = re.compile(r"^# currentDate\nToday's date is [^\n]*\n?", re.MULTILINE)
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -191,5 +195,5 @@ def _count_tokens(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dic
     return {"input_tokens": size // CHARACTERS_OF_TOKEN}
 
 
-DIALECT = Dialect("the Messages API", _read_request, _write_message, _split_message)
+DIALECT = Dialect("the Messages API", _read_request, _write_message, _split_message, VOLATILE)
 COUNTING = DIALECT._replace(write=_count_tokens, asks_model=False)

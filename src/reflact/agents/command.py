@@ -59,24 +59,19 @@ class CommandTarget(GatewayTarget):
         command: The program and its arguments; ``{task}``, ``{folder}``, ``{base_url}``,
             ``{root_url}`` (without ``/v1``), ``{token}`` and ``{model}`` are replaced. Without
             ``{task}`` the task goes to standard input.
-        profile: A command-line agent by name: ``codex``, ``opencode`` or ``claude-code``. It brings
-            the command, the variables, and the places of skill and answer; arguments that you give
-            replace those.
+        profile: ``codex``, ``opencode`` or ``claude-code``: brings the command, the variables, and
+            the places of skill and answer; arguments that you give replace those.
         arguments: Further arguments, after those of the profile.
-        skill_file: Where the skill is written, below the folder, in place of a file of the
-            workspace; None if ``seed`` is given.
-        skill_name: Writes the skill as a ``SKILL.md`` of this name, which the agent loads if it
-            seems useful.
+        skill_file: Where the skill is written, below the folder; None if ``seed`` is given.
+        skill_name: Writes the skill as a ``SKILL.md`` of this name, to load if it seems useful.
         skill_description: Says when to use it, in the front matter of this ``SKILL.md``.
         seed: The instructions in the agent's requests that the skill replaces. A request must have
             them exactly once, or else the rollout is unmeasured.
-        workspace: A folder that is copied for each rollout; a relative path begins at the current
-            folder.
+        workspace: A folder that is copied for each rollout.
         side_call: A text in the first message of requests that are no part of the task, such as
             that for a title. They need no seed, and are booked under the purpose ``side_call``.
         answer_file: The file, below the folder, with the answer; None for standard output.
-        variables: Environment variables beside PATH, HOME and TMPDIR; placeholders as in
-            ``command``. Those of a profile stay.
+        variables: Further environment variables, with placeholders as in ``command``.
         limits: The limits of a rollout, or some of them by name, such as ``{"seconds": 60}``.
         confine: Whether it can write to no file outside the rollout's folder, and signal no other
             process. Modes and times of files stay open to it. Needs Linux 6.2 with Landlock;
@@ -86,9 +81,7 @@ class CommandTarget(GatewayTarget):
         version: Part of the target's identity; change it with the command's program.
 
     Raises:
-        ConfigError: The command or ``seed`` is empty, neither or both of ``skill_file`` and
-            ``seed`` are given, a path leaves the folder, ``workspace`` is no folder, or the
-            profile, a limit or the skill's name is wrong.
+        ConfigError: An argument is wrong, missing, or contradicts another one.
     """
 
     command: Sequence[str] = ()

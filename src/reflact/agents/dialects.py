@@ -5,6 +5,7 @@ The two others, in ``responses`` and ``anthropic_messages``, are translated to i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,13 +15,15 @@ class Dialect(NamedTuple):
 
     ``read`` returns a request as that of a chat completion, or raises ConfigError. ``write``
     returns a completion as the answer to a request, and ``split`` yields that answer as the events
-    of a stream, which ``end`` follows. Without ``asks_model`` no completion is needed.
+    of a stream, which ``end`` follows. ``volatile`` is what its agents write into texts and what
+    differs between equal rollouts. Without ``asks_model`` no completion is needed.
     """
 
     name: str
     read: Callable[[Mapping[str, Any]], dict[str, Any]]
     write: Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
     split: Callable[[Mapping[str, Any]], Iterator[Mapping[str, Any]]]
+    volatile: re.Pattern[str]
     end: str = ""
     asks_model: bool = True
 
@@ -67,5 +70,7 @@ CHAT = Dialect(
     read=lambda body: {**body},
     write=lambda completion, body: completion,
     split=_split_completion,
+    # The date that opencode writes.
+    volatile=re.compile(r"^ +Today's date: [^\n]*\n(?=</env>)", re.MULTILINE),
     end="data: [DONE]\n\n",
 )

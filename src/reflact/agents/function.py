@@ -63,12 +63,11 @@ class FunctionTarget(GatewayTarget):
 
     Args:
         run_agent: The function. Concurrent rollouts call it at the same time.
-        version: Part of the target's identity. Change it if the function or its agent changes what
-            the agent does, so that stored rollouts of the old agent are not reused.
+        version: Part of the target's identity. Change it with what the agent does, so that stored
+            rollouts of the old agent are not reused.
         seconds: The most time of a rollout.
         preflight: Whether a training begins with a test that the agent's requests have the skill.
-            Switch it off if only later requests have it, for example those of an agent to which
-            another one hands over.
+            Switch it off if only later requests have it, as after a hand-over.
         description: What the optimizer should know of the agent, for example its tools.
     """
 

@@ -49,16 +49,6 @@ READ_BYTES = 2**16
 SKIPPED_BYTES = 2**20
 SKIPPED_SECONDS = 1.0
 
-# What agents write into texts and what differs between equal rollouts: the dates of opencode, Codex
-# and Claude Code, and the ids and times of Codex's commands.
-VOLATILE = re.compile(
-    r"^ +Today's date: [^\n]*\n(?=</env>)"
-    r"|[ \t]*<current_date>[^<]*</current_date>\n?"
-    r"|^Chunk ID: \w+\nWall time: [\d.]+ seconds\n"
-    r"|^# currentDate\nToday's date is [^\n]*\n?",
-    re.MULTILINE,
-)
-
 # The dialects of agents by the paths of their requests.
 DIALECTS = {
     "/v1/chat/completions": CHAT,
@@ -287,13 +277,13 @@ def _read_request(dialect: Dialect, content: bytes) -> tuple[Mapping[str, Any], 
     try:
         body = parse_foreign(content)
         request = dialect.read(body)
-        request["messages"] = _clean_messages(request["messages"])
+        request["messages"] = _clean_messages(request["messages"], dialect)
     except WRONG_SHAPE as error:
         raise ConfigError(f"the body is no request of {dialect.name}") from error
     return body, request
 
 
-def _clean_messages(messages: Any) -> list[Any]:
+def _clean_messages(messages: Any, dialect: Dialect) -> list[Any]:
     """Return messages without volatile texts; raise TypeError or the like if they are malformed."""
     if not isinstance(messages, list):
         raise TypeError
@@ -305,19 +295,23 @@ def _clean_messages(messages: Any) -> list[Any]:
             raise TypeError
         if not all(isinstance(call["function"], dict) for call in calls):
             raise TypeError
-        cleaned.append(_clean(message))
+        # Of a chat completion only the instructions, since its tasks come as they are.
+        if dialect is CHAT and message.get("role") != "system":
+            cleaned.append(message)
+        else:
+            cleaned.append(_clean(message, dialect.volatile))
     return cleaned
 
 
-def _clean(value: Any) -> Any:
+def _clean(value: Any, volatile: re.Pattern[str]) -> Any:
     """Return a message, its content or a part of it without volatile texts."""
     match value:
         case str():
-            return VOLATILE.sub("", value)
+            return volatile.sub("", value)
         case list():
-            return [_clean(part) if isinstance(part, dict) else part for part in value]
+            return [_clean(part, volatile) if isinstance(part, dict) else part for part in value]
         case {"text": text}:
-            return {**value, "text": _clean(text)}
+            return {**value, "text": _clean(text, volatile)}
         case {"content": content}:
-            return {**value, "content": _clean(content)}
+            return {**value, "content": _clean(content, volatile)}
     return value

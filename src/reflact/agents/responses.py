@@ -8,6 +8,7 @@ refused, and so is what only a server with memory can answer.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,12 @@ CALL_FIELDS = {
     "function_call": ("arguments", "function_call_arguments"),
     "custom_tool_call": ("input", "custom_tool_call_input"),
 }
+
+# The date that Codex writes, and the ids and times of its commands.
+VOLATILE = re.compile(
+    r"[ \t]*<current_date>[^<]*</current_date>\n?|^Chunk ID: \w+\nWall time: [\d.]+ seconds\n",
+    re.MULTILINE,
+)
 
 # The parameters of a function that stands for a freeform tool.
 TEXT_PARAMETERS = {
@@ -273,4 +280,4 @@ def _list_part_events(
     yield {"type": "response.content_part.done", **place, "part": part}
 
 
-DIALECT = Dialect("the Responses API", _read_request, _write_response, _split_response)
+DIALECT = Dialect("the Responses API", _read_request, _write_response, _split_response, VOLATILE)

@@ -35,16 +35,10 @@ async def run_skill_test(
 ) -> str | None:
     """Run an agent on items without its model, until a request has the skill.
 
+    Another item is tried if the agent asks nothing, but none after so many ``seconds``. A line is
+    added to the skill, which is sought; or else ``name``, if a request may have that in place of
+    the skill. ``advice`` says where the agent gets the skill, and what to change if it does not.
     Return a warning if the environment fails before the agent gets its task; else None.
-
-    Args:
-        connect: Connects the agent to what answers its requests.
-        environment: Gives it its task, as in a rollout.
-        items: Its tasks; another one is tried if the agent asks nothing.
-        skill: The initial skill; a line is added to it.
-        advice: Where the agent gets the skill, and what to change if it does not.
-        name: A text that a request has in place of the skill, if that is enough.
-        seconds: No further item is tried after so long, so an agent that hangs costs it once.
 
     Raises:
         EnvironmentFailure: No request has the skill, or the agent failed before it asked.

@@ -53,20 +53,20 @@ START_ADVICE = {
 class SupervisorRequest(NamedTuple):
     """What a supervisor is to do, as JSON in an open file, since arguments are limited to 128 KiB.
 
-    It ends with the process ``parent``, and writes its report to the open file ``report``. Sizes
-    are in bytes. ``sandbox`` is the file whose function isolates the command, and ``folder`` the
-    only one in which it can write; both may be None.
+    It ends with the process ``parent``, and writes its report to the open file ``report``.
+    ``sandbox`` is the file whose function isolates the command, and ``folder`` the only one in
+    which it can write; both may be None. The limits are those of ``CommandLimits``.
     """
 
     command: list[str]
     parent: int
     report: int
-    memory: int
-    file_size: int
-    output_size: int
-    processes: int
     folder: str | None
     sandbox: str | None
+    output_bytes: int
+    memory_mib: int
+    processes: int
+    file_mib: int
 
 
 class SupervisorReport(NamedTuple):
@@ -101,7 +101,7 @@ def main(request: SupervisorRequest) -> None:
     isolate = None
     if request.sandbox is not None:
         isolate = runpy.run_path(request.sandbox)["isolate_command"]
-    file_size = request.file_size
+    file_size = request.file_mib * 2**20
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     if most != resource.RLIM_INFINITY:
         file_size = min(file_size, most)
@@ -138,18 +138,13 @@ def _scope_signals(outside: int, isolate: Callable[[str | None], bool]) -> bool:
 
     It is tried on a process outside, since a signal to all processes is sent only if it holds.
     """
-    try:
+    with contextlib.suppress(OSError):
         os.kill(outside, 0)
-        if not isolate(None):
-            return False
-    except OSError:
-        return False
-    try:
-        os.kill(outside, 0)
-    except PermissionError:
-        return True
-    except ProcessLookupError:
-        return False
+        if isolate(None):
+            try:
+                os.kill(outside, 0)
+            except PermissionError:
+                return True
     return False
 
 
@@ -184,9 +179,9 @@ def _watch(
                 limit=f"was ended with {threads:,} threads, more than {THREADS_OF_PROCESS} for "
                 f"each of {request.processes:,} processes (`processes`)"
             )
-        if memory > request.memory:
+        if memory > request.memory_mib * 2**20:
             return SupervisorReport(
-                limit=f"was ended with more than {request.memory // 2**20:,} MiB of memory "
+                limit=f"was ended with more than {request.memory_mib:,} MiB of memory "
                 "(`memory_mib`)"
             )
     return SupervisorReport(limit="was ended by reflact, or with it")
@@ -194,9 +189,9 @@ def _watch(
 
 def _find_flood(request: SupervisorRequest) -> str | None:
     """Return in words that an output is too large; None if both are not."""
-    if max(os.fstat(1).st_size, os.fstat(2).st_size) <= request.output_size:
+    if max(os.fstat(1).st_size, os.fstat(2).st_size) <= request.output_bytes:
         return None
-    return f"was ended after {request.output_size:,} bytes of output (`output_bytes`)"
+    return f"was ended after {request.output_bytes:,} bytes of output (`output_bytes`)"
 
 
 def _count_processes() -> int:

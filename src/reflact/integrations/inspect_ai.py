@@ -124,9 +124,7 @@ class InspectEnvironment:
 
     Args:
         task: A task, or the import path of a task or of a function that returns one.
-        train: Samples in the train split.
-        val: Samples in the validation split.
-        test: Samples in the test split.
+        train, val, test: The number of samples in each split.
         seed: Deals the samples to the splits.
         arguments: The arguments of the function.
         models: Models of the task's roles, such as a simulated user or a judge, by Inspect's names

@@ -129,9 +129,7 @@ class WorkspaceEnvironment:
             objects with ``file`` (none: the answer), ``contains`` and ``equals``. Paths in
             ``files`` begin at the skill's folder, which is that above the file's own; the agent
             gets the files under their names, without folders.
-        train: Cases in the train split.
-        val: Cases in the validation split.
-        test: Cases in the test split.
+        train, val, test: The number of cases in each split.
         seed: Deals the cases to the splits.
 
     Raises:

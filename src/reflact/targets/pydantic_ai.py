@@ -98,9 +98,8 @@ class PydanticAITarget(Generic[D, Out]):
         deps: A function of the item, async or not, that returns the dependencies of its rollout. It
             must not use the item's reference.
         usage_limits: Limits of one rollout. A rollout that reaches one scores 0.
-        version: Part of the target's identity. Change it if the code of a tool or of an instruction
-            function changes what the agent does, so that stored rollouts of the old agent are not
-            reused.
+        version: Part of the target's identity. Change it with what the agent's own functions do,
+            so that stored rollouts of the old agent are not reused.
         train_tools: Train the descriptions of tools too: a section ``## Tool: NAME`` of the skill
             replaces the description of that tool.
     """

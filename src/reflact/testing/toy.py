@@ -74,9 +74,7 @@ class ToyEnvironment(DatasetEnvironment):
     """A world of as many rules and items as a test needs; the rules take turns within each split.
 
     Args:
-        train: Items of the train split.
-        val: Items of the validation split.
-        test: Items of the test split.
+        train, val, test: The number of items in each split.
         rules: How many of ``TOY_RULES`` there are, 1 to 6.
     """
 
@@ -178,8 +176,7 @@ def toy_optimizer(*, edits: int = 1) -> Script:
 
     def analyse(reply_type: type[ReplyModel], shown: str) -> dict[str, JsonValue]:
         document = shown.splitlines()
-        lines = [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
-        lines.sort(key=lambda line: line in document)
+        lines = sorted(_list_missing_lines(shown), key=lambda line: line in document)
         most = find_bounds(reply_type, "edits")[1]
         proposed = [append_edit(reply_type, line) for line in lines[:edits][:most]]
         return {"patterns": _reply_patterns(reply_type, shown), "edits": [*proposed]}
@@ -222,7 +219,12 @@ DEFAULT_GUIDANCE = "Answer every task."
 
 
 def _find_missing_rules(shown: str) -> list[tuple[str, int]]:
+    """Return the rules that feedback names, most frequent first, and how often it does."""
     return Counter(_MISSING.findall(shown)).most_common()
+
+
+def _list_missing_lines(shown: str) -> list[str]:
+    return [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
 
 
 def _read_tag(tag: str, shown: str) -> str:
@@ -259,10 +261,11 @@ def _reply_step_size(reply_type: type[ReplyModel], _: str) -> dict[str, JsonValu
 
 
 def _reply_document(shown: str) -> str:
-    kept = [line for line in _read_tag("document", shown).splitlines() if line.strip()]
-    wanted = [line for _, _, text in _PROPOSAL.findall(shown) for line in _list_rules(text)]
-    wanted += [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
-    return "\n".join(dict.fromkeys([*kept, *wanted])) or DEFAULT_GUIDANCE
+    lines = [line for line in _read_tag("document", shown).splitlines() if line.strip()]
+    for _, _, text in _PROPOSAL.findall(shown):
+        lines += _list_rules(text)
+    lines += _list_missing_lines(shown)
+    return "\n".join(dict.fromkeys(lines)) or DEFAULT_GUIDANCE
 
 
 def _list_rules(text: str) -> Sequence[str]:
@@ -271,12 +274,14 @@ def _list_rules(text: str) -> Sequence[str]:
 
 def _reply_lapses(shown: str) -> list[JsonValue]:
     document = _read_tag("document", shown)
-    return [
-        {"case": int(number), "rule": TOY_RULES[name].line, "reminder": f"Mind the rule {name}."}
-        for _, number, text in _CASE.findall(shown)
-        for name in _MISSING.findall(text)[:1]
-        if TOY_RULES[name].line in document
-    ]
+    lapses: list[JsonValue] = []
+    for _, number, text in _CASE.findall(shown):
+        for name in _MISSING.findall(text)[:1]:
+            line = TOY_RULES[name].line
+            if line in document:
+                reminder = f"Mind the rule {name}."
+                lapses.append({"case": int(number), "rule": line, "reminder": reminder})
+    return lapses
 
 
 def _reply_notes(reply_type: type[ReplyModel], shown: str) -> dict[str, JsonValue]:
@@ -286,6 +291,5 @@ def _reply_notes(reply_type: type[ReplyModel], shown: str) -> dict[str, JsonValu
 
 def _reply_guidance(_: type[ReplyModel], shown: str) -> dict[str, JsonValue]:
     document = _read_tag("document", shown)
-    rules = [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
-    guidance = "\n".join(line for line in rules if line not in document) or DEFAULT_GUIDANCE
-    return {"helped": "unclear", "guidance": guidance}
+    lines = [line for line in _list_missing_lines(shown) if line not in document]
+    return {"helped": "unclear", "guidance": "\n".join(lines) or DEFAULT_GUIDANCE}
