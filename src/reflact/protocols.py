@@ -33,16 +33,12 @@ Approver = Callable[[CandidateReview], Awaitable[bool | str]]
 """Reviews a candidate that the gate would accept; True approves it, False or a reason is a veto."""
 
 
-class Identified(Protocol):
-    """An object whose settings are part of the keys of what it returns."""
+class LLM(Protocol):
+    """The model of a role."""
 
     @property
     def identity(self) -> str:
-        """The name, version and settings that influence results; never credentials."""
-
-
-class LLM(Identified, Protocol):
-    """The model of a role."""
+        """The endpoint, model and settings that influence replies; never credentials."""
 
     async def ask(
         self,
@@ -76,15 +72,23 @@ class Session(Protocol):
         """Send the target a message (a question, an observation) and return its answer."""
 
 
-class Target(Identified, Protocol):
+class Target(Protocol):
     """The frozen agent whose instructions are the skill."""
+
+    @property
+    def identity(self) -> str:
+        """The settings that influence answers; part of every rollout's key."""
 
     def session(self, skill: Skill, *, rollout: str) -> Session:
         """Start a conversation under a skill; ``rollout`` is the rollout's key."""
 
 
-class Environment(Identified, Protocol):
+class Environment(Protocol):
     """The source of tasks and their grading."""
+
+    @property
+    def identity(self) -> str:
+        """Name, version and settings that influence scores; part of every rollout's key."""
 
     def items(self, split: Split) -> Sequence[Item]:
         """Return a split's items, in a fixed order."""
@@ -97,8 +101,12 @@ class Environment(Identified, Protocol):
         """
 
 
-class RequestForwarder(Identified, Protocol):
+class RequestForwarder(Protocol):
     """Makes an agent's requests part of a run: stored, limited, charged, recorded, replayed."""
+
+    @property
+    def identity(self) -> str:
+        """The endpoint, model and settings that influence answers; never credentials."""
 
     async def forward(self, body: Mapping[str, JsonValue], *, call_id: CallId) -> str:
         """Send a request of a chat completion and return the completion, in JSON.
@@ -183,8 +191,12 @@ class StepBudget(Protocol):
         """
 
 
-class Proposer(Identified, Protocol):
+class Proposer(Protocol):
     """Turns the evidence of a step into a new document, which the gate then judges."""
+
+    @property
+    def identity(self) -> str:
+        """A name with the settings that its documents depend on; part of the run's identity."""
 
     async def propose(
         self, skill: Skill, evidence: StepEvidence, budget: StepBudget
@@ -197,8 +209,12 @@ class Proposer(Identified, Protocol):
         """
 
 
-class Annotator(Identified, Protocol):
+class Annotator(Protocol):
     """Writes notes on failed trajectories for the failure analysts."""
+
+    @property
+    def identity(self) -> str:
+        """The settings that its notes depend on; part of the run's identity."""
 
     async def annotate(self, item: Item, rollout: Rollout) -> Sequence[str]:
         """Return notes on a failed rollout, each one line; do not catch a ``ModelError``."""

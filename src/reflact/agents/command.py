@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import NoReturn, Self
 
@@ -96,7 +96,7 @@ class CommandTarget(GatewayTarget):
     side_call: str | None = None
     answer_file: str | None = None
     variables: Mapping[str, str] | None = None
-    limits: CommandLimits | Mapping[str, float] = field(default_factory=CommandLimits)
+    limits: CommandLimits | Mapping[str, float] = CommandLimits()  # noqa: RUF009 - it is frozen
     confine: bool = False
     preflight: bool = True
     version: str = "1"
