@@ -261,7 +261,7 @@ class ImprovementMeasured(_Event):
 
 
 class StageProgressed(_LiveEvent):
-    """Live: ``done`` of ``total`` rollouts of a stage are finished, ``from_store`` of them stored."""
+    """Live: ``done`` of ``total`` rollouts of a stage are finished; ``from_store`` were stored."""
 
     subject_fields: ClassVar[tuple[str, ...]] = ("stage", "note")
     kind: Literal["stage_progressed"] = "stage_progressed"

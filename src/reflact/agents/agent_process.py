@@ -114,6 +114,7 @@ async def run_process(
 
     Input and outputs are files and not pipes, so no process that was not found keeps the rollout.
     """
+    writable = str(folder) if confine else None
     isolation = sandbox.__file__ if confine or sandbox.can_confine() else None
     with ExitStack() as stack:
         stdin, output, errors, request, report = (
@@ -123,7 +124,7 @@ async def run_process(
             command=list(command),
             parent=os.getpid(),
             report=report.fileno(),
-            folder=str(folder) if confine else None,
+            folder=writable,
             sandbox=isolation,
             **limits.model_dump(exclude={"seconds"}),
         )

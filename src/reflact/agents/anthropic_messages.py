@@ -76,7 +76,7 @@ def _read_message(role: str, content: Any) -> list[dict[str, Any]]:
     if role == "system":
         return [{"role": role, "content": _join_system(content)}]
     messages: list[dict[str, Any]] = []
-    calls: list[dict[str, Any]] = []
+    calls: list[Mapping[str, Any]] = []
     parts: list[dict[str, Any]] = []
     for block in _list_blocks(content):
         match block["type"]:

@@ -275,10 +275,12 @@ class CommandSession(GatewaySession):
         variables = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
         variables |= {"HOME": str(own / "home"), "TMPDIR": str(own / "tmp")}
         variables |= {name: fill(value) for name, value in target.all_variables.items()}
-        is_argument = any("{task}" in part for part in target.command)
+        text = values["task"]
+        if any("{task}" in part for part in target.command):
+            text = ""
         return await run_process(
             [fill(part) for part in target.command],
-            "" if is_argument else values["task"],
+            text,
             folder=own,
             variables=variables,
             limits=target.all_limits,

@@ -28,14 +28,14 @@ class Dialect(NamedTuple):
     asks_model: bool = True
 
 
-def join_parts(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
+def join_parts(parts: Sequence[Mapping[str, Any]]) -> str | Sequence[Mapping[str, Any]]:
     """Return the parts of a chat message as one text, or as they are if one is an image."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
-    return [*parts]
+    return parts
 
 
-def build_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+def build_call(call_id: str, name: str, arguments: str) -> Mapping[str, Any]:
     """Return the call of a function in a chat message."""
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}

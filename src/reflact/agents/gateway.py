@@ -155,7 +155,8 @@ class _Connection:
             kind, body = await self._respond(request)
         except _Refusal as refusal:
             status = refusal.status
-            kind, body = "application/json", _write_error(refusal)
+            kind = "application/json"
+            body = _write_error(refusal)
             if refusal.is_fatal:
                 self._gateway.on_refusal(str(refusal))
         self._release()

@@ -110,7 +110,7 @@ def _add_item(messages: list[dict[str, Any]], item: Any) -> None:
             raise ConfigError(f"the gateway cannot translate an item of type {kind}")
 
 
-def _read_content(content: Any) -> str | list[dict[str, Any]]:
+def _read_content(content: Any) -> str | Sequence[Mapping[str, Any]]:
     if isinstance(content, list):
         return join_parts([_read_part(part) for part in content])
     return str(content or "")

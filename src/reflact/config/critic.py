@@ -43,8 +43,7 @@ class CriticConfig(CriticSettings):
     """Show failure analysts its scores of each reply of a failed trajectory."""
 
     max_anchors: int = changeable_field(50, ge=0)
-    """Maximum of the memory's anchors that the critic scores before the run, to report its accuracy.
-    """
+    """Maximum of the memory's anchors that the critic scores first, to report its accuracy."""
 
     @property
     def settings(self) -> CriticSettings:

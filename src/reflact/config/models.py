@@ -181,7 +181,7 @@ class ModelConfig(ConfigSection):
     """Maximum of tokens per minute, estimated first and corrected afterwards; null: no limit."""
 
     limits_group: str | None = changeable_field(None, min_length=1)
-    """Roles and trainers with the same endpoint and group share these limits; null: the same key."""
+    """Roles and trainers with the same endpoint and group share these limits; null: same key."""
 
     max_retries: int = changeable_field(5, ge=0)
     """Maximum of retries after connection errors, 408, 409, 429, 5xx and garbled responses."""

@@ -117,8 +117,8 @@ class TargetConfig(ConfigSection):
     """The target and its calls."""
 
     kind: str = option("chat", pattern=OBJECT_NAME)
-    """`chat`: a chat model with the skill as its system message; `module:name`: a target or an agent
-    of pydantic-ai to import, or what makes one; any other name: an entry point of the group
+    """`chat`: a chat model with the skill as its system message; `module:name`: a target or
+    pydantic-ai agent to import, or what makes one; any other name: an entry point of the group
     `reflact.targets`."""
 
     options: Options = Field(default_factory=dict)
@@ -203,8 +203,8 @@ class SelectConfig(ConfigSection):
     """The edit budget of a step, the counterpart of a learning rate."""
 
     lr_control: Literal["fixed", "autonomous", "none"] = "fixed"
-    """Who sets the number of edits of a step: the scheduler (`fixed`), the optimizer (`autonomous`),
-    or nobody (`none`): all edits are applied."""
+    """Who sets the number of edits of a step: the scheduler (`fixed`), the optimizer (`autonomous`)
+    or nobody (`none`), so that all are applied."""
 
     scheduler: Literal["constant", "linear", "cosine"] = "cosine"
     """How the maximum number of edits falls from the first step to the last."""
@@ -314,8 +314,8 @@ class SlowUpdateConfig(ConfigSection):
     """Number of train items for the comparison of two epochs' skills."""
 
     pair_policy: Literal["mixed", "changed", "unchanged"] = "mixed"
-    """Items that the optimizer sees: all, or those with a changed or the same outcome (these two use
-    further train items if needed)."""
+    """Items that the optimizer sees: all, or those with a changed or the same outcome, for which
+    further train items are used if needed."""
 
     gated: bool = True
     """Let the gate decide about guidance; false: it is written into the current skill unmeasured,

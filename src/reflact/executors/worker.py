@@ -218,7 +218,7 @@ class TrainerSession:
 
 
 class _ForwardedRequests:
-    """Passes requests of a worker's agents on to the trainer; see ``protocols.RequestForwarder``."""
+    """Passes requests of agents on to the trainer; see ``protocols.RequestForwarder``."""
 
     def __init__(self, llm: str) -> None:
         self.identity = llm
