@@ -20,7 +20,8 @@ from pydantic import TypeAdapter
 
 from doubles import Endpoint, completion, connected
 from reflact.agents.gateway import INLINE_BYTES, MAX_PARTS, MAX_REQUEST_BYTES, GatewayAddress, open_gateway
-from reflact.agents.gateway_session import GatewaySession
+from reflact.agents.gateway_session import GatewaySession, GatewayTarget
+from reflact.config.models import ModelConfig
 from reflact.errors import EnvironmentFailure, ModelError
 from reflact.types import Skill
 
@@ -352,7 +353,8 @@ def test_no_message_of_an_agent_ends_a_run(changes: Sequence[Change]) -> None:
 
     async def play() -> None:
         async with connected(Endpoint(completion("Wait."))) as client:
-            session = GatewaySession(client, Skill(text="Be brief."), "r")
+            target = GatewayTarget().connect(client, ModelConfig(model="m"))
+            session = GatewaySession(target, Skill(text="Be brief."), "r")
             async with (
                 open_gateway(session._answer, model="m", on_refusal=session._refuse) as address,
                 httpx.AsyncClient(base_url=address.base_url, headers={"x-api-key": address.token}) as agent,

@@ -13,7 +13,12 @@ import inspect
 import math
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+)
 from functools import reduce
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -22,22 +27,14 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import anyio
-from pydantic import JsonValue, ValidationError
+from pydantic import ValidationError
 
 from reflact.config.models import ModelConfig
 from reflact.config.training import ALL_SOURCES, TrainerConfig
 from reflact.data import DataSet
 from reflact.errors import ConfigError, EnvironmentFailure, InterfaceError, ReflactError
 from reflact.jsonutil import describe_problems, replace_surrogates
-from reflact.protocols import (
-    LLM,
-    Annotator,
-    Environment,
-    Proposer,
-    RequestSender,
-    Session,
-    Target,
-)
+from reflact.protocols import LLM, Annotator, Environment, Proposer, RequestSender, Session, Target
 from reflact.records import CriticDescription
 from reflact.text import shorten
 from reflact.types import Grade, Item, Score, Skill, Split, Turn
@@ -53,7 +50,7 @@ class ExitRaised(Exception):
     """Code of the caller raised an exception that ends a process, such as ``SystemExit``."""
 
 
-class CatchExits:
+class CatchExits(AbstractContextManager[None]):
     """A block that calls code of the caller: ``sys.exit()`` in it raises ``ExitRaised``.
 
     So does every other exception that is no ``Exception``, except for ``INTERRUPTIONS``.
@@ -63,29 +60,18 @@ class CatchExits:
         """Begin the block."""
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Raise ``ExitRaised`` in place of an exit."""
+        if isinstance(error, BaseExceptionGroup) and error.subgroup(INTERRUPTIONS) is not None:
+            return
+        while isinstance(error, BaseExceptionGroup):  # the first that is no ``Exception``, if any
+            error = next((e for e in error.exceptions if not isinstance(e, Exception)), None)
         if error is None or isinstance(error, (Exception, *INTERRUPTIONS)):
             return
-        if isinstance(error, BaseExceptionGroup):
-            if error.subgroup(INTERRUPTIONS) is not None:
-                return
-            error = _find_exit(error)
-        reason = (
-            f"the code raised {error!r:.200}, which would end the process; let it raise "
-            "another exception"
-        )
-        raise ExitRaised(reason).with_traceback(trace) from None
-
-
-def _find_exit(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first exception in a group that is no ``Exception``."""
-    inner = next(error for error in group.exceptions if not isinstance(error, Exception))
-    return _find_exit(inner) if isinstance(inner, BaseExceptionGroup) else inner
+        raise ExitRaised(
+            f"the code raised {error!r:.200}, which would end the process; raise another exception"
+        ).with_traceback(trace) from None
 
 
 def read_text(error: BaseException) -> str:
@@ -120,23 +106,18 @@ def explain_exceptions(what: str, *, pass_on: bool) -> Iterator[None]:
 
 def describe_exception(item: Item, error: Exception, target: object, session: object) -> str:
     """Return why a rollout is unmeasured after an exception, and whose code raised it."""
-    if isinstance(error, EnvironmentFailure):
-        return read_text(error)
-    who = "agent" if _is_raised_by(error, target, session) else "environment"
     text = read_text(error)
+    if isinstance(error, EnvironmentFailure):
+        return text
+    who = "environment"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if owner is not None and (owner is session or owner is target):
+            who = "agent"
     if isinstance(error, ValidationError):
         wrong = type(error.errors(include_url=False)[0]["input"]).__name__
         text = f"{error.title}: {describe_problems(error)} (got {wrong})"
     return f"the {who} failed on item {item.id}: {type(error).__name__}: {text}"
-
-
-def _is_raised_by(error: Exception, target: object, session: object) -> bool:
-    """Whether an exception passed through a method of a target or its session."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        owner = frame.f_locals.get("self")
-        if owner is not None and (owner is session or owner is target):
-            return True
-    return False
 
 
 # Surrounds the rollout of an item with a seed; yields a function that takes its grade, or None.
@@ -200,13 +181,11 @@ class EnvironmentAdapter:
 
     async def set_up(self) -> None:
         """Start what rollouts need, such as a server; called once, before the first rollout."""
-        set_up = getattr(self.own, "set_up", None)
-        if set_up is None:
-            return
-        starting = set_up()
-        if not isinstance(starting, Awaitable):
-            raise describe_not_async(self.own, EnvironmentAdapter.set_up, starting)
-        await starting
+        if hasattr(self.own, "set_up"):
+            starting = self.own.set_up()
+            if not isinstance(starting, Awaitable):
+                raise describe_not_async(self.own, EnvironmentAdapter.set_up, starting)
+            await starting
 
     async def close(self) -> None:
         """End what was started; called after the last rollout, however the run ended."""
@@ -258,10 +237,9 @@ class EnvironmentAdapter:
 class TargetAdapter:
     """The caller's target, ``own``, inside a run: with defaults, and its sessions are checked.
 
-    Attributes:
-        is_connectable: Whether it asks its own model and lets the run see these requests.
-        preflight: Whether a training begins with the test that the agent's requests have the skill.
-        has_files: Whether the agent finds the files of a case in its folder.
+    With ``is_connectable`` it asks its own model and lets the run see these requests. With
+    ``preflight`` a training begins with the test that the agent's requests have the skill. With
+    ``has_files`` the agent finds the files of a case in its folder.
     """
 
     def __init__(self, own: Target) -> None:
@@ -285,11 +263,7 @@ class TargetAdapter:
         return instructions if isinstance(instructions, str) else ""
 
     def session_for(self, item: Item, skill: Skill, *, rollout: str) -> Session:
-        """Return a new session about an item; ``rollout`` is the rollout's key.
-
-        Raises:
-            InterfaceError: The target returned no session.
-        """
+        """Return a new session about an item; InterfaceError if the target returned none."""
         with CatchExits():
             if hasattr(self.own, "session_for"):
                 session: Session = self.own.session_for(item, skill, rollout=rollout)
@@ -313,10 +287,7 @@ class TargetAdapter:
     async def test_skill(
         self, environment: Environment, items: Sequence[Item], skill: Skill, config: ModelConfig
     ) -> str | None:
-        """Run the agent without its model until a request has the skill; see ``targets``.
-
-        Returns:
-            A warning, for example if the request has the skill more than once.
+        """Run the agent without its model until a request has the skill; may return a warning.
 
         Raises:
             EnvironmentFailure: No request has the skill, or the agent failed before it asked.
@@ -341,17 +312,15 @@ def find_critic(value: object) -> CriticDescription | None:
     return critic
 
 
+# The lines that explain what is missing, as a caller would write them.
 TURNS_LINE = (
     'self.turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))'
 )
+ITEMS_LINE = 'return a list of items, such as [Item(id="1", input="2 + 2", reference="4")]'
 
 
 def read_turns(session: Session | None) -> tuple[Turn, ...]:
-    """Return the turns of a session, without lone surrogates, which a database cannot store.
-
-    Raises:
-        InterfaceError: One of them is no turn.
-    """
+    """Return the turns of a session, without lone surrogates, which a database cannot store."""
     turns = []
     for turn in () if session is None else session.turns:
         if not isinstance(turn, Turn):
@@ -400,60 +369,56 @@ def check_object(role: ObjectRole, value: object) -> None:
     """Check that an object has the methods of its role; none is called, and no property is read.
 
     Raises:
-        ConfigError: Something is missing, or cannot be called as reflact calls it; names the line
-            to write.
+        ConfigError: Something is missing, or has other arguments; names the line to write.
     """
-    _refuse_other_things(role, value)
+    problem = _find_other_thing(role, value)
+    if problem is not None:
+        raise ConfigError(f"the {role} {problem}")
     if not (hasattr(type(value), "identity") or hasattr(value, "identity")):
-        raise ConfigError(
-            f"`identity` of {_describe(role, value)} is missing; write {_write_identity(value)}"
-        )
+        raise _build_error(role, value, "identity", "is missing", _write_identity(value))
     for method in REQUIRED_PARTS[role]:
-        problem = _find_problem(getattr(value, method.__name__, None), method)
+        name = method.__name__
+        problem = _find_problem(getattr(value, name, None), method)
         if problem is not None:
-            raise ConfigError(
-                f"`{method.__name__}` of {_describe(role, value)} {problem}; write "
-                f"{_write_definition(method)}"
-            )
+            raise _build_error(role, value, name, problem, _write_definition(method))
 
 
 def check_texts(role: ObjectRole, value: Any) -> None:
-    """Check that an object's identity, and its description if it has one, are texts.
-
-    Raises:
-        ConfigError: One of them is something else.
-    """
-    for name in ("identity", "description"):
+    """Raise ConfigError if an object's identity, or its description if it has one, is no text."""
+    examples = {"identity": _write_identity(value), "description": 'description = "..."'}
+    for name, line in examples.items():
         text = getattr(value, name, "")
-        if isinstance(text, str):
-            continue
-        line = _write_identity(value) if name == "identity" else 'description = "..."'
-        raise ConfigError(
-            f"`{name}` of {_describe(role, value)} is of type {type(text).__name__}, and no text; "
-            f"write {line}, or @property above def {name}(self)"
-        )
+        if not isinstance(text, str):
+            problem = f"is of type {type(text).__name__}, and no text"
+            lines = f"{line}, or @property above def {name}(self)"
+            raise _build_error(role, value, name, problem, lines)
 
 
 def read_dataset(environment: EnvironmentAdapter) -> DataSet:
-    """Return the items of all splits.
-
-    Raises:
-        ConfigError: ``items`` returned no items.
-    """
-    splits: dict[str, Any] = {}
+    """Return the items of all splits; ConfigError if ``items`` returned something else."""
+    splits: dict[str, Any] = {"train": (), "val": (), "test": ()}
     for split in Split:
         returned: Any = environment.items(split)
         try:
             splits[split.value] = tuple(returned)
-            DataSet.model_validate({"train": (), "val": (), "test": (), **splits})
+            data = DataSet.model_validate(splits)
         except (TypeError, ValidationError) as error:
+            name = _describe("environment", environment.own)
             raise ConfigError(
-                f"`items` of {_describe('environment', environment.own)} returned "
-                f"{returned!r:.100}, of type {type(returned).__name__}, for the {split.value} "
-                'split; return a list of items, such as [Item(id="1", input="2 + 2", '
-                'reference="4")]'
+                f"`items` of {name} returned {returned!r:.100}, of type {type(returned).__name__}, "
+                f"for the {split.value} split; {ITEMS_LINE}"
             ) from error
-    return DataSet.model_validate(splits)
+    return data
+
+
+def describe_not_async(
+    value: object, method: Callable[..., Any], returned: object
+) -> InterfaceError:
+    """Return the error about a method that returned something that cannot be awaited."""
+    return InterfaceError(
+        f"`{method.__name__}` of {type(value).__name__} is not async: it returned a value of type "
+        f"{type(returned).__name__}; write {_write_definition(method)}"
+    )
 
 
 def is_pydantic_agent(value: object) -> bool:
@@ -464,23 +429,20 @@ def is_pydantic_agent(value: object) -> bool:
     )
 
 
-def _refuse_other_things(role: ObjectRole, value: object) -> None:
-    """Refuse a class, a text, a function and an agent of pydantic-ai, with the way to pass it."""
-    problem = None
+def _find_other_thing(role: ObjectRole, value: object) -> str | None:
+    """Return how to pass a class, a text, a function or an agent of pydantic-ai; None: no such."""
     if isinstance(value, type):
-        problem = f"is the class {value.__name__}; pass an object: {role}={value.__name__}()"
-    elif isinstance(value, str):
-        problem = f"is the text {value!r:.80}; pass an object, or name it in the configuration"
-    elif role == "target" and is_pydantic_agent(value):
-        problem = "is an agent of pydantic-ai; pass target=reflact.targets.PydanticAITarget(agent)"
-    elif role == "target" and inspect.isroutine(value):
-        name = value.__name__
-        problem = (
-            f"is the function {name}; if it calls your agent, pass "
-            f"target=reflact.targets.FunctionTarget({name})"
+        return f"is the class {value.__name__}; pass an object: {role}={value.__name__}()"
+    if isinstance(value, str):
+        return f"is the text {value!r:.80}; pass an object, or name it in the configuration"
+    if role == "target" and is_pydantic_agent(value):
+        return "is an agent of pydantic-ai; pass target=reflact.targets.PydanticAITarget(agent)"
+    if role == "target" and inspect.isroutine(value):
+        return (
+            f"is the function {value.__name__}; if it calls your agent, pass "
+            f"target=reflact.targets.FunctionTarget({value.__name__})"
         )
-    if problem is not None:
-        raise ConfigError(f"the {role} {problem}")
+    return None
 
 
 def _find_problem(own: Any, method: Callable[..., Any]) -> str | None:
@@ -509,25 +471,10 @@ def _find_problem(own: Any, method: Callable[..., Any]) -> str | None:
     return None
 
 
-def describe_not_async(
-    value: object, method: Callable[..., Any], returned: object
-) -> InterfaceError:
-    """Return the error about a method that returned something that cannot be awaited."""
-    return InterfaceError(
-        f"`{method.__name__}` of {type(value).__name__} is not async: it returned a value of type "
-        f"{type(returned).__name__}; write {_write_definition(method)}"
-    )
-
-
-def _write_definition(method: Callable[..., Any]) -> str:
-    """Return the first line of a method as a caller would write it, without types."""
-    signature = inspect.signature(method)
-    bare = [
-        one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()
-    ]
-    written = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
-    begin = "async def" if inspect.iscoroutinefunction(method) else "def"
-    return f"{begin} {method.__name__}{written}:"
+def _build_error(
+    role: ObjectRole, value: object, part: str, problem: str, line: str
+) -> ConfigError:
+    return ConfigError(f"`{part}` of {_describe(role, value)} {problem}; write {line}")
 
 
 def _describe(role: ObjectRole, value: object) -> str:
@@ -538,6 +485,15 @@ def _describe(role: ObjectRole, value: object) -> str:
 
 def _write_identity(value: object) -> str:
     return f'identity = "{type(value).__name__}, version 1"'
+
+
+def _write_definition(method: Callable[..., Any]) -> str:
+    """Return the first line of a method as a caller would write it, without types."""
+    signature = inspect.signature(method)
+    bare = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    written = signature.replace(parameters=bare, return_annotation=signature.empty)
+    begin = "async def" if inspect.iscoroutinefunction(method) else "def"
+    return f"{begin} {method.__name__}{written}:"
 
 
 def load_named_target(config: TrainerConfig) -> Target | None:
@@ -599,37 +555,29 @@ def _load(key: str, name: str, group: str, *, known: Sequence[str] = ()) -> Any:
     except Exception as error:  # a module may raise anything while it is imported
         reason = f"{key}: {name} cannot be imported: {type(error).__name__}: {error}"
         raise ConfigError(reason) from error
+    names = ", ".join(sorted({*entries, *known})) or "none"
     raise ConfigError(
         f"{key}: no installed package offers {name!r} as an entry point of reflact.{group} (there "
-        f"are: {', '.join(sorted({*entries, *known})) or 'none'}); write module:name to import an "
-        "object"
+        f"are: {names}); write module:name to import an object"
     )
 
 
 def _make(role: ObjectRole, name: str, value: Any, options: Mapping[str, Any]) -> Any:
     """Return an object as it is, or what a class or function makes from the options."""
     if callable(value) and not hasattr(type(value), "identity"):
-        value = _call(role, name, value, options)
+        try:
+            with CatchExits():
+                value = value(**options)
+        except ReflactError:
+            raise
+        except Exception as error:  # named code may raise anything
+            reason = f"{role}.options: {name} failed with them: {type(error).__name__}: {error}"
+            raise ConfigError(reason) from error
     elif options:
-        raise ConfigError(
-            f"{role}.options has no effect: {name} is an object, not a class or function; leave "
-            "the options out"
-        )
+        raise ConfigError(f"{role}.options has no effect: {name} is an object, not a class")
     if not is_pydantic_agent(value):
         try:
             check_object(role, value)
         except ConfigError as error:
             raise ConfigError(f"{name} cannot be used: {error}") from None
     return value
-
-
-def _call(section: str, name: str, function: Any, options: Mapping[str, JsonValue]) -> Any:
-    """Return what a named class or function makes from its options."""
-    try:
-        with CatchExits():
-            return function(**options)
-    except ReflactError:
-        raise
-    except Exception as error:  # named code may raise anything
-        reason = f"{section}.options: {name} failed with them: {type(error).__name__}: {error}"
-        raise ConfigError(reason) from error

@@ -39,22 +39,16 @@ Stage = Literal[
 ]
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 class _Event(FrozenModel):
     """Base of all events: the run, the step (0 before the first step) and the time.
 
-    Two events with the same content are equal, whatever their times. ``subject_fields`` names the
-    fields that identify the subject of a live event.
+    Two events with the same content are equal, whatever their times.
     """
 
     durable: ClassVar[bool] = True
-    subject_fields: ClassVar[tuple[str, ...]] = ()
     run_id: str
     step: int = 0
-    at: AwareDatetime = Field(default_factory=_now)
+    at: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Event) or type(other) is not type(self):
@@ -76,20 +70,20 @@ class _Event(FrozenModel):
 
     @property
     def subject(self) -> Hashable | None:
-        """The subject of a live event, which a newer event with the same subject replaces; None if
-        durable.
-        """
-        return (
-            None
-            if self.durable
-            else (type(self), *(getattr(self, name) for name in self.subject_fields))
-        )
+        """The subject of a live event, which a newer event with the same subject replaces."""
+        return None
 
 
 class _LiveEvent(_Event):
-    """Base of the events that report progress."""
+    """Base of the events that report progress; ``subject_fields`` identify their subject."""
 
     durable: ClassVar[bool] = False
+    subject_fields: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def subject(self) -> Hashable:
+        """The kind of the event, and the values of its subject's fields."""
+        return (type(self), *(getattr(self, name) for name in self.subject_fields))
 
 
 class RunStarted(_Event):
@@ -180,8 +174,7 @@ class EditsApplied(_Event):
 
 
 class TrialRequested(_LiveEvent):
-    """Live: for a decision of ``part``, the gate requests rollouts of one skill on ``n`` items in a
-    trial.
+    """Live: for a decision of ``part``, the gate requests a trial of one skill on ``n`` items.
 
     Requests for a decision that is retried later are not part of the history.
     """
@@ -268,9 +261,7 @@ class ImprovementMeasured(_Event):
 
 
 class StageProgressed(_LiveEvent):
-    """Live: ``done`` of ``total`` rollouts of a stage are finished; ``from_store`` of these were
-    found in the store.
-    """
+    """Live: ``done`` of ``total`` rollouts of a stage are finished; ``from_store`` were stored."""
 
     subject_fields: ClassVar[tuple[str, ...]] = ("stage", "note")
     kind: Literal["stage_progressed"] = "stage_progressed"
@@ -438,8 +429,7 @@ Event = Annotated[
     | RunFinished,
     Field(discriminator="kind"),
 ]
-"""Any event of a run; its ``kind`` tells which. All kinds and their fields are on the page of
-events."""
+"""Any event of a run; its ``kind`` tells which."""
 
 EVENT_ADAPTER: TypeAdapter[Event] = TypeAdapter(Event)
 """Reads an event from JSON: ``EVENT_ADAPTER.validate_json(text)``."""

@@ -28,8 +28,7 @@ def load_exports(
 ) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package.
 
-    ``modules`` are the names that each module of ``reflact`` provides, ``extras`` the extra that
-    installs what a module needs.
+    ``modules`` are the names that each module provides, ``extras`` the extra that a module needs.
     """
     where = {name: module for module, names in modules.items() for name in names}
 

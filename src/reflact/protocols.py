@@ -7,7 +7,6 @@ from typing import Protocol, TypeVar
 
 from pydantic import JsonValue, TypeAdapter
 
-from reflact.config.models import ModelConfig
 from reflact.events import Event
 from reflact.jsonutil import parse_stored
 from reflact.messages import (
@@ -49,14 +48,10 @@ class LLM(Protocol):
         call_id: CallId,
         check: Callable[[R], None] | None = None,
     ) -> Reply[R]:
-        """Send a prompt and return a validated reply.
+        """Send a prompt and return a validated reply; for plain text, its type is ``Text``.
 
-        Args:
-            prompt: The messages.
-            reply_type: The type of the reply; ``Text`` for plain text.
-            call_id: The call's logical identity; part of the key under which the reply is stored.
-            check: Raises ValueError if a well-formed reply does not fit the data; the reply is then
-                sent back with that reason. It must depend only on the prompt's data.
+        ``call_id`` is part of the key of the stored reply. ``check`` raises ValueError if a reply
+        does not fit the prompt's data; it is then sent back with that reason.
 
         Raises:
             ReplyError: No attempt gave a valid reply.
@@ -106,7 +101,7 @@ class Environment(Protocol):
         """
 
 
-class RequestSender(Protocol):
+class RequestForwarder(Protocol):
     """Makes an agent's requests part of a run: stored, limited, charged, recorded, replayed."""
 
     @property
@@ -116,8 +111,16 @@ class RequestSender(Protocol):
     async def forward(self, body: Mapping[str, JsonValue], *, call_id: CallId) -> str:
         """Send a request of a chat completion and return the completion, in JSON.
 
-        The run's endpoint, model and settings win over those of ``body``. Raises as ``send``.
+        The run's endpoint, model and settings win over those of ``body``.
+
+        Raises:
+            ModelError: There is no answer, after all retries.
+            BudgetSpent: A limit of the budget allows no further call.
         """
+
+
+class RequestSender(RequestForwarder, Protocol):
+    """Also takes the answers of an agent that asks its own model."""
 
     async def send(
         self,
@@ -126,43 +129,22 @@ class RequestSender(Protocol):
         call_id: CallId,
         answer: Callable[[], Awaitable[AgentAnswer]],
     ) -> str:
-        """Return the text of the stored answer, or of a new one.
+        """Return the text of the stored answer, or of a new one; raises as ``forward``.
 
-        Args:
-            body: All that the answer depends on, as the key of the request and as its record;
-                without credentials.
-            call_id: The call's logical identity.
-            answer: Asks the agent's model once. It raises ConnectionError if the model cannot be
-                reached; any other error with an HTTP status as ``status_code`` counts as the
-                provider's refusal.
-
-        Raises:
-            ModelError: There is no answer, after all retries.
-            BudgetSpent: A limit of the budget allows no further call.
+        ``body`` is all that the answer depends on, without credentials. ``answer`` asks the agent's
+        model once. It raises ConnectionError if the model cannot be reached; any other error with
+        an HTTP status as ``status_code`` counts as the provider's refusal.
         """
-
-
-class ConnectedTarget(Target, Protocol):
-    """A target that asks its own model, and lets the run see these requests."""
-
-    def describe_model(self, config: ModelConfig) -> ModelConfig:
-        """Return the settings of ``models.target`` with the agent's model and endpoint."""
-
-    def connect(self, sender: RequestSender, config: ModelConfig) -> Target:
-        """Return the target with its requests going through a run, under ``models.target``."""
 
 
 class StepEvidence(FrozenModel):
     """What a proposer learns from in a step; the texts of cases come from agents and environments.
 
-    Args:
-        step: The step.
-        cases: The measured rollouts, in the order of the step's items; without successes if
-            ``reflect.failure_only`` is on.
-        attempts: The earlier steps of the epoch with their verdicts.
-        rejected_edits: Changes of earlier epochs that did not help and are relevant to the cases.
-        meta_skill: The optimizer's memory.
-        task: What is known of the tasks, the score and the agent, as a section of a prompt.
+    ``cases`` are the measured rollouts, in the order of the step's items; without successes if
+    ``reflect.failure_only`` is on. ``attempts`` are the earlier steps of the epoch with their
+    verdicts, ``rejected_edits`` changes of earlier epochs that did not help and are relevant to the
+    cases. ``meta_skill`` is the optimizer's memory. ``task`` says what is known of the tasks, the
+    score and the agent, as a section of a prompt.
     """
 
     step: int
@@ -192,13 +174,10 @@ class StepBudget(Protocol):
     ) -> R | NoReply:
         """Ask the optimizer.
 
-        Args:
-            prompt: The messages.
-            reply_type: The type of the reply.
-            purpose: The calls' name in events and in the spend, such as ``my_proposal``.
-            part: Distinguishes the calls of a purpose in a step; each has a reply of its own.
-            check: Raises ValueError if a reply cannot be used; it is then sent back with that.
-            shorten: Returns a prompt to send if the first does not fit the model's context.
+        ``purpose`` is the calls' name in events and in the spend, such as ``my_proposal``; ``part``
+        distinguishes the calls of a purpose in a step, each of which has a reply of its own.
+        ``check`` is as in ``LLM.ask``. ``shorten`` returns a prompt to send if the first does not
+        fit the model's context.
 
         Raises:
             ProviderError: The endpoint refused, failed or could not be reached; do not catch it.
@@ -242,16 +221,16 @@ class Annotator(Protocol):
 
 
 class ResponseStore(Protocol):
-    """Stored responses, and reservations of the calls in flight."""
+    """Stored responses, and reservations of the calls in flight; writes are on disk on return."""
 
     async def find_response(self, key: str) -> StoredResponse | None:
         """Return the response stored under a key, or None."""
 
     async def reserve(self, reservation: CallReservation) -> None:
-        """Add an open call to the ledger before it is sent; on disk when this returns."""
+        """Add an open call to the ledger before it is sent."""
 
     async def store_response(self, response: StoredResponse, reservation: CallReservation) -> None:
-        """Store a response and settle its call in one transaction; on disk when this returns."""
+        """Store a response and settle its call in one transaction."""
 
     async def release(self, reservation: CallReservation) -> None:
         """Remove an open call that cost nothing."""
@@ -260,7 +239,7 @@ class ResponseStore(Protocol):
         """Remove the responses under some keys; what they cost stays in the ledger."""
 
     async def count_fault(self, run_id: str, kind: FaultKind) -> None:
-        """Count a failed attempt of a run's call; on disk when this returns."""
+        """Count a failed attempt of a run's call."""
 
 
 class RolloutStore(Protocol):

@@ -53,19 +53,17 @@ class SkillVersion(FrozenModel):
     origin: str
     score: float | None = None
     inherited: bool = False
-    n: int | None = Field(default=None, exclude_if=lambda value: value is None)
-    trials: int | None = Field(default=None, exclude_if=lambda value: value is None)
-    examples: tuple[WorkedExample, ...] = Field(default=(), exclude_if=lambda value: not value)
+    n: int | None = None
+    trials: int | None = None
+    examples: tuple[WorkedExample, ...] = ()
 
     @property
     def examples_note(self) -> str:
         """Whose text the document holds in its worked examples, as the end of a sentence."""
         if not self.examples:
             return ""
-        return (
-            ", and holds the text of "
-            f"{list_items((e.item_id for e in self.examples), 'train item')}"
-        )
+        items = list_items((example.item_id for example in self.examples), "train item")
+        return f", and holds the text of {items}"
 
 
 class StepBufferEntry(FrozenModel):
@@ -81,20 +79,27 @@ class StepBufferEntry(FrozenModel):
     score_after: float | None = None
 
 
-class StepRecord(FrozenModel):
+class _Commit(FrozenModel):
+    """Base of the records that a run commits: the versions after a step, and those that it made."""
+
+    step: int
+    created_versions: tuple[SkillVersion, ...] = ()
+    current: SkillVersion
+    best: SkillVersion
+
+
+class StepRecord(_Commit):
     """The result of a committed step; the same inputs give the same bytes.
 
     ``created_versions`` are an accepted candidate, then the document with new notes in its
-    appendix. ``notes`` is None if the step did not change them. ``current`` and ``best`` are the
-    versions after the step. ``fallbacks`` are model decisions that failed, other than those of
-    merging and selection. ``fail_reasons`` are the failures grouped by the environment's feedback,
-    if no analyst named a pattern. ``source`` made the candidates, ``rewrites`` are the documents
-    that it wrote, ``race`` is what was measured of them before the gate. ``n_rollouts`` and
-    ``n_tokens`` are what the step cost: rollouts that no earlier step had, and estimated tokens of
-    the optimizer.
+    appendix. ``notes`` is None if the step did not change them. ``fallbacks`` are model decisions
+    that failed, other than those of merging and selection. ``fail_reasons`` are the failures
+    grouped by the environment's feedback, if no analyst named a pattern. ``source`` made the
+    candidates, ``rewrites`` are the documents that it wrote, ``race`` is what was measured of them
+    before the gate. ``n_rollouts`` and ``n_tokens`` are what the step cost: rollouts that no
+    earlier step had, and estimated tokens of the optimizer.
     """
 
-    step: int
     epoch: int
     skill_before: str
     item_ids: tuple[str, ...]
@@ -107,17 +112,12 @@ class StepRecord(FrozenModel):
     rewrite_summary: str = ""
     candidate_hash: str
     verdict: Verdict
-    created_versions: tuple[SkillVersion, ...] = ()
     notes: tuple[str, ...] | None = None
-    current: SkillVersion
-    best: SkillVersion
     fallbacks: tuple[Fallback, ...] = ()
-    fail_reasons: tuple[FailurePattern, ...] = Field(
-        default=(), exclude_if=lambda reasons: not reasons
-    )
+    fail_reasons: tuple[FailurePattern, ...] = ()
     source: str = "edits"
-    rewrites: tuple[Rewrite, ...] = Field(default=(), exclude_if=lambda rewrites: not rewrites)
-    race: tuple[RaceEntry, ...] = Field(default=(), exclude_if=lambda race: not race)
+    rewrites: tuple[Rewrite, ...] = ()
+    race: tuple[RaceEntry, ...] = ()
     n_rollouts: int = 0
     n_tokens: int = 0
 
@@ -160,7 +160,7 @@ class SlowUpdate(FrozenModel):
     verdict: Verdict | None = None
 
 
-class EpochRecord(FrozenModel):
+class EpochRecord(_Commit):
     """The result of the end of an epoch, whose last step is ``step``.
 
     ``last_hash`` is the hash of the skill after that step, before any slow update. ``comparisons``
@@ -169,7 +169,6 @@ class EpochRecord(FrozenModel):
     """
 
     epoch: int = Field(ge=1)
-    step: int
     last_hash: str
     comparisons: tuple[ItemComparison, ...] = ()
     left_out: tuple[ItemComparison, ...] = ()
@@ -177,9 +176,6 @@ class EpochRecord(FrozenModel):
     meta_skill: str | None = None
     meta_skill_reasoning: str = ""
     fallbacks: tuple[Fallback, ...] = ()
-    created_versions: tuple[SkillVersion, ...] = ()
-    current: SkillVersion
-    best: SkillVersion
 
     @property
     def verdict(self) -> Verdict | None:
@@ -187,18 +183,10 @@ class EpochRecord(FrozenModel):
         return None if self.slow_update is None else self.slow_update.verdict
 
 
-class PromotionRecord(FrozenModel):
+class PromotionRecord(_Commit):
     """The comparison of the last skill with the best one, after the last step."""
 
-    step: int
     verdict: Verdict
-    current: SkillVersion
-    best: SkillVersion
-
-    @property
-    def created_versions(self) -> tuple[SkillVersion, ...]:
-        """A comparison creates no version."""
-        return ()
 
 
 # The records that a run commits; its state after them follows from them, see ``RunState.after``.
@@ -264,24 +252,23 @@ class RunState(FrozenModel):
                 parents.setdefault(version.skill_hash, parent)
                 parent = version.skill_hash
             seen |= dict.fromkeys(sorted(_list_settled(record)))
-            state = state.model_copy(
-                update={
-                    **_update_position(state, record),
-                    "commits": state.commits + 1,
-                    "current": record.current,
-                    "best": record.best,
-                    "latest_version": max(state.latest_version, record.current.number),
-                    "deterministic": state.deterministic
-                    and (verdict is None or verdict.deterministic),
-                }
-            )
+            changes: dict[str, object] = {
+                **_update_position(state, record),
+                "commits": state.commits + 1,
+                "current": record.current,
+                "best": record.best,
+                "latest_version": max(state.latest_version, record.current.number),
+            }
+            if verdict is not None and not verdict.deterministic:
+                changes["deterministic"] = False
+            state = state.model_copy(update=changes)
         ranking = self.ranking
         if ranking is not None:
             known = {node.skill_hash for node in ranking.nodes}
-            added = [
+            new = [
                 VersionNode(skill_hash=h, parent=p) for h, p in parents.items() if h not in known
             ]
-            ranking = ranking.extend(added, passes)
+            ranking = ranking.extend(new, passes)
         growth = {"seen_hashes": tuple(seen), "kept": tuple(kept.values()), "ranking": ranking}
         return state.model_copy(update=growth)
 
@@ -291,11 +278,11 @@ def _list_settled(record: CommitRecord) -> set[str]:
     settled = {version.skill_hash for version in record.created_versions}
     if record.verdict is not None and record.verdict.action in UNPROVEN:
         return settled
-    if isinstance(record, StepRecord):
-        return settled | {record.candidate_hash}
-    slow = record.slow_update if isinstance(record, EpochRecord) else None
-    if slow is not None and slow.action == "unchanged" and slow.candidate_hash:
-        settled.add(slow.candidate_hash)
+    match record:
+        case StepRecord():
+            settled.add(record.candidate_hash)
+        case EpochRecord(slow_update=SlowUpdate(action="unchanged", candidate_hash=str(candidate))):
+            settled.add(candidate)
     return settled
 
 
@@ -307,39 +294,33 @@ def _update_position(state: RunState, record: CommitRecord) -> dict[str, object]
             entry = build_buffer_entry(record)
             return {"step": record.step, "epoch": record.epoch, "step_buffer": (*buffer, entry)}
         case EpochRecord():
-            return {
-                "last_committed_epoch": record.epoch,
-                "last_hash": record.last_hash,
-                "meta_skill": state.meta_skill if record.meta_skill is None else record.meta_skill,
-            }
+            position = {"last_committed_epoch": record.epoch, "last_hash": record.last_hash}
+            memory = {} if record.meta_skill is None else {"meta_skill": record.meta_skill}
+            return {**position, **memory}
     return {}
 
 
 def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
     """Return the entry that the prompts of later steps in the epoch show.
 
-    An unproven candidate is without scores and edits, because the optimizer would read them as a
-    refutation.
+    An unproven candidate is without scores and edits, which the optimizer would read as refuted.
     """
     verdict = record.verdict
-    rejected: tuple[Edit, ...] = ()
-    before = None
-    after = None
-    if verdict.refuted:
-        rejected = tuple(edit for edit in record.chosen.patch.edits if edit.op != "examples")
-    if verdict.accepted or verdict.refuted:
-        before = verdict.current_score
-        after = verdict.candidate_score
-    return StepBufferEntry(
+    entry = StepBufferEntry(
         step=record.step,
         action=verdict.action,
         n_failures=record.n_failures,
         n_total=record.rollout.n,
         patterns=record.patterns,
-        rejected_edits=rejected,
-        score_before=before,
-        score_after=after,
     )
+    proven: dict[str, object] = {}
+    if verdict.accepted or verdict.refuted:
+        proven["score_before"] = verdict.current_score
+        proven["score_after"] = verdict.candidate_score
+    if verdict.refuted:
+        edits = record.chosen.patch.edits
+        proven["rejected_edits"] = tuple(edit for edit in edits if edit.op != "examples")
+    return entry.model_copy(update=proven)
 
 
 class Usage(FrozenModel):
@@ -356,25 +337,21 @@ class Usage(FrozenModel):
     uncounted: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        usd = (
-            None
-            if self.usd is None and other.usd is None
-            else (self.usd or 0.0) + (other.usd or 0.0)
-        )
+        usd = self.usd if other.usd is None else other.usd + (self.usd or 0.0)
         return Usage(
-            calls=self.calls + other.calls,
-            input_tokens=self.input_tokens + other.input_tokens,
-            cached_tokens=self.cached_tokens + other.cached_tokens,
-            output_tokens=self.output_tokens + other.output_tokens,
-            usd=usd,
-            uncounted=self.uncounted + other.uncounted,
+            usd=usd, **{name: getattr(self, name) + getattr(other, name) for name in COUNTS}
         )
 
     def __sub__(self, other: Usage) -> Usage:
         """Return the consumption since an earlier moment; without a price now, without one."""
-        counts = self.model_dump(exclude={"usd"}).items()
         usd = None if self.usd is None else self.usd - (other.usd or 0.0)
-        return Usage(usd=usd, **{name: count - getattr(other, name) for name, count in counts})
+        return Usage(
+            usd=usd, **{name: getattr(self, name) - getattr(other, name) for name in COUNTS}
+        )
+
+
+# The fields of a usage that are numbers of calls and tokens.
+COUNTS = tuple(name for name in Usage.model_fields if name != "usd")
 
 
 class Spend(FrozenModel):
@@ -418,7 +395,7 @@ class SkillScore(FrozenModel):
     """
 
     name: str
-    answer: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    answer: str | None = None
     skill_hash: str
     split: Split
     n: int
@@ -431,8 +408,8 @@ class SkillScore(FrozenModel):
     soft: float | None = None
     low: float | None = None
     high: float | None = None
-    metrics: dict[str, float] = Field(default_factory=dict, exclude_if=lambda value: not value)
-    soft_weight: float = Field(default=0.0, exclude_if=lambda value: not value)
+    metrics: dict[str, float] = Field(default_factory=dict)
+    soft_weight: float = 0.0
 
     def __hash__(self) -> int:
         return hash((self.name, self.skill_hash, self.split))
@@ -488,7 +465,7 @@ class Improvement(FrozenModel):
     mean: float
     low: float
     high: float
-    soft_weight: float = Field(default=0.0, exclude_if=lambda value: not value)
+    soft_weight: float = 0.0
 
 
 class CaseComparison(FrozenModel):
@@ -543,7 +520,7 @@ class SkillComparison(ShortReprModel):
     improvements: tuple[Improvement, ...]
     on_cases: tuple[CaseComparison, ...] = ()
     items: tuple[ItemSides, ...] = ()
-    judge: JudgeDescription | None = Field(default=None, exclude_if=lambda value: value is None)
+    judge: JudgeDescription | None = None
 
 
 class Claim(FrozenModel):
@@ -597,14 +574,14 @@ def sum_step_costs(costs: Sequence[StageCost]) -> tuple[StepCost, ...]:
     """Return the cost of each step, in order."""
     sums: dict[int, StepCost] = {}
     for cost in costs:
-        before = sums.get(cost.step, StepCost(step=cost.step))
-        sums[cost.step] = StepCost(
-            step=cost.step,
-            seconds=before.seconds + cost.seconds,
-            usage=sum((entry.usage for entry in cost.spend), before.usage),
-            unsettled=before.unsettled + sum(entry.unsettled for entry in cost.spend),
-            worst_case=sum((entry.worst_case for entry in cost.spend), before.worst_case),
-        )
+        total = sums.get(cost.step, StepCost(step=cost.step))
+        changes = {
+            "seconds": total.seconds + cost.seconds,
+            "usage": sum((entry.usage for entry in cost.spend), total.usage),
+            "unsettled": total.unsettled + sum(entry.unsettled for entry in cost.spend),
+            "worst_case": sum((entry.worst_case for entry in cost.spend), total.worst_case),
+        }
+        sums[cost.step] = total.model_copy(update=changes)
     return tuple(sums[step] for step in sorted(sums))
 
 
@@ -669,8 +646,7 @@ class CriticAccuracy(FrozenModel):
     """The accuracy of a critic's scores on traces with known correct scores.
 
     ``error`` is the mean absolute error of the estimated progress of ``transitions`` scored steps,
-    in 0..10; ``accuracy`` the share of pairs of states in the correct order, or None without a
-    pair. Intervals are over the traces.
+    in 0..10; ``accuracy`` the share of pairs of states in the correct order; None without a pair.
     """
 
     traces: int
@@ -733,8 +709,7 @@ def average_metrics(rollouts: Iterable[Rollout]) -> dict[str, float]:
 class CodeFailure(FrozenModel):
     """An exception of the caller's own code, such as an environment, a target or a grader.
 
-    ``item_id`` is None outside of rollouts. ``traceback`` has no keys, and loses its middle if it
-    is long.
+    ``item_id`` is None outside of rollouts. ``traceback`` has no keys; a long one is cut.
     """
 
     step: int
@@ -825,11 +800,9 @@ class RunSummary(ShortReprModel):
     test_openings: int = 0
     seconds: float = 0.0
     config: JsonValue = Field(default=None, repr=False)
-    critic: CriticDescription | None = Field(default=None, exclude_if=lambda value: value is None)
-    judge: JudgeDescription | None = Field(default=None, exclude_if=lambda value: value is None)
-    annotated_by: CriticDescription | None = Field(
-        default=None, exclude_if=lambda value: value is None
-    )
+    critic: CriticDescription | None = None
+    judge: JudgeDescription | None = None
+    annotated_by: CriticDescription | None = None
 
     def score(self, name: str, split: Split) -> SkillScore | None:
         """Return a score on a split by its name, or None.

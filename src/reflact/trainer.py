@@ -55,13 +55,11 @@ class Trainer:
         target: Used instead of a chat model.
         optimizer: Used instead of the configured model.
         transport: Carries HTTP requests instead of the network.
-        approve: Asked about each candidate that the gate would accept; it may veto (see
-            ``protocols.Approver``).
+        approve: Asked about each candidate that the gate would accept; it may veto.
         telemetry: Receives spans and metrics instead of the OpenTelemetry providers of this
             process.
         annotator: Adds notes to the trajectories in the prompts of failure analysts.
-        proposer: Writes the candidate of each step instead of the stages (see
-            ``protocols.Proposer``).
+        proposer: Writes the candidate of each step instead of the stages.
         label: Your name for the run, such as a customer's, in log lines; default: ``out_dir``.
 
     Raises:
@@ -169,8 +167,7 @@ class Trainer:
             RunConflict: The folder holds another run, or another process works in it.
             CassetteError: A recording is missing, malformed, or lacks a request.
             StoreError: The database cannot be opened, read or written.
-            RunFailed: With ``raise_on_failure``, if the run is not complete; the message is the
-                verdict.
+            RunFailed: With ``raise_on_failure``, if the run is not complete; holds the verdict.
         """
         if show:
             from reflact.reporting.live import show_run

@@ -123,7 +123,7 @@ class Score(FrozenModel):
 
     hard: float = Field(ge=0, le=1)
     soft: float = Field(ge=0, le=1)
-    metrics: dict[str, float] = Field(default_factory=dict, exclude_if=lambda value: not value)
+    metrics: dict[str, float] = Field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash((self.hard, self.soft))
@@ -167,7 +167,7 @@ class Rollout(FrozenModel):
     score: Score | None = None
     feedback: str | None = None
     error: str | None = None
-    refused: bool = Field(default=False, exclude_if=lambda value: not value)
+    refused: bool = False
 
 
 def is_failure(rollout: Rollout, threshold: float | None) -> bool:
@@ -437,9 +437,9 @@ class PassResult(FrozenModel):
     variance: float
     squares: float = 0.0
     repeats: int = 0
-    room: float | None = Field(default=None, exclude_if=lambda value: value is None)
-    measured: float | None = Field(default=None, exclude_if=lambda value: value is None)
-    change_variance: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    room: float | None = None
+    measured: float | None = None
+    change_variance: float | None = None
 
 
 class MeasuredScore(FrozenModel):
@@ -589,8 +589,7 @@ class Ranking(FrozenModel):
 class Verdict(FrozenModel):
     """The gate's decision; scores are in the gate's metric, in 0..1.
 
-    ``veto`` is the approver's reason. ``repeats`` says which earlier document the candidate equals:
-    ``v2``, or ``in step 3``.
+    ``veto`` is the approver's reason. ``repeats`` names an equal earlier document, such as ``v2``.
     """
 
     action: GateAction
@@ -599,10 +598,10 @@ class Verdict(FrozenModel):
     current: Measurement | None = None
     candidate_score: float | None = None
     current_score: float | None = None
-    ranked: RankedDecision | None = Field(default=None, exclude_if=lambda value: value is None)
+    ranked: RankedDecision | None = None
     deterministic: bool = True
     veto: str | None = None
-    repeats: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    repeats: str | None = None
 
     @property
     def accepted(self) -> bool:

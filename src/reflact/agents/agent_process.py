@@ -88,24 +88,17 @@ def _make_folder() -> tuple[tempfile.TemporaryDirectory[str], Path, int]:
 def remove_stale_folders(parent: Path) -> None:
     """Remove folders of rollouts that no living process has locked: own ones, that are not new."""
     for folder in parent.glob(f"{FOLDER_PREFIX}*"):
-        try:
+        with suppress(OSError):
             state = folder.lstat()
-            if (
-                folder.is_symlink()
-                or state.st_uid != os.getuid()
-                or time.time() - state.st_mtime < STALE_SECONDS
-            ):
+            is_own = state.st_uid == os.getuid() and not folder.is_symlink()
+            if not is_own or time.time() - state.st_mtime < STALE_SECONDS:
                 continue
             lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            continue
-        finally:
-            os.close(lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 async def run_process(
@@ -131,12 +124,9 @@ async def run_process(
             command=list(command),
             parent=os.getpid(),
             report=report.fileno(),
-            memory=limits.memory_mib * 2**20,
-            file_size=limits.file_mib * 2**20,
-            output_size=limits.output_bytes,
-            processes=limits.processes,
             folder=writable,
             sandbox=isolation,
+            **limits.model_dump(exclude={"seconds"}),
         )
         _write(stdin, text)
         _write(request, json.dumps(order))

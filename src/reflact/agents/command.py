@@ -1,5 +1,4 @@
-"""The target that is a command: an agent in a process of its own, which asks its model through a
-gateway.
+"""The target that is a command: an agent in a process of its own, behind a gateway.
 
 target = CommandTarget(["my-agent", "--task", "{task}"], skill_file="SKILL.md")
 target = CommandTarget(profile="codex", workspace="my_project")
@@ -13,26 +12,22 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import NoReturn, Self
 
 import anyio
-from pydantic import JsonValue, ValidationError
+from pydantic import ValidationError
 
-from reflact.agents.agent_process import (
-    CommandLimits,
-    ProcessEnd,
-    open_rollout_folder,
-    run_process,
-)
-from reflact.agents.gateway import GatewayAddress, open_gateway
+from reflact.agents.agent_process import CommandLimits, ProcessEnd, open_rollout_folder, run_process
+from reflact.agents.gateway import GatewayAddress
 from reflact.agents.gateway_session import GatewaySession, GatewayTarget
-from reflact.agents.profiles import PROFILES, AgentProfile
+from reflact.agents.profiles import PROFILES
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReplyError, SkillError
 from reflact.jsonutil import describe_problems
 from reflact.processes.sandbox import TRUNCATION_VERSION, read_landlock_version
-from reflact.protocols import RequestSender
+from reflact.protocols import RequestForwarder
 from reflact.skill_evals import CaseAnswer, read_case_files
 from reflact.skills.package import MAIN_FILE, build_package, load_skill
 from reflact.types import Item, Skill, canonical_json, digest_json
@@ -58,6 +53,7 @@ MAX_FILE_BYTES = 200_000
 WORDS_OF_ERROR = 500
 
 
+@dataclass(eq=False, repr=False)
 class CommandTarget(GatewayTarget):
     """An agent that is run as a command, once for each rollout, in a folder and a HOME of its own.
 
@@ -71,27 +67,22 @@ class CommandTarget(GatewayTarget):
     workspace. Its answer then has the files that it made or changed.
 
     Args:
-        profile: A command-line agent by name: ``codex``, ``opencode`` or ``claude-code``. It brings
-            the command, the variables, and the places of skill and answer; arguments that you give
-            replace those.
         command: The program and its arguments; ``{task}``, ``{folder}``, ``{base_url}``,
             ``{root_url}`` (without ``/v1``), ``{token}`` and ``{model}`` are replaced. Without
             ``{task}`` the task goes to standard input.
+        profile: ``codex``, ``opencode`` or ``claude-code``: brings the command, the variables, and
+            the places of skill and answer; arguments that you give replace those.
         arguments: Further arguments, after those of the profile.
-        skill_file: Where the skill is written, below the folder, in place of a file of the
-            workspace; None if ``seed`` is given.
-        skill_name: Writes the skill as a ``SKILL.md`` of this name, which the agent loads if it
-            seems useful.
+        skill_file: Where the skill is written, below the folder; None if ``seed`` is given.
+        skill_name: Writes the skill as a ``SKILL.md`` of this name, to load if it seems useful.
         skill_description: Says when to use it, in the front matter of this ``SKILL.md``.
         seed: The instructions in the agent's requests that the skill replaces. A request must have
             them exactly once, or else the rollout is unmeasured.
-        workspace: A folder that is copied for each rollout; a relative path begins at the current
-            folder.
+        workspace: A folder that is copied for each rollout.
         side_call: A text in the first message of requests that are no part of the task, such as
             that for a title. They need no seed, and are booked under the purpose ``side_call``.
         answer_file: The file, below the folder, with the answer; None for standard output.
-        variables: Environment variables beside PATH, HOME and TMPDIR; placeholders as in
-            ``command``. Those of a profile stay.
+        variables: Further environment variables, with placeholders as in ``command``.
         limits: The limits of a rollout, or some of them by name, such as ``{"seconds": 60}``.
         confine: Whether it can write to no file outside the rollout's folder, and signal no other
             process. Modes and times of files stay open to it. Needs Linux 6.2 with Landlock;
@@ -101,100 +92,85 @@ class CommandTarget(GatewayTarget):
         version: Part of the target's identity; change it with the command's program.
 
     Raises:
-        ConfigError: The command or ``seed`` is empty, neither or both of ``skill_file`` and
-            ``seed`` are given, a path leaves the folder, ``workspace`` is no folder, or the
-            profile, a limit or the skill's name is wrong.
+        ConfigError: An argument is wrong, missing, or contradicts another one.
     """
 
     has_files = True
 
-    def __init__(
-        self,
-        command: Sequence[str] = (),
-        *,
-        profile: str | None = None,
-        arguments: Sequence[str] = (),
-        skill_file: str | None = None,
-        skill_name: str | None = None,
-        skill_description: str | None = None,
-        seed: str | None = None,
-        workspace: str | None = None,
-        side_call: str | None = None,
-        answer_file: str | None = None,
-        variables: Mapping[str, str] | None = None,
-        limits: CommandLimits | Mapping[str, float] = CommandLimits(),  # noqa: B008 - it is frozen
-        confine: bool = False,
-        preflight: bool = True,
-        version: str = "1",
-    ) -> None:
+    command: Sequence[str] = ()
+    _: KW_ONLY
+    profile: str | None = None
+    arguments: Sequence[str] = ()
+    skill_file: str | None = None
+    skill_name: str | None = None
+    skill_description: str | None = None
+    seed: str | None = None
+    workspace: str | None = None
+    side_call: str | None = None
+    answer_file: str | None = None
+    variables: Mapping[str, str] | None = None
+    limits: CommandLimits | Mapping[str, float] = CommandLimits()  # noqa: RUF009 - it is frozen
+    confine: bool = False
+    preflight: bool = True
+    version: str = "1"
+
+    def __post_init__(self) -> None:
+        """Fill in the profile, and check all arguments."""
         own_variables = DEFAULT_VARIABLES
-        if profile is not None:
-            known = _find_profile(profile)
-            own_variables = known.variables
-            command = command or known.command
-            answer_file = answer_file or known.answer_file
-            side_call = side_call or known.side_call
-            if seed is None and skill_file is None:
-                skill_file = known.skill_file
-                if skill_name is not None:
-                    skill_file = f"{known.skills_folder}/{skill_name}/{MAIN_FILE}"
-        if isinstance(command, str) or not command:
-            raise ConfigError(
-                'command is a list of the program and its arguments: ["my-agent", "{task}"]'
-            )
-        if workspace is not None and not Path(workspace).is_dir():
-            raise ConfigError(f"workspace: there is no folder {Path(workspace).resolve()}")
-        if (skill_file is None) == (seed is None):
-            raise ConfigError(
-                "a command needs either skill_file, where it reads the skill, or seed, which it "
-                "replaces"
-            )
-        if seed is not None and not seed.strip():
-            raise ConfigError(
-                "seed is empty; give the agent's instructions, word for word, or skill_file"
-            )
-        if skill_name is not None and (seed is not None or skill_description is None):
-            raise ConfigError(
-                "skill_name needs skill_description, which says when to use the skill, and no seed"
-            )
-        for path in filter(None, (skill_file, answer_file)):
-            if Path(path).is_absolute() or ".." in Path(path).parts:
-                raise ConfigError(f"{path} leaves the rollout's folder; name a path below it")
-        if confine and read_landlock_version() < TRUNCATION_VERSION:
-            raise ConfigError(
-                "this system cannot confine a command, because confine needs Linux 6.2 with "
-                "Landlock; leave confine out, and run reflact in a container"
-            )
+        if self.profile is not None:
+            own_variables = self._apply_profile(self.profile)
+        self.all_variables = {**own_variables, **(self.variables or {})}
+        if isinstance(self.command, str) or not self.command:
+            raise ConfigError('command is a list, such as ["my-agent", "--task", "{task}"]')
+        self.command = (*self.command, *self.arguments)
         try:
-            self.limits = CommandLimits.model_validate(limits)
+            self.all_limits = CommandLimits.model_validate(self.limits)
         except ValidationError as error:
             raise ConfigError(f"limits: {describe_problems(error)}") from error
-        self.seconds = self.limits.seconds
-        self.command = (*command, *arguments)
-        self.skill_file = skill_file
-        self.skill_name = skill_name
-        self.skill_description = skill_description
-        self.seed = seed
-        self.workspace = workspace
-        self.answer_file = answer_file
-        self.variables = {**own_variables, **(variables or {})}
-        self.side_call = side_call
-        self.confine = confine
-        self.preflight = preflight
+        self.seconds = self.all_limits.seconds
+        if self.workspace is not None and not Path(self.workspace).is_dir():
+            raise ConfigError(f"workspace: there is no folder {Path(self.workspace).resolve()}")
+        if (self.skill_file is None) == (self.seed is None):
+            raise ConfigError(
+                "give either skill_file, the skill's place, or seed, which it replaces"
+            )
+        if self.seed is not None and not self.seed.strip():
+            raise ConfigError("seed is empty; give the agent's instructions, word for word")
+        if self.skill_name is not None and self.seed is not None:
+            raise ConfigError("skill_name has no effect with seed: leave out one of them")
+        if self.skill_name is not None and self.skill_description is None:
+            raise ConfigError("skill_name needs skill_description, which says when to use it")
+        for path in filter(None, (self.skill_file, self.answer_file)):
+            if Path(path).is_absolute() or ".." in Path(path).parts:
+                raise ConfigError(f"{path} leaves the rollout's folder; name a path below it")
+        if self.confine and read_landlock_version() < TRUNCATION_VERSION:
+            raise ConfigError(
+                "this system cannot confine a command, because confine needs Linux 6.2 with "
+                "Landlock; run reflact in a container instead"
+            )
         self.write_skill(Skill(text=""))
-        self._version = version
+        self.skill_advice = "look at `seed`"
+        if self.skill_file is not None:
+            self.skill_advice = (
+                f"it is in {self.skill_file} of the rollout's folder, so look whether the agent "
+                "reads this file there, or name another one with `skill_file`; if it reads the "
+                "file later, with a tool, set `preflight: false`"
+            )
         self._identity: str | None = None
 
-    @property
-    def skill_advice(self) -> str:
-        """Where the agent gets the skill, and what to change if it does not."""
-        if self.skill_file is None:
-            return "look at `seed`"
-        return (
-            f"it is in {self.skill_file} of the rollout's folder, so look whether the agent reads "
-            "this file there, or name another one with `skill_file`; if it reads the file later, "
-            "with a tool, set `preflight: false`"
-        )
+    def _apply_profile(self, name: str) -> Mapping[str, str]:
+        """Take what is not given from a profile, and return its variables."""
+        profile = PROFILES.get(name)
+        if profile is None:
+            raise ConfigError(f"there is no profile {name!r}; choose from {', '.join(PROFILES)}")
+        self.command = self.command or profile.command
+        self.answer_file = self.answer_file or profile.answer_file
+        self.side_call = self.side_call or profile.side_call
+        if self.seed is None and self.skill_file is None:
+            self.skill_file = profile.skill_file
+            if self.skill_name is not None:
+                self.skill_file = f"{profile.skills_folder}/{self.skill_name}/{MAIN_FILE}"
+        return profile.variables
 
     @property
     def identity(self) -> str:
@@ -202,21 +178,23 @@ class CommandTarget(GatewayTarget):
         return self._identity or self._describe()
 
     def _describe(self) -> str:
-        settings: dict[str, JsonValue] = {
-            "target": "command",
-            "version": [COMMAND_TARGET_VERSION, self._version],
-            "command": list(self.command),
-            "skill": [self.skill_file, self.skill_name, self.skill_description],
-            "seed": self.seed,
-            "side_call": self.side_call,
-            "workspace": None if self.workspace is None else _digest_folder(Path(self.workspace)),
-            "answer_file": self.answer_file,
-            "variables": dict(self.variables),
-            "limits": self.limits.model_dump(),
-            "confine": self.confine,
-            "llm": None if self._sender is None else self._sender.identity,
-        }
-        return canonical_json(settings)
+        workspace = None if self.workspace is None else _digest_folder(Path(self.workspace))
+        return canonical_json(
+            {
+                "target": "command",
+                "version": [COMMAND_TARGET_VERSION, self.version],
+                "command": list(self.command),
+                "skill": [self.skill_file, self.skill_name, self.skill_description],
+                "seed": self.seed,
+                "side_call": self.side_call,
+                "workspace": workspace,
+                "answer_file": self.answer_file,
+                "variables": {**self.all_variables},
+                "limits": self.all_limits.model_dump(),
+                "confine": self.confine,
+                "llm": self.sender_identity,
+            }
+        )
 
     @property
     def instructions(self) -> str:
@@ -236,7 +214,7 @@ class CommandTarget(GatewayTarget):
             raise ConfigError(f"skill_name, skill_description: {error}") from error
         return package.files[0].content.decode("utf-8")
 
-    def connect(self, sender: RequestSender, config: ModelConfig) -> Self:
+    def connect(self, sender: RequestForwarder, config: ModelConfig) -> Self:
         """Return the same target with its requests going through a run."""
         connected = super().connect(sender, config)
         connected._identity = connected._describe()
@@ -258,17 +236,8 @@ class CommandSession(GatewaySession):
 
     has_files = True
     files: Mapping[str, bytes] | None = None
-
-    def __init__(self, target: CommandTarget, skill: Skill, rollout: str) -> None:
-        super().__init__(
-            target.require_sender(),
-            skill,
-            rollout,
-            seed=target.seed,
-            side_call=target.side_call,
-        )
-        self._target = target
-        self._times: Mapping[str, int] = {}
+    _target: CommandTarget
+    _times: Mapping[str, int]
 
     async def reply(self, message: str) -> str:
         """Run the command on a task and return its answer.
@@ -277,30 +246,22 @@ class CommandSession(GatewaySession):
             ReplyError: It failed, or reached a limit; its rollout scores 0.
             EnvironmentFailure: It cannot work here, or got a second message.
         """
-        self._take_task(message)
         async with open_rollout_folder() as own:
             folder = own / "work"
             self._folder = json.dumps(str(own), ensure_ascii=False)[1:-1]
             await anyio.to_thread.run_sync(self._write_folder, folder)
             self._times = await anyio.to_thread.run_sync(_list_times, folder)
-            model = self._target._model
-            async with open_gateway(self._answer, model=model, on_refusal=self._refuse) as address:
-                with anyio.CancelScope() as scope:
-                    self._stop = scope.cancel
-                    end = await self._run(own, address)
-            if self._failure is not None:
-                raise self._failure
+            async with self._serve_task(message) as address:
+                end = await self._run(own, address)
             if end.how != 0 or end.problem is not None:
                 self._raise_failure(end, folder)
             if self._target.seed is not None and not self._last:
                 raise EnvironmentFailure(
                     "the command sent no request to the gateway, so the skill had no effect: let "
-                    "it call its model at OPENAI_BASE_URL, or at the address that `variables` "
-                    "gives it"
+                    "it call its model at OPENAI_BASE_URL, or name the address in `variables`"
                 )
-            return await anyio.to_thread.run_sync(
-                self._read_answer, folder, self._hide_folder(end.output)
-            )
+            output = self._hide_folder(end.output)
+            return await anyio.to_thread.run_sync(self._read_answer, folder, output)
 
     def _write_folder(self, folder: Path) -> None:
         target = self._target
@@ -323,6 +284,36 @@ class CommandSession(GatewaySession):
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(target.write_skill(self.skill), encoding="utf-8")
+
+    async def _run(self, own: Path, address: GatewayAddress) -> ProcessEnd:
+        """Run the command in the folder of the rollout."""
+        target = self._target
+        values = {
+            "task": self._task or "",
+            "folder": str(own / "work"),
+            "base_url": address.base_url,
+            "root_url": address.root_url,
+            "token": address.token,
+            "model": target.model,
+        }
+
+        def fill(text: str) -> str:
+            return PLACEHOLDER.sub(lambda match: values[match[1]], text)
+
+        variables = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+        variables |= {"HOME": str(own / "home"), "TMPDIR": str(own / "tmp")}
+        variables |= {name: fill(value) for name, value in target.all_variables.items()}
+        text = values["task"]
+        if any("{task}" in part for part in target.command):
+            text = ""
+        return await run_process(
+            [fill(part) for part in target.command],
+            text,
+            folder=own,
+            variables=variables,
+            limits=target.all_limits,
+            confine=target.confine,
+        )
 
     def _raise_failure(self, end: ProcessEnd, folder: Path) -> NoReturn:
         """Raise EnvironmentFailure if the command cannot work here, and ReplyError if it failed."""
@@ -349,51 +340,15 @@ class CommandSession(GatewaySession):
         return CaseAnswer(output=text, files=files).model_dump_json()
 
     def _read_text(self, folder: Path, output: str) -> str:
-        if self._target.answer_file is None:
+        """Return the answer of a command that ended, without white space around it."""
+        name = self._target.answer_file
+        if name is None:
             return output.strip()
-        path = folder / self._target.answer_file
+        path = folder / name
         if not (path.is_file() and is_inside(path, folder)):
-            raise ReplyError(f"the command wrote no file {self._target.answer_file}", reasons=())
+            raise ReplyError(f"the command wrote no file {name}", reasons=())
         with path.open("rb") as file:
-            return file.read(self._target.limits.output_bytes).decode("utf-8", "replace").strip()
-
-    async def _run(self, own: Path, address: GatewayAddress) -> ProcessEnd:
-        """Run the command in the folder of the rollout."""
-        target = self._target
-        values = {
-            "task": self._task or "",
-            "folder": str(own / "work"),
-            "base_url": address.base_url,
-            "root_url": address.root_url,
-            "token": address.token,
-            "model": target._model,
-        }
-        variables = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-        variables |= {"HOME": str(own / "home"), "TMPDIR": str(own / "tmp")}
-        variables |= {name: _fill(value, values) for name, value in target.variables.items()}
-        text = values["task"]
-        if any("{task}" in part for part in target.command):
-            text = ""
-        return await run_process(
-            [_fill(part, values) for part in target.command],
-            text,
-            folder=own,
-            variables=variables,
-            limits=target.limits,
-            confine=target.confine,
-        )
-
-
-def _find_profile(name: str) -> AgentProfile:
-    if name not in PROFILES:
-        raise ConfigError(
-            f"there is no profile {name!r}; choose from {', '.join(PROFILES)}, or give a command"
-        )
-    return PROFILES[name]
-
-
-def _fill(text: str, values: Mapping[str, str]) -> str:
-    return PLACEHOLDER.sub(lambda match: values[match[1]], text)
+            return file.read(self._target.all_limits.output_bytes).decode("utf-8", "replace").strip()
 
 
 def is_inside(path: Path, folder: Path) -> bool:

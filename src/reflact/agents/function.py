@@ -1,5 +1,4 @@
-"""The target that is a function: runs an agent of any framework, which asks its model through a
-gateway.
+"""The target that is a function: runs an agent of any framework, behind a gateway.
 
 Example::
 
@@ -16,12 +15,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
 import anyio
 
-from reflact.agents.gateway import open_gateway
 from reflact.agents.gateway_session import GatewaySession, GatewayTarget
 from reflact.agents.skill_test import count_text
 from reflact.errors import EnvironmentFailure, ReflactError, ReplyError
@@ -54,6 +53,7 @@ class AgentRollout(FrozenModel):
 RunAgent = Callable[[AgentRollout], str | Awaitable[str]]
 
 
+@dataclass(eq=False)
 class FunctionTarget(GatewayTarget):
     """An agent of any Python framework, run by a function once for each rollout.
 
@@ -63,34 +63,22 @@ class FunctionTarget(GatewayTarget):
 
     Args:
         run_agent: The function. Concurrent rollouts call it at the same time.
-        version: Part of the target's identity. Change it if the function or its agent changes what
-            the agent does, so that stored rollouts of the old agent are not reused.
+        version: Part of the target's identity. Change it with what the agent does, so that stored
+            rollouts of the old agent are not reused.
         seconds: The most time of a rollout.
         preflight: Whether a training begins with a test that the agent's requests have the skill.
-            Switch it off if only later requests have it, for example those of an agent to which
-            another one hands over.
+            Switch it off if only later requests have it, as after a hand-over.
         description: What the optimizer should know of the agent, for example its tools.
     """
 
-    def __init__(
-        self,
-        run_agent: RunAgent,
-        *,
-        version: str = "1",
-        seconds: float = 300.0,
-        preflight: bool = True,
-        description: str = "",
-    ) -> None:
-        self.run_agent = run_agent
-        self.seconds = seconds
-        self.description = description
-        self.preflight = preflight
-        self._version = version
+    run_agent: RunAgent
+    _: KW_ONLY
+    version: str = "1"
+    seconds: float = 300.0
+    preflight: bool = True
+    description: str = ""
 
-    @property
-    def skill_advice(self) -> str:
-        """Where the agent gets the skill, and what to change if it does not."""
-        return "look at how the function gives `rollout.skill` to the agent"
+    skill_advice = "look at how the function gives `rollout.skill` to the agent"
 
     @property
     def identity(self) -> str:
@@ -101,10 +89,10 @@ class FunctionTarget(GatewayTarget):
         return canonical_json(
             {
                 "target": "function",
-                "version": [FUNCTION_TARGET_VERSION, self._version],
+                "version": [FUNCTION_TARGET_VERSION, self.version],
                 "function": f"{function.__module__}.{function.__qualname__}",
                 "seconds": self.seconds,
-                "llm": None if self._sender is None else self._sender.identity,
+                "llm": self.sender_identity,
             }
         )
 
@@ -116,10 +104,8 @@ class FunctionTarget(GatewayTarget):
 class FunctionSession(GatewaySession):
     """One run of the function."""
 
-    def __init__(self, target: FunctionTarget, skill: Skill, rollout: str) -> None:
-        super().__init__(target.require_sender(), skill, rollout)
-        self._target = target
-        self._has_skill = not skill.text.strip()
+    _target: FunctionTarget
+    _has_skill = False
 
     async def reply(self, message: str) -> str:
         """Run the agent on a task and return its answer.
@@ -129,29 +115,27 @@ class FunctionSession(GatewaySession):
             EnvironmentFailure: The function raised an error, no request of the agent had the skill,
                 or it got a second message.
         """
-        self._take_task(message)
-        model = self._target._model
         answer: object = None
+        self._has_skill = not self.skill.text.strip()
         with anyio.move_on_after(self._target.seconds) as scope:
-            self._stop = scope.cancel
-            async with open_gateway(self._answer, model=model, on_refusal=self._refuse) as address:
+            async with self._serve_task(message) as address:
                 rollout = AgentRollout(
-                    skill=self.skill.text, task=message, model=model, **address._asdict()
+                    skill=self.skill.text,
+                    task=message,
+                    model=self._target.model,
+                    **address._asdict(),
                 )
                 try:
                     answer = await _call(self._target.run_agent, rollout)
                 except ReflactError:
                     raise
                 except Exception as error:
-                    raise self._failure or EnvironmentFailure(
-                        f"the agent failed: {type(error).__name__}: {error}"
-                    ) from error
-        if self._failure is not None:
-            raise self._failure
+                    reason = f"the agent failed: {type(error).__name__}: {error}"
+                    raise EnvironmentFailure(reason) from error
         if scope.cancelled_caught:
+            seconds = self._target.seconds
             raise ReplyError(
-                f"the agent was ended after {self._target.seconds:g} seconds (`seconds`)",
-                reasons=(),
+                f"the agent was ended after {seconds:g} seconds (`seconds`)", reasons=()
             )
         if not self._asked:
             raise EnvironmentFailure(
@@ -164,9 +148,9 @@ class FunctionSession(GatewaySession):
                 "give the agent the rollout's skill as its instructions"
             )
         if not isinstance(answer, str):
+            kind = type(answer).__name__
             raise EnvironmentFailure(
-                f"the function of the target returned {type(answer).__name__}; it must return the "
-                "answer as text"
+                f"the function of the target returned {kind}; it must return the answer as text"
             )
         return answer
 
@@ -180,8 +164,7 @@ class FunctionSession(GatewaySession):
 async def _call(run_agent: RunAgent, rollout: AgentRollout) -> object:
     if inspect.iscoroutinefunction(run_agent):
         return await run_agent(rollout)
-    own = anyio.CapacityLimiter(1)
     answer = await anyio.to_thread.run_sync(
-        partial(run_agent, rollout), abandon_on_cancel=True, limiter=own
+        partial(run_agent, rollout), abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
     )
     return await answer if inspect.isawaitable(answer) else answer

@@ -6,16 +6,20 @@ import copy
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Self
 
+import anyio
+
+from reflact.agents.gateway import GatewayAddress, open_gateway
 from reflact.agents.skill_test import count_text, run_skill_test
 from reflact.concurrency import run_in_thread
 from reflact.config.models import ModelConfig
 from reflact.errors import ConfigError, EnvironmentFailure, ReflactError
 from reflact.jsonutil import replace_surrogates
 from reflact.messages import CallId
-from reflact.protocols import Environment, RequestSender
+from reflact.protocols import Environment, RequestForwarder
 from reflact.types import Item, Skill, Turn, digest_json
 
 # Fields that the run sets itself, that differ between equal rollouts, or that ask for several
@@ -35,17 +39,19 @@ class GatewayTarget:
         seconds: The most time of a rollout.
         skill_name: The name of a skill that the agent loads if it seems useful; its requests may
             have this name alone.
+        skill_advice: Where the agent gets the skill, and what to change if it does not.
+        seed: The text in the agent's requests that the skill replaces, if any.
+        side_call: A text in the first message of requests that are no part of the task.
+        model: The name of the model, in a run; a framework asks for it.
     """
 
     seconds: float
     skill_name: str | None = None
-    _sender: RequestSender | None = None
-    _model = ""
-
-    @property
-    def skill_advice(self) -> str:
-        """Where the agent gets the skill, and what to change if it does not."""
-        raise NotImplementedError
+    skill_advice: str
+    seed: str | None = None
+    side_call: str | None = None
+    model = ""
+    _sender: RequestForwarder | None = None
 
     def describe_model(self, config: ModelConfig) -> ModelConfig:
         """Return the settings of ``models.target``, which must name the model."""
@@ -53,11 +59,11 @@ class GatewayTarget:
             raise ConfigError("models.target.model is required: name the model that the agent asks")
         return config
 
-    def connect(self, sender: RequestSender, config: ModelConfig) -> Self:
+    def connect(self, sender: RequestForwarder, config: ModelConfig) -> Self:
         """Return the same target with its agent's requests going through a run."""
         connected = copy.copy(self)
         connected._sender = sender
-        connected._model = config.model
+        connected.model = config.model
         return connected
 
     async def test_skill(
@@ -74,7 +80,12 @@ class GatewayTarget:
             seconds=self.seconds,
         )
 
-    def require_sender(self) -> RequestSender:
+    @property
+    def sender_identity(self) -> str | None:
+        """The model and its settings; None outside of a run."""
+        return None if self._sender is None else self._sender.identity
+
+    def require_sender(self) -> RequestForwarder:
         """Return the run that answers the agent's requests; ConfigError if there is none."""
         if self._sender is None:
             raise ConfigError(
@@ -87,34 +98,20 @@ class GatewayTarget:
 class GatewaySession:
     """One rollout of an agent that asks its model through a gateway; subclasses run the agent.
 
-    Args:
-        sender: The run, which answers the agent's requests.
-        skill: The instructions.
-        rollout: The rollout's key.
-        seed: The text in the agent's requests that the skill replaces, if any.
-        side_call: A text in the first message of requests that are no part of the task.
+    ``rollout`` is the rollout's key.
     """
 
-    def __init__(
-        self,
-        sender: RequestSender,
-        skill: Skill,
-        rollout: str,
-        *,
-        seed: str | None = None,
-        side_call: str | None = None,
-    ) -> None:
-        self._sender = sender
+    def __init__(self, target: GatewayTarget, skill: Skill, rollout: str) -> None:
         self.skill = skill
         self.rollout = rollout
-        self._seed = seed
-        self._side_call = side_call
+        self._target = target
+        self._sender = target.require_sender()
+        self._task: str | None = None
+        self._last: list[Mapping[str, Any]] = []
         self._adopted: tuple[Turn, ...] | None = None
         self._asked: Counter[str] = Counter()
-        self._last: list[Mapping[str, Any]] = []
         self._failure: ReflactError | None = None
         self._stop: Callable[[], None] = lambda: None
-        self._task: str | None = None
         self._folder = SHOWN_FOLDER
 
     @property
@@ -127,6 +124,10 @@ class GatewaySession:
         begin = next((n for n, turn in enumerate(spoken, 1) if turn.content == self._task), 0)
         return (*task, *spoken[begin:])
 
+    def adopt(self, turns: tuple[Turn, ...]) -> None:
+        """Take the turns of this session's copy in a worker."""
+        self._adopted = turns
+
     async def forward(
         self, request: Mapping[str, Any], *, purpose: str, number: int, part: str
     ) -> str:
@@ -136,17 +137,30 @@ class GatewaySession:
         )
         return await self._sender.forward(request, call_id=call_id)
 
-    def adopt(self, turns: tuple[Turn, ...]) -> None:
-        """Take the turns of the copy as those of this session."""
-        self._adopted = turns
+    @asynccontextmanager
+    async def _serve_task(self, message: str) -> AsyncIterator[GatewayAddress]:
+        """Take the environment's only message, and answer the agent's requests inside the block.
 
-    def _take_task(self, message: str) -> None:
-        """Take the only message of the environment."""
+        The first failure of a request ends the block, and is raised at its end.
+        """
         if self._task is not None:
             raise EnvironmentFailure(
                 "an agent behind a gateway answers one message; use an environment with one turn"
             )
         self._task = replace_surrogates(message)
+        try:
+            with anyio.CancelScope() as scope:
+                self._stop = scope.cancel
+                model = self._target.model
+                async with open_gateway(
+                    self._answer, model=model, on_refusal=self._refuse
+                ) as address:
+                    yield address
+        except Exception:
+            if self._failure is None:
+                raise
+        if self._failure is not None:
+            raise self._failure
 
     def _refuse(self, reason: str) -> None:
         """End the agent, which asks for something that the gateway does not have."""
@@ -179,22 +193,18 @@ class GatewaySession:
         """Return a request as the run sends it, whether it is a side call, and its digest."""
         body = json.loads(self._hide_folder(json.dumps(body, ensure_ascii=False)))
         request = {name: value for name, value in body.items() if name not in DROPPED_FIELDS}
-        is_side = self._side_call is not None and (
-            count_text(request["messages"][:1], self._side_call) > 0
-        )
-        if self._seed is not None and not is_side:
-            request["messages"] = self._replace_seed(self._seed, request["messages"])
+        seed = self._target.seed
+        side_call = self._target.side_call
+        is_side = side_call is not None and count_text(request["messages"][:1], side_call) > 0
+        if seed is not None and not is_side:
+            count = count_text(request["messages"], seed)
+            if count != 1:
+                raise EnvironmentFailure(
+                    f"a request of the agent has the seed {count} times instead of once; give a "
+                    "longer or shorter part of its instructions as seed"
+                )
+            request["messages"] = _replace_text(request["messages"], seed, self.skill.text)
         return request, is_side, digest_json(request)
-
-    def _replace_seed(self, seed: str, messages: Any) -> Any:
-        count = count_text(messages, seed)
-        if count != 1:
-            raise EnvironmentFailure(
-                f"a request of the agent has the seed {count} times instead of once, so the skill "
-                "cannot replace it; give a longer or shorter part of the agent's instructions as "
-                "seed"
-            )
-        return _replace_text(messages, seed, self.skill.text)
 
     def _hide_folder(self, text: str) -> str:
         """Return a text with the name that all rollouts' folders have."""

@@ -1,5 +1,4 @@
-"""The Responses API of an agent's requests, translated to the chat completions that a run forwards,
-and back.
+"""The Responses API of an agent's requests, translated to chat completions and back.
 
 Reasoning items are dropped, since a chat completion takes none. A freeform tool becomes a function
 of one text, and a tool of a namespace one with a longer name. Tools that run at the provider are
@@ -13,12 +12,20 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import JsonValue
-
+from reflact.agents.dialects import Dialect, build_call, count_cached, join_parts
 from reflact.errors import ConfigError
 
 FUNCTION_FIELDS = ("description", "parameters", "strict")
-KEPT_FIELDS = ("temperature", "top_p", "top_logprobs", "seed")
+KEPT_FIELDS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_logprobs": "top_logprobs",
+    "seed": "seed",
+    "max_output_tokens": "max_tokens",
+}
+
+# Fields that name what a server has stored.
+REFUSED_FIELDS = ("previous_response_id", "conversation", "prompt")
 
 # The text of each kind of call, and the events that hold it.
 CALL_FIELDS = {
@@ -26,8 +33,11 @@ CALL_FIELDS = {
     "custom_tool_call": ("input", "custom_tool_call_input"),
 }
 
-# Fields that name what a server has stored.
-REFUSED_FIELDS = ("previous_response_id", "conversation", "prompt")
+# The date that Codex writes, and the ids and times of its commands.
+VOLATILE = re.compile(
+    r"[ \t]*<current_date>[^<]*</current_date>\n?|^Chunk ID: \w+\nWall time: [\d.]+ seconds\n",
+    re.MULTILINE,
+)
 
 # The parameters of a function that stands for a freeform tool.
 TEXT_PARAMETERS = {
@@ -37,16 +47,9 @@ TEXT_PARAMETERS = {
     "additionalProperties": False,
 }
 
-# What Codex writes into texts and what differs between equal rollouts: the date, and ids and times
-# of commands.
-VOLATILE = re.compile(
-    r"[ \t]*<current_date>[^<]*</current_date>\n?|^Chunk ID: \w+\nWall time: [\d.]+ seconds\n",
-    re.MULTILINE,
-)
 
-
-def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """Return a request of the Responses API as the body of a chat completion's request.
+def _read_request(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request as the body of a chat completion's request.
 
     Ids of items, sessions and caches are left out, so that equal rollouts send equal requests.
     """
@@ -60,22 +63,20 @@ def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
         raise ConfigError("input is neither a text nor a list of items")
     messages: list[dict[str, Any]] = []
     if body.get("instructions"):
-        messages.append({"role": "system", "content": _clean(str(body["instructions"]))})
+        messages.append({"role": "system", "content": str(body["instructions"])})
     for item in items:
         _add_item(messages, item)
 
     request: dict[str, Any] = {"messages": messages}
-    request |= {name: body[name] for name in KEPT_FIELDS if body.get(name) is not None}
-    if body.get("max_output_tokens") is not None:
-        request["max_tokens"] = body["max_output_tokens"]
-    effort = (body.get("reasoning") or {}).get("effort")
-    if effort:
+    for own, name in KEPT_FIELDS.items():
+        if body.get(own) is not None:
+            request[name] = body[own]
+    if effort := (body.get("reasoning") or {}).get("effort"):
         request["reasoning_effort"] = effort
     shape = (body.get("text") or {}).get("format") or {}
     if shape.get("type", "text") != "text":
         request["response_format"] = _read_format(shape)
-    tools = _list_tools(body.get("tools") or ())
-    if tools:
+    if tools := _list_tools(body.get("tools") or ()):
         request["tools"] = [_write_tool(name, tool) for name, tool in tools.items()]
         request["tool_choice"] = _read_choice(body.get("tool_choice", "auto"))
         if "parallel_tool_calls" in body:
@@ -83,8 +84,96 @@ def read_request(body: Mapping[str, Any]) -> dict[str, JsonValue]:
     return request
 
 
-def write_response(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, JsonValue]:
-    """Return a chat completion as a response to a request of the Responses API."""
+def _add_item(messages: list[dict[str, Any]], item: Any) -> None:
+    """Add an item of a conversation to the messages of a chat completion."""
+    kind = item.get("type", "message") if isinstance(item, dict) else type(item).__name__
+    match kind:
+        case "message":
+            role = "system" if item["role"] == "developer" else item["role"]
+            messages.append({"role": role, "content": _read_content(item.get("content"))})
+        case "function_call" | "custom_tool_call":
+            if kind == "function_call":
+                arguments = item["arguments"]
+            else:
+                arguments = json.dumps({"input": item["input"]}, ensure_ascii=False)
+            name = _join_name(item.get("namespace"), item["name"])
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": None})
+            calls = messages[-1].setdefault("tool_calls", [])
+            calls.append(build_call(item["call_id"], name, arguments))
+        case "function_call_output" | "custom_tool_call_output":
+            content = _read_content(item["output"])
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+        case "reasoning":
+            pass
+        case _:
+            raise ConfigError(f"the gateway cannot translate an item of type {kind}")
+
+
+def _read_content(content: Any) -> str | Sequence[Mapping[str, Any]]:
+    if isinstance(content, list):
+        return join_parts([_read_part(part) for part in content])
+    return str(content or "")
+
+
+def _read_part(part: Mapping[str, Any]) -> dict[str, Any]:
+    kind = part.get("type")
+    if kind in {"input_text", "output_text", "refusal"}:
+        return {"type": "text", "text": part.get("text") or part.get("refusal") or ""}
+    if kind == "input_image" and part.get("image_url"):
+        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+    raise ConfigError(f"the gateway cannot translate a part of type {kind}")
+
+
+def _read_format(shape: Mapping[str, Any]) -> dict[str, Any]:
+    if shape["type"] != "json_schema":
+        return {"type": shape["type"]}
+    schema = {name: shape[name] for name in shape if name != "type" and shape[name] is not None}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _list_tools(
+    tools: Sequence[Mapping[str, Any]], namespace: str | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the tools by their names in a chat completion, each with its namespace."""
+    listed: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        if tool["type"] == "namespace" and namespace is None:
+            listed |= _list_tools(tool["tools"], tool["name"])
+        elif tool["type"] in {"function", "custom"}:
+            listed[_join_name(namespace, tool["name"])] = {**tool, "namespace": namespace}
+        else:
+            raise ConfigError(f"a tool of type {tool['type']} runs at its provider: turn it off")
+    return listed
+
+
+def _join_name(namespace: str | None, name: str) -> str:
+    return f"{namespace}__{name}" if namespace else name
+
+
+def _write_tool(name: str, tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool as a function of a chat completion."""
+    function: dict[str, Any] = {"name": name}
+    function |= {field: tool[field] for field in FUNCTION_FIELDS if tool.get(field) is not None}
+    if tool["type"] == "custom":
+        description = tool.get("description", "")
+        if grammar := (tool.get("format") or {}).get("definition"):
+            description += f"\n\nThe input follows this grammar:\n{grammar}"
+        function |= {"description": description, "parameters": TEXT_PARAMETERS}
+    return {"type": "function", "function": function}
+
+
+def _read_choice(choice: Any) -> Any:
+    if isinstance(choice, str):
+        return choice
+    if choice["type"] not in {"function", "custom"}:
+        raise ConfigError(f"the gateway cannot translate a tool_choice of type {choice['type']}")
+    name = _join_name(choice.get("namespace"), choice["name"])
+    return {"type": "function", "function": {"name": name}}
+
+
+def _write_response(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a chat completion as the response to a request."""
     choice = completion["choices"][0]
     message = choice["message"]
     is_cut = choice.get("finish_reason") == "length"
@@ -119,7 +208,41 @@ def write_response(completion: Mapping[str, Any], body: Mapping[str, Any]) -> di
     }
 
 
-def split_response(response: Mapping[str, Any]) -> Iterator[dict[str, JsonValue]]:
+def _write_call(
+    function: Mapping[str, Any], tools: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return a call of a function as that of the tool it stands for."""
+    tool = tools.get(function["name"], {"type": "function", "name": function["name"]})
+    call = {"name": tool["name"]}
+    if tool.get("namespace"):
+        call["namespace"] = tool["namespace"]
+    arguments = function["arguments"]
+    if tool["type"] == "function":
+        return {"type": "function_call", **call, "arguments": arguments}
+    text = arguments  # a model that forgets the field has written the text itself
+    try:
+        match json.loads(arguments):
+            case {"input": str(text)}:
+                pass
+    except ValueError:
+        pass
+    return {"type": "custom_tool_call", **call, "input": text}
+
+
+def _write_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    asked = usage.get("prompt_tokens", 0)
+    answered = usage.get("completion_tokens", 0)
+    thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    return {
+        "input_tokens": asked,
+        "input_tokens_details": {"cached_tokens": count_cached(usage), "cache_write_tokens": 0},
+        "output_tokens": answered,
+        "output_tokens_details": {"reasoning_tokens": thought},
+        "total_tokens": asked + answered,
+    }
+
+
+def _split_response(response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a whole response as the events of a stream."""
     for number, event in enumerate(_list_events(response)):
         yield {**event, "sequence_number": number}
@@ -157,141 +280,4 @@ def _list_part_events(
     yield {"type": "response.content_part.done", **place, "part": part}
 
 
-def _add_item(messages: list[dict[str, Any]], item: Any) -> None:
-    """Add an item of a conversation to the messages of a chat completion."""
-    kind = item.get("type", "message") if isinstance(item, dict) else type(item).__name__
-    match kind:
-        case "message":
-            role = "system" if item["role"] == "developer" else item["role"]
-            messages.append({"role": role, "content": _read_content(item.get("content"))})
-        case "function_call" | "custom_tool_call":
-            if kind == "function_call":
-                arguments = item["arguments"]
-            else:
-                arguments = json.dumps({"input": item["input"]}, ensure_ascii=False)
-            name = _join_name(item.get("namespace"), item["name"])
-            function = {"name": name, "arguments": arguments}
-            call = {"id": item["call_id"], "type": "function", "function": function}
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": None})
-            messages[-1].setdefault("tool_calls", []).append(call)
-        case "function_call_output" | "custom_tool_call_output":
-            content = _read_content(item["output"])
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
-        case "reasoning":
-            return
-        case _:
-            raise ConfigError(
-                f"the gateway cannot translate an item of type {kind} to a chat completion"
-            )
-
-
-def _read_content(content: Any) -> str | list[dict[str, Any]]:
-    """Return a content as one text, or as parts if it has an image."""
-    if not isinstance(content, list):
-        return _clean(str(content or ""))
-    parts = [_read_part(part) for part in content]
-    if all(part["type"] == "text" for part in parts):
-        return "\n".join(part["text"] for part in parts)
-    return parts
-
-
-def _read_part(part: Mapping[str, Any]) -> dict[str, Any]:
-    kind = part.get("type")
-    if kind in {"input_text", "output_text", "refusal"}:
-        return {"type": "text", "text": _clean(part.get("text") or part.get("refusal") or "")}
-    if kind == "input_image" and part.get("image_url"):
-        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
-    raise ConfigError(f"the gateway cannot translate a part of type {kind} to a chat completion")
-
-
-def _read_format(shape: Mapping[str, Any]) -> dict[str, Any]:
-    if shape["type"] != "json_schema":
-        return {"type": shape["type"]}
-    schema = {name: shape[name] for name in shape if name != "type" and shape[name] is not None}
-    return {"type": "json_schema", "json_schema": schema}
-
-
-def _list_tools(
-    tools: Sequence[Mapping[str, Any]], namespace: str | None = None
-) -> dict[str, dict[str, Any]]:
-    """Return the tools by their names in a chat completion, each with its namespace."""
-    listed: dict[str, dict[str, Any]] = {}
-    for tool in tools:
-        if tool["type"] == "namespace" and namespace is None:
-            listed |= _list_tools(tool["tools"], tool["name"])
-        elif tool["type"] in {"function", "custom"}:
-            listed[_join_name(namespace, tool["name"])] = {**tool, "namespace": namespace}
-        else:
-            raise ConfigError(
-                f"a tool of type {tool['type']} runs at its provider, and the gateway cannot offer "
-                "it: turn it off in the agent"
-            )
-    return listed
-
-
-def _join_name(namespace: str | None, name: str) -> str:
-    return f"{namespace}__{name}" if namespace else name
-
-
-def _write_tool(name: str, tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool as a function of a chat completion."""
-    function: dict[str, Any] = {"name": name}
-    function |= {field: tool[field] for field in FUNCTION_FIELDS if tool.get(field) is not None}
-    if tool["type"] == "custom":
-        description = tool.get("description", "")
-        grammar = (tool.get("format") or {}).get("definition")
-        if grammar:
-            description += f"\n\nThe input follows this grammar:\n{grammar}"
-        function |= {"description": description, "parameters": TEXT_PARAMETERS}
-    return {"type": "function", "function": function}
-
-
-def _read_choice(choice: Any) -> Any:
-    if isinstance(choice, str):
-        return choice
-    if choice["type"] not in {"function", "custom"}:
-        raise ConfigError(f"the gateway cannot translate a tool_choice of type {choice['type']}")
-    name = _join_name(choice.get("namespace"), choice["name"])
-    return {"type": "function", "function": {"name": name}}
-
-
-def _write_call(
-    function: Mapping[str, Any], tools: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return a call of a function as that of the tool it stands for."""
-    tool = tools.get(function["name"], {"type": "function", "name": function["name"]})
-    call = {"name": tool["name"]}
-    if tool.get("namespace"):
-        call["namespace"] = tool["namespace"]
-    arguments = function["arguments"]
-    if tool["type"] == "function":
-        return {"type": "function_call", **call, "arguments": arguments}
-    try:
-        text = json.loads(arguments)["input"]
-    except (ValueError, TypeError, KeyError):
-        text = None
-    # a model that forgets the field has written the text itself
-    return {
-        "type": "custom_tool_call",
-        **call,
-        "input": text if isinstance(text, str) else arguments,
-    }
-
-
-def _write_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    asked = usage.get("prompt_tokens", 0)
-    answered = usage.get("completion_tokens", 0)
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
-    return {
-        "input_tokens": asked,
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": answered,
-        "output_tokens_details": {"reasoning_tokens": thought},
-        "total_tokens": asked + answered,
-    }
-
-
-def _clean(text: str) -> str:
-    return VOLATILE.sub("", text)
+DIALECT = Dialect("the Responses API", _read_request, _write_response, _split_response, VOLATILE)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
 
 from reflact.adapters import CatchExits, adapt_target
 from reflact.errors import EnvironmentFailure, ReplyError
-from reflact.messages import AgentAnswer, CallId
-from reflact.protocols import Environment, RequestSender, Session
+from reflact.messages import CallId
+from reflact.protocols import Environment, RequestForwarder, Session
 from reflact.types import Item, Skill, Turn
 
 # The line that a test adds to a skill, and looks for in the agent's requests.
@@ -24,7 +24,7 @@ MAX_PROBED_ITEMS = 3
 
 
 async def run_skill_test(
-    connect: Callable[[RequestSender], Any],
+    connect: Callable[[RequestForwarder], Any],
     environment: Environment,
     items: Sequence[Item],
     skill: Skill,
@@ -35,16 +35,10 @@ async def run_skill_test(
 ) -> str | None:
     """Run an agent on items without its model, until a request has the skill.
 
+    Another item is tried if the agent asks nothing, but none after so many ``seconds``. A line is
+    added to the skill, which is sought; or else ``name``, if a request may have that in place of
+    the skill. ``advice`` says where the agent gets the skill, and what to change if it does not.
     Return a warning if the environment fails before the agent gets its task; else None.
-
-    Args:
-        connect: Connects the agent to what answers its requests.
-        environment: Gives it its task, as in a rollout.
-        items: Its tasks; another one is tried if the agent asks nothing.
-        skill: The initial skill; a line is added to it.
-        advice: Where the agent gets the skill, and what to change if it does not.
-        name: A text that a request has in place of the skill, if that is enough.
-        seconds: No further item is tried after so long, so an agent that hangs costs it once.
 
     Raises:
         EnvironmentFailure: No request has the skill, or the agent failed before it asked.
@@ -52,13 +46,13 @@ async def run_skill_test(
     begin = anyio.current_time()
     probed = Skill(text=f"{skill.text}\n\n{PROBE}\n".lstrip())
     for item in items[:MAX_PROBED_ITEMS]:
-        probe = _ProbeSender(name or PROBE)
+        probe = _Probe(name or PROBE)
         target = adapt_target(connect(probe))
-        session = _ProbeSession(target.session_for(item, probed, rollout="probe"))
+        probe.session = target.session_for(item, probed, rollout="probe")
         reason = "it asked the agent nothing"
         try:
             with CatchExits():
-                await environment.run(item, session, seed=0)
+                await environment.run(item, probe, seed=0)
         except Exception as caught:  # noqa: BLE001 - environments may raise anything
             reason = f"{type(caught).__name__}: {caught}"
         if probe.requests or anyio.current_time() - begin >= seconds:
@@ -66,12 +60,12 @@ async def run_skill_test(
 
     if probe.has_skill:
         return None
-    if not session.is_asked:
+    if not probe.is_asked:
         return (
             "it was not tested whether the agent gets the skill, because of the environment: "
             f"{reason}"
         )
-    error = session.error
+    error = probe.error
     if error is not None and not isinstance(error, ReplyError | _ProbeEnded):
         raise error
     if probe.requests:
@@ -101,19 +95,31 @@ class _ProbeEnded(EnvironmentFailure):
     """A test of an agent is over."""
 
 
-class _ProbeSession:
-    """Lets an agent answer the first message, and ends the environment before it grades."""
+class _Probe:
+    """Plays the model until a request has the skill, and is the session of the environment.
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.has_files = getattr(session, "has_files", False)
+    The session lets the agent answer the first message, and ends the environment before it grades.
+    """
+
+    identity = "probe"
+    session: Session
+
+    def __init__(self, sought: str) -> None:
+        self._sought = sought
+        self.has_skill = False
+        self.requests = 0
         self.is_asked = False
         self.error: Exception | None = None
 
     @property
+    def has_files(self) -> bool:
+        """Whether the agent finds the files of a case in its folder."""
+        return getattr(self.session, "has_files", False)
+
+    @property
     def turns(self) -> tuple[Turn, ...]:
         """The agent's conversation."""
-        return self._session.turns
+        return self.session.turns
 
     async def reply(self, message: str) -> str:
         """Run the agent, if it has not run, and note its error."""
@@ -121,22 +127,11 @@ class _ProbeSession:
             self.is_asked = True
             try:
                 with CatchExits():
-                    await self._session.reply(message)
+                    await self.session.reply(message)
             except Exception as error:  # agents may raise anything
                 self.error = error
                 raise
         raise _ProbeEnded("the test of the agent is over")
-
-
-class _ProbeSender:
-    """Plays the model until a request has the skill."""
-
-    identity = "probe"
-
-    def __init__(self, sought: str) -> None:
-        self._sought = sought
-        self.has_skill = False
-        self.requests = 0
 
     async def forward(self, body: Mapping[str, Any], *, call_id: CallId) -> str:
         """Answer with a few words."""
@@ -149,13 +144,3 @@ class _ProbeSender:
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         frame = {"id": "probe", "object": "chat.completion", "created": 0, "model": "probe"}
         return json.dumps({**frame, "choices": [choice], "usage": usage})
-
-    async def send(
-        self,
-        body: Mapping[str, Any],
-        *,
-        call_id: CallId,
-        answer: Callable[[], Awaitable[AgentAnswer]],
-    ) -> str:
-        """Refuse; agents behind a gateway do not ask so."""
-        raise NotImplementedError

@@ -1,5 +1,4 @@
-"""The process around an agent's command, started as a script: it holds the command to its limits
-and ends all of it.
+"""The process around an agent's command, a script: holds the command to its limits and ends it.
 
 On Linux it adopts the processes that the command leaves behind, so that it finds each descendant,
 in any group or session. It ends them all when the command ends, when a limit is reached, when it is
@@ -54,20 +53,20 @@ START_ADVICE = {
 class SupervisorRequest(NamedTuple):
     """What a supervisor is to do, as JSON in an open file, since arguments are limited to 128 KiB.
 
-    It ends with the process ``parent``, and writes its report to the open file ``report``. Sizes
-    are in bytes. ``sandbox`` is the file whose function isolates the command, and ``folder`` the
-    only one in which it can write; both may be None.
+    It ends with the process ``parent``, and writes its report to the open file ``report``.
+    ``sandbox`` is the file whose function isolates the command, and ``folder`` the only one in
+    which it can write; both may be None. The limits are those of ``CommandLimits``.
     """
 
     command: list[str]
     parent: int
     report: int
-    memory: int
-    file_size: int
-    output_size: int
-    processes: int
     folder: str | None
     sandbox: str | None
+    output_bytes: int
+    memory_mib: int
+    processes: int
+    file_mib: int
 
 
 class SupervisorReport(NamedTuple):
@@ -85,8 +84,11 @@ def build_command(request: int) -> list[str]:
 
 def describe_start_error(error: OSError | ValueError) -> str:
     """Return why a program cannot be started, and what to do."""
-    number = error.errno if isinstance(error, OSError) else errno.EINVAL
-    reason = error.strerror if isinstance(error, OSError) else str(error)
+    number: int | None = errno.EINVAL
+    reason = str(error)
+    if isinstance(error, OSError):
+        number = error.errno
+        reason = error.strerror or reason
     advice = START_ADVICE.get(number or 0)
     return f"cannot be started: {reason}" + (f"; {advice}" if advice else "")
 
@@ -96,14 +98,13 @@ def main(request: SupervisorRequest) -> None:
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     libc = ctypes.CDLL(None)
-    isolate = (
-        None if request.sandbox is None else runpy.run_path(request.sandbox)["isolate_command"]
-    )
-
+    isolate = None
+    if request.sandbox is not None:
+        isolate = runpy.run_path(request.sandbox)["isolate_command"]
+    file_size = request.file_mib * 2**20
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    file_size = (
-        request.file_size if most == resource.RLIM_INFINITY else min(request.file_size, most)
-    )
+    if most != resource.RLIM_INFINITY:
+        file_size = min(file_size, most)
 
     def prepare() -> None:
         if IS_LINUX:
@@ -137,18 +138,13 @@ def _scope_signals(outside: int, isolate: Callable[[str | None], bool]) -> bool:
 
     It is tried on a process outside, since a signal to all processes is sent only if it holds.
     """
-    try:
+    with contextlib.suppress(OSError):
         os.kill(outside, 0)
-        if not isolate(None):
-            return False
-    except OSError:
-        return False
-    try:
-        os.kill(outside, 0)
-    except PermissionError:
-        return True
-    except ProcessLookupError:
-        return False
+        if isolate(None):
+            try:
+                os.kill(outside, 0)
+            except PermissionError:
+                return True
     return False
 
 
@@ -167,10 +163,11 @@ def _watch(
         if flood is not None:
             return SupervisorReport(limit=flood)
         is_many = _count_processes() - before > request.processes
-        found = _find_descendants() if IS_LINUX and (is_many or look % LOOKS == 0) else {}
-        memory, threads = (
-            (sum(sizes) for sizes in zip(*found.values(), strict=True)) if found else (0, 0)
-        )
+        if not IS_LINUX or not (is_many or look % LOOKS == 0):
+            continue
+        found = _find_descendants()
+        memory = sum(size for size, _ in found.values())
+        threads = sum(count for _, count in found.values())
         for pid in found:
             _reap(pid, process)
         if len(found) > request.processes:
@@ -182,9 +179,9 @@ def _watch(
                 limit=f"was ended with {threads:,} threads, more than {THREADS_OF_PROCESS} for "
                 f"each of {request.processes:,} processes (`processes`)"
             )
-        if memory > request.memory:
+        if memory > request.memory_mib * 2**20:
             return SupervisorReport(
-                limit=f"was ended with more than {request.memory // 2**20:,} MiB of memory "
+                limit=f"was ended with more than {request.memory_mib:,} MiB of memory "
                 "(`memory_mib`)"
             )
     return SupervisorReport(limit="was ended by reflact, or with it")
@@ -192,9 +189,9 @@ def _watch(
 
 def _find_flood(request: SupervisorRequest) -> str | None:
     """Return in words that an output is too large; None if both are not."""
-    if max(os.fstat(1).st_size, os.fstat(2).st_size) <= request.output_size:
+    if max(os.fstat(1).st_size, os.fstat(2).st_size) <= request.output_bytes:
         return None
-    return f"was ended after {request.output_size:,} bytes of output (`output_bytes`)"
+    return f"was ended after {request.output_bytes:,} bytes of output (`output_bytes`)"
 
 
 def _count_processes() -> int:

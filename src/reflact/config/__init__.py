@@ -1,6 +1,4 @@
-"""The configuration of a run as typed sections: ``TrainerConfig(data=DataConfig(...), ...)``; every
-key has a default.
-"""
+"""The configuration of a run as typed sections, ``TrainerConfig(data=DataConfig(...), ...)``."""
 
 from reflact.config.critic import CriticConfig
 from reflact.config.fields import FieldsConfig

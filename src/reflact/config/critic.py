@@ -20,8 +20,7 @@ class CriticSettings(ConfigSection):
     """Maximum number of worked examples."""
 
     state_tokens: int = option(2000, ge=32)
-    """Maximum of tokens of each part of the prompt: purpose, state before, action, state after and
-    change. A longer part is cut, with a mark."""
+    """Maximum of tokens of each part of the prompt, such as the state before; cuts are marked."""
 
     example_state_tokens: int = option(300, ge=32)
     """The same for each part of a worked example."""
@@ -30,14 +29,12 @@ class CriticSettings(ConfigSection):
 class CriticConfig(CriticSettings):
     """The critic, whose model is `models.critic`.
 
-    It grades if `environment.grader` is `critic`, and advises failure analysts if `annotate` is
-    true.
+    It grades if `environment.grader` is `critic`, and advises failure analysts with `annotate`.
     """
 
     memory: Path | None = changeable_field(None)
     """File of the memory with the critic's worked examples: the pairs that are promoted when the
-    run first starts. null: none. The path may change, but a run with a memory and one without are
-    different runs."""
+    run first starts; null: none. The path may change, but a run with a memory is another run."""
 
     pass_threshold: float = option(8.0, gt=0, le=10)
     """If the critic grades: the progress from which on an answer counts as solved."""
@@ -46,8 +43,7 @@ class CriticConfig(CriticSettings):
     """Show failure analysts its scores of each reply of a failed trajectory."""
 
     max_anchors: int = changeable_field(50, ge=0)
-    """Maximum number of the memory's anchors that the critic scores before the run; the summary
-    reports its accuracy on them. 0: none."""
+    """Maximum of the memory's anchors that the critic scores first, to report its accuracy."""
 
     @property
     def settings(self) -> CriticSettings:

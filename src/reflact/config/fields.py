@@ -22,12 +22,6 @@ DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "task_type": ("task_type",),
 }
 
-# The column of a row that is a chat.
-CHAT_COLUMN = "messages"
-
-# The columns of a row of Alpaca; its input may be empty.
-ALPACA_COLUMNS = ("instruction", "input", "output")
-
 
 class FieldsConfig(ConfigSection):
     """Which columns fill the fields of an item; all others are kept as metadata."""
@@ -43,26 +37,24 @@ class FieldsConfig(ConfigSection):
     """
 
     task_type: str | None = changeable_field(None, min_length=1)
-    """Column of the kind of task; a single file is split by `ratio` within each kind. null:
-    `task_type`."""
+    """Column of the kind of task, within which a single file is split; null: `task_type`."""
 
 
 def unfold_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a row of Alpaca or SQuAD, or a chat, as a row of a task and its right answer."""
-    if _is_chat(row.get(CHAT_COLUMN)):
-        rest = {name: value for name, value in row.items() if name != CHAT_COLUMN}
-        return {**_unfold_chat(row[CHAT_COLUMN]), **rest}
-    if all(isinstance(row.get(name), str) for name in ALPACA_COLUMNS):
-        task = "\n\n".join(filter(None, (row["instruction"], row["input"])))
-        rest = {name: value for name, value in row.items() if name not in ALPACA_COLUMNS}
-        return {"input": task, "reference": row["output"], **rest}
-    texts: Any = None
-    match row.get("answers"):
-        case {"text": texts, "answer_start": _}:
+    match row:
+        case {"messages": [*messages], **rest} if _is_chat(messages):
+            return {**_unfold_chat(messages), **rest}
+        case {"instruction": str(instruction), "input": str(text), "output": str(output), **rest}:
+            task = "\n\n".join(filter(None, (instruction, text)))
+            return {"input": task, "reference": output, **rest}
+        case {"answers": {"text": [*texts], "answer_start": _}}:
             pass
-        case [{"text": _}, *_] as answers if all(isinstance(one, dict) for one in answers):
-            texts = [one.get("text") for one in answers]
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        case {"answers": [{"text": _}, *_] as answers}:
+            texts = [one.get("text") if isinstance(one, dict) else None for one in answers]
+        case _:
+            return row
+    if not all(isinstance(text, str) for text in texts):
         return row
     return {**row, "answers": [*dict.fromkeys(texts)]}
 
@@ -94,17 +86,22 @@ def _unfold_chat(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def unfold_articles(rows: Sequence[Any]) -> Sequence[Any]:
     """Return the questions of articles in SQuAD's own form, each with its context."""
-    if not rows or not all(
-        isinstance(row, dict) and isinstance(row.get("paragraphs"), list) for row in rows
-    ):
-        return rows
-    paragraphs = [part for row in rows for part in row["paragraphs"] if isinstance(part, dict)]
-    return [
-        {"context": part.get("context"), **question}
-        for part in paragraphs
-        for question in part.get("qas") or ()
-        if isinstance(question, dict)
-    ]
+    questions: list[Any] = []
+    for row in rows:
+        match row:
+            case {"paragraphs": [*paragraphs]}:
+                for paragraph in paragraphs:
+                    if isinstance(paragraph, dict):
+                        questions += _list_questions(paragraph)
+            case _:
+                return rows
+    return questions
+
+
+def _list_questions(paragraph: Mapping[str, Any]) -> list[Any]:
+    context = {"context": paragraph.get("context")}
+    asked = paragraph.get("qas") or ()
+    return [{**context, **question} for question in asked if isinstance(question, dict)]
 
 
 def unfold_columns(row: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:

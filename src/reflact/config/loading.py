@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import JsonValue, ValidationError
@@ -112,16 +112,11 @@ def config_identity(config: TrainerConfig) -> dict[str, JsonValue]:
 
 def list_idle_keys(config: TrainerConfig) -> frozenset[str]:
     """Return the dotted keys that have no effect, because their section is not used."""
-    values = config.model_dump(mode="json")
-    idle = [
-        f"{name}."
-        for name, section in values.items()
-        if isinstance(section, dict) and section.get("enabled") is False
-    ]
-    if not config.uses_critic:
-        idle += CRITIC_PREFIXES
+    idle = [] if config.uses_critic else [*CRITIC_PREFIXES]
     if config.replay.cassette is None:
         idle.append("replay.")
+    sections = {name: getattr(config, name) for name in TrainerConfig.model_fields}
+    idle += [f"{name}." for name, it in sections.items() if getattr(it, "enabled", True) is False]
     return frozenset(
         key
         for key, _ in list_fields(TrainerConfig)
@@ -267,15 +262,13 @@ def _resolve_paths(section: S, base: Path) -> S:
     changes: dict[str, Any] = {}
     for name in type(section).model_fields:
         value = getattr(section, name)
-        resolved = value
         if isinstance(value, ConfigSection):
-            resolved = _resolve_paths(value, base)
+            changes[name] = _resolve_paths(value, base)
+        elif isinstance(value, Path) and name in section.outputs:
+            changes[name] = expand_home(value)
         elif isinstance(value, Path):
-            resolved = expand_home(value)
-            if name not in section.outputs:
-                resolved = base / resolved
-        if resolved != value:
-            changes[name] = resolved
+            changes[name] = base / expand_home(value)
+    changes = {name: value for name, value in changes.items() if value != getattr(section, name)}
     return section.model_copy(update=changes) if changes else section
 
 
@@ -326,7 +319,8 @@ def _describe_problem(problem: ErrorDetails, kind: type[ConfigSection]) -> str:
         message = EXPECTED_FORMS.get(path[-1], message)
     elif problem["type"] == "path_type":
         message = "expected the path of a file or folder"
-    if isinstance(value, Mapping | ConfigSection) or _may_be_secret(path):
+    # A wrong value of a model may be a misplaced key or password, which no message repeats.
+    if isinstance(value, Mapping | ConfigSection) or path[:1] == ["models"]:
         return f"{where}: {message}"
     return f"{where}: {message} (got {_show_value(value)})"
 
@@ -358,11 +352,6 @@ def _show_value(value: object) -> str:
     return limited.repr(value)
 
 
-def _may_be_secret(path: Sequence[str]) -> bool:
-    """Whether a wrong value may be a misplaced key or password, which no message repeats."""
-    return path[:1] == ["models"]
-
-
 def _describe_parse_error(error: Exception) -> str:
     """Return a parser's problem and its position, without the text, which may contain a key."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
@@ -374,11 +363,11 @@ def _describe_parse_error(error: Exception) -> str:
 def _list_known_keys(path: Sequence[str], section: type[ConfigSection]) -> list[str]:
     """Return the keys of the section at a path; none if there is no such section."""
     for part in path:
-        if part not in section.model_fields:
-            return []
-        annotation: Any = section.model_fields[part].annotation
-        kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
-        below = [kind for kind in kinds if issubclass(kind, ConfigSection)]
+        field = section.model_fields.get(part)
+        kinds = [] if field is None else list_kinds(field.annotation)
+        below = [
+            kind for kind in kinds if isinstance(kind, type) and issubclass(kind, ConfigSection)
+        ]
         if not below:
             return []
         section = below[0]

@@ -125,8 +125,8 @@ class ModelConfig(ConfigSection):
     """Root of an OpenAI-compatible API."""
 
     api: Literal["openai", "azure", "pydantic_ai"] = "openai"
-    """The kind of API. `pydantic_ai` calls other providers, through pydantic-ai; the key then comes
-    from the provider's own environment variable unless `api_key_env` names one."""
+    """The kind of API. `pydantic_ai` calls other providers; the key then comes from the provider's
+    own environment variable unless `api_key_env` names one."""
 
     api_version: str | None = None
     """Azure's API version; used by `api: azure` only."""
@@ -137,16 +137,14 @@ class ModelConfig(ConfigSection):
     """Name of the environment variable that holds the key; null for endpoints without keys."""
 
     open_model: ModelOpener | None = changeable_field(None, exclude=True, repr=False)
-    """In Python only, with `api: pydantic_ai`: a function that returns the model object, in place
-    of one made from the name."""
+    """In Python only, with `api: pydantic_ai`: a function that returns the model object."""
 
     key: KeyProvider | None = changeable_field(None, exclude=True, repr=False)
-    """In Python only: a function, async or not, that returns the key; wins over `api_key_env`. It
+    """In Python only: a function, async or not, that returns the key in place of `api_key_env`. It
     is called again if the endpoint refuses the key (401)."""
 
     auth: Literal["key", "token"] = changeable_field("key")
-    """`token`: the function passed as `key` returns a bearer token, which Azure gets as
-    `Authorization: Bearer`."""
+    """`token`: the function passed as `key` returns a bearer token, as Azure takes it."""
 
     mode: Literal["auto", "json_schema", "tools", "json_object_with_schema", "json"] = "auto"
     """How typed replies are requested; `auto` uses the first mode that the endpoint follows."""
@@ -173,23 +171,20 @@ class ModelConfig(ConfigSection):
     """Seconds for one request."""
 
     concurrency: int = changeable_field(8, ge=1)
-    """Maximum of requests at the same time. If roles have the same endpoint and key, the strictest
-    value applies to all of them together, here and in the next three keys."""
+    """Maximum of requests at the same time. Of roles with the same endpoint and key, the strictest
+    value holds for all together, here and in the next three keys."""
 
     requests_per_minute: int | None = changeable_field(None, ge=1)
     """Maximum of requests per minute, evenly spaced; null: no limit."""
 
     tokens_per_minute: int | None = changeable_field(None, ge=1)
-    """Maximum of tokens per minute, estimated before a request and corrected afterwards; null: no
-    limit."""
+    """Maximum of tokens per minute, estimated first and corrected afterwards; null: no limit."""
 
     limits_group: str | None = changeable_field(None, min_length=1)
-    """Roles and trainers of one process with the same endpoint and group share these limits; null:
-    those with the same key do."""
+    """Roles and trainers with the same endpoint and group share these limits; null: same key."""
 
     max_retries: int = changeable_field(5, ge=0)
-    """Maximum of retries after connection errors, time-outs, 408, 409, 429, 5xx and garbled
-    responses."""
+    """Maximum of retries after connection errors, 408, 409, 429, 5xx and garbled responses."""
 
     price: Price | None = changeable_field(None)
     """`input`, `output` and, if it differs, `cached_input`, in dollars per million tokens; null:
@@ -226,8 +221,7 @@ class ModelConfig(ConfigSection):
         if not sound or set("?#") & set(value):
             raise ValueError(
                 "an address may have only http or https, a host, a port (1 to 65535) and a path; "
-                "put a key into the variable that api_key_env names, and Azure's version into "
-                "api_version"
+                "use api_key_env for a key, and api_version for Azure's version"
             )
         return value
 
@@ -235,10 +229,7 @@ class ModelConfig(ConfigSection):
     @classmethod
     def _check_call_id_header(cls, value: str | None) -> str | None:
         if value is not None and is_secret_name(value):
-            raise ValueError(
-                "a header with this name would hold a key; keys come from the variable that "
-                "api_key_env names"
-            )
+            raise ValueError("a header with this name would hold a key; use api_key_env for keys")
         return value
 
     @field_validator("extra_body")
@@ -282,12 +273,7 @@ CONNECTION_KEYS = ("model", "base_url", "api", "api_version", "api_key_env", "ke
 PRICING_KEYS = ("price",)
 
 # Keys that roles with the same endpoint share; the strictest value counts for all of them anyway.
-LIMIT_KEYS = (
-    "concurrency",
-    "requests_per_minute",
-    "tokens_per_minute",
-    "limits_group",
-)
+LIMIT_KEYS = ("concurrency", "requests_per_minute", "tokens_per_minute", "limits_group")
 
 
 class ModelsConfig(ConfigSection):
@@ -312,14 +298,14 @@ class ModelsConfig(ConfigSection):
     def _inherit(cls, value: Any) -> Any:
         if not isinstance(value, Mapping) or not isinstance(value.get("target"), Mapping):
             return value
-        heirs = {}
+        target = value["target"]
+        heirs: dict[str, Any] = {}
         for role, names in (("optimizer", CONNECTION_KEYS), ("critic", CONNECTION_KEYS[1:])):
             own = value.get(role)
-            if own is None or isinstance(own, Mapping):
-                heirs[role] = {
-                    **_select_inherited(value["target"], own or {}, names),
-                    **(own or {}),
-                }
+            if own is None:
+                own = {}
+            if isinstance(own, Mapping):
+                heirs[role] = {**_select_inherited(target, own, names), **own}
         return {**value, **heirs}
 
 
@@ -327,8 +313,7 @@ class TelemetryConfig(ConfigSection):
     """The content of spans."""
 
     content: bool = changeable_field(False)
-    """Include prompts and replies in spans of model calls, and error messages in failed spans; keys
-    are removed."""
+    """Include prompts, replies and error messages in spans; keys are removed."""
 
 
 class ExecutorConfig(ConfigSection):
@@ -341,16 +326,14 @@ class ExecutorConfig(ConfigSection):
     """Maximum of workers (`ray`); null: one for each processor of this machine."""
 
     address: str | None = changeable_field(None, min_length=1)
-    """Address of a running cluster, or `auto` (`ray`); null: a new one on this machine, which ends
-    with the run."""
+    """Address of a running cluster, or `auto` (`ray`); null: a new one on this machine."""
 
     host: str = changeable_field("127.0.0.1", min_length=1)
-    """Address of this machine at which workers reach the trainer; other machines need another one.
-    """
+    """Address at which workers reach the trainer; those of other machines need another one."""
 
     variables: tuple[str, ...] = changeable_field(())
-    """Environment variables that workers get although their names look like those of secrets; never
-    a model's key."""
+    """Environment variables that workers get although they look like secrets; never a model's key.
+    """
 
 
 def _select_inherited(

@@ -1,7 +1,6 @@
 """The configuration of a run: typed sections with strict keys.
 
-Keys marked *changeable* may differ between two starts of a run. All others, and the input files,
-are its identity.
+Keys marked *changeable* may differ between two starts of a run. All others are its identity.
 """
 
 from __future__ import annotations
@@ -57,9 +56,8 @@ class EnvironmentConfig(ConfigSection):
     """The environment that runs and grades items."""
 
     name: str = option("dataset", pattern=OBJECT_NAME)
-    """`dataset` asks one question for each item. `module:name` imports an environment, or a class
-    or function that makes one. Any other name is an entry point of the group
-    `reflact.environments`."""
+    """`dataset`: one question for each item; `module:name`: an environment to import, or what makes
+    one; any other name: an entry point of the group `reflact.environments`."""
 
     options: Options = Field(default_factory=dict)
     """Arguments of that class or function."""
@@ -89,8 +87,7 @@ class EnvironmentConfig(ConfigSection):
     """Absolute tolerance of the `numeric` grader."""
 
     relative_tolerance: float | None = option(None, ge=0)
-    """Relative tolerance of the `numeric` grader; null: whole numbers must be equal, others within
-    1e-06."""
+    """Relative tolerance of the `numeric` grader; null: 0 for whole numbers, 1e-06 for others."""
 
     threshold: float = option(1.0, gt=0, le=1)
     """Minimum score of a solved item with `token_f1` and `similarity`."""
@@ -111,15 +108,13 @@ class EnvironmentConfig(ConfigSection):
     """A description of the tasks and of a good answer, in plain text; the optimizer reads it."""
 
     time_limit: int = option(5, ge=1)
-    """Seconds of processor time for an answer with the `python` grader; on the clock, an answer may
-    take ten times as long."""
+    """Seconds of processor time for an answer with the `python` grader; ten times on the clock."""
 
     allow_unconfined: bool = changeable_field(False)
     """Let the `python` grader run answers even if this system cannot confine them."""
 
     template: str = option("{input}", pattern=r"\{input\}")
-    """The message to the target; `{input}` is the item's input, and `{NAME}` another column of the
-    data."""
+    """The message to the target; `{input}` is the item's input, `{NAME}` another column."""
 
 
 def normalize_ratio(value: object) -> object:
@@ -143,7 +138,7 @@ class DataConfig(ConfigSection):
         None, pattern=r"^[0-9]+:[0-9]+:[0-9]+$"
     )
     """train:val:test for a single file: `2:1:7` or `[2, 1, 7]`; the last number may be 0. null:
-    `2:1:7` from 400 items on, and a larger share of validation items for a smaller file."""
+    `2:1:7` from 400 items on, with more validation items for a smaller file."""
 
     fields: FieldsConfig = FieldsConfig()
 
@@ -155,9 +150,9 @@ class TargetConfig(ConfigSection):
     """The target and its calls."""
 
     kind: str = option("chat", pattern=OBJECT_NAME)
-    """`chat`: the skill is the system message, with one chat call for each turn. `module:name`
-    imports a target, an agent of pydantic-ai, or a class or function that makes one. Any other name
-    is an entry point of the group `reflact.targets`."""
+    """`chat`: a chat model with the skill as its system message; `module:name`: a target or
+    pydantic-ai agent to import, or what makes one; any other name: an entry point of the group
+    `reflact.targets`."""
 
     options: Options = Field(default_factory=dict)
     """Arguments of that class or function, or of `PydanticAITarget`."""
@@ -166,8 +161,8 @@ class TargetConfig(ConfigSection):
     """Text before the skill in the system message."""
 
     deterministic: bool | None = None
-    """true: the gate assumes that repeats of a rollout get the same score; false: it assumes that
-    they may not; null: it tests this."""
+    """Whether the gate assumes that repeats of a rollout get the same score; null: it tests this.
+    """
 
 
 class TrainConfig(ConfigSection):
@@ -177,8 +172,8 @@ class TrainConfig(ConfigSection):
     """Passes over the train split; with `max_rollouts`, as many as these pay for."""
 
     max_rollouts: int | None = changeable_field(None, ge=1)
-    """Rollouts of train and validation items after which the training ends. The search plans with
-    them. null: the training ends after `num_epochs`."""
+    """Rollouts of train and validation items after which the training ends, and with which the
+    search plans; null: it ends after `num_epochs`."""
 
     batch_size: int = option(40, ge=1)
     """Items in a batch."""
@@ -193,16 +188,13 @@ class TrainConfig(ConfigSection):
     """Maximum of rollouts in flight."""
 
     patience: int | None = changeable_field(None, ge=1)
-    """Steps in a row without an accepted edit after which the training ends; null: all steps are
-    taken."""
+    """Steps in a row without an accepted edit after which the training ends; null: no limit."""
 
     raise_on_exception: bool = changeable_field(False)
-    """Raise an exception of your own environment, target, grader, annotator or proposer, which ends
-    the run; false: the item stays unmeasured and the traceback is stored."""
+    """Let an exception of your own code end the run; false: the item stays unmeasured."""
 
     grace_seconds: float = changeable_field(5.0, ge=0)
-    """Seconds that calls in flight get to finish after a stop (Ctrl-C, SIGTERM, SIGHUP,
-    `Trainer.stop`)."""
+    """Seconds that calls in flight get to finish after a stop, such as Ctrl-C."""
 
     @property
     def planned_epochs(self) -> int | None:
@@ -223,8 +215,8 @@ class ReflectConfig(ConfigSection):
     """Maximum of analyst calls in flight."""
 
     memory: Literal["off", "run", "environment"] = "run"
-    """Show analysts rejected edits of earlier epochs (`run`), and of earlier runs of the same
-    environment in the same store (`environment`), if they are relevant to their cases."""
+    """Show analysts relevant rejected edits of earlier epochs (`run`), and of earlier runs of the
+    same environment in the same store (`environment`)."""
 
     trajectory_tokens: int = option(12000, ge=500)
     """Maximum of estimated tokens for all trajectories of an analyst call; cuts are marked."""
@@ -244,8 +236,8 @@ class SelectConfig(ConfigSection):
     """The edit budget of a step, the counterpart of a learning rate."""
 
     lr_control: Literal["fixed", "autonomous", "none"] = "fixed"
-    """Who sets the number of edits of a step: `fixed`: the scheduler; `autonomous`: the optimizer;
-    `none`: all edits are applied."""
+    """Who sets the number of edits of a step: the scheduler (`fixed`), the optimizer (`autonomous`)
+    or nobody (`none`), so that all are applied."""
 
     scheduler: Literal["constant", "linear", "cosine"] = "cosine"
     """How the maximum number of edits falls from the first step to the last."""
@@ -274,9 +266,8 @@ class UpdateConfig(ConfigSection):
     """Updating of the document by the selected edits."""
 
     mode: Literal["patch", "rewrite", "full_rewrite"] = "patch"
-    """`patch`: the chosen edits are applied in order; `rewrite`: one call rewrites the document
-    according to the chosen suggestions; `full_rewrite`: one call writes the whole document from the
-    cases of a step."""
+    """`patch`: the chosen edits are applied in order; `rewrite`: one call rewrites the document by
+    the chosen suggestions; `full_rewrite`: one call writes it anew from the cases of a step."""
 
     operations: tuple[Operation, ...] = option(
         ("append", "insert_after", "replace", "delete"), min_length=1
@@ -289,9 +280,9 @@ class SearchConfig(ConfigSection):
 
     sources: tuple[str, ...] = option(ALL_SOURCES, min_length=1)
     """The allowed sources of candidates: `examples` puts worked examples from train items into the
-    document; `rewrite` writes the whole document anew; `edits` are the stages reflect, aggregate,
-    select and update, and alone the published algorithm. `module:name` imports a proposer of your
-    own; any other name is an entry point of the group `reflact.proposers`."""
+    document; `rewrite` writes it anew; `edits`, alone the published algorithm, runs the stages
+    reflect, aggregate, select and update. `module:name` imports a proposer of your own; any other
+    name is an entry point of the group `reflact.proposers`."""
 
     max_document_tokens: int = option(3000, ge=100)
     """Worked examples are added as long as the document has at most this many estimated tokens."""
@@ -356,12 +347,12 @@ class SlowUpdateConfig(ConfigSection):
     """Number of train items for the comparison of two epochs' skills."""
 
     pair_policy: Literal["mixed", "changed", "unchanged"] = "mixed"
-    """Items that the optimizer sees: all, those with a changed outcome, or those with the same
-    outcome (the last two use further train items if needed)."""
+    """Items that the optimizer sees: all, or those with a changed or the same outcome, for which
+    further train items are used if needed."""
 
     gated: bool = True
-    """true: the gate decides about guidance; false: it is written into the current skill without a
-    measurement, and into the best skill only after one."""
+    """Let the gate decide about guidance; false: it is written into the current skill unmeasured,
+    and into the best skill only after a measurement."""
 
 
 class MetaSkillConfig(ConfigSection):
@@ -422,8 +413,8 @@ class TestConfig(ConfigSection):
     """Also measure a document about something else, of the best skill's length."""
 
     null_answers: bool = changeable_field(True)
-    """Also grade constant answers, before the training and at its end: an empty one, a refusal, and
-    the most frequent right answer. This takes no model calls."""
+    """Also grade constant answers, without model calls: an empty one, a refusal, the most frequent.
+    """
 
 
 class PromptsConfig(ConfigSection):
@@ -471,7 +462,7 @@ class TrainerConfig(ConfigSection):
 
     skill: Path | None = changeable_field(None)
     """The initial skill document, or the folder of a skill; null: the agent's own instructions if
-    reflact can read them, otherwise an empty document."""
+    they can be read, else an empty document."""
 
     skill_files: tuple[str, ...] = changeable_field(())
     """Further Markdown files of the skill's folder that are trained together with its `SKILL.md`,

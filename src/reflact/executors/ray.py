@@ -16,7 +16,7 @@ import anyio
 
 from reflact.adapters import CatchExits, EnvironmentAdapter, TargetAdapter
 from reflact.agents.gateway import open_gateway
-from reflact.agents.gateway_session import GatewaySession
+from reflact.agents.gateway_session import GatewaySession, GatewayTarget
 from reflact.concurrency import fan_out
 from reflact.config.models import ModelsConfig, is_secret_name
 from reflact.config.training import EnvironmentConfig, TrainerConfig
@@ -53,8 +53,7 @@ class ExecutedEnvironment(EnvironmentAdapter):
     A chat model and an object stay in the trainer's process: a worker's session sends them each
     message. A command or a function that the configuration names runs in the worker, and the
     requests of its agent are sent here. Both go through a gateway with an address and a token of
-    its own for each rollout, so calls, keys, limits, stored replies and records are those of any
-    other run.
+    its own for each rollout, so calls, limits, stored replies and records are as in any run.
     """
 
     def __init__(self, own: Environment, pool: WorkerPool, *, host: str, runs_target: bool) -> None:
@@ -193,10 +192,7 @@ async def place_environment(
     setup = describe_setup(environment, config, target, named=named)
     async with open_workers(setup, config) as pool:
         yield ExecutedEnvironment(
-            environment.own,
-            pool,
-            host=config.executor.host,
-            runs_target=setup.target is not None,
+            environment.own, pool, host=config.executor.host, runs_target=setup.target is not None
         )
 
 
@@ -224,7 +220,7 @@ def describe_setup(
             "what cannot be pickled in its `set_up`, or set executor.name to local"
         ) from error
     setup = WorkerSetup(environment=source, environment_identity=environment.identity)
-    if config.target.kind == "chat" or not target.is_connectable:
+    if config.target.kind == "chat" or not isinstance(target.own, GatewayTarget):
         return setup
     model = config.models.target
     agent = {
@@ -250,19 +246,15 @@ async def open_workers(setup: WorkerSetup, config: TrainerConfig) -> AsyncIterat
     was_connected = ray.is_initialized()
     if not was_connected:
         start = partial(
-            ray.init,
-            configure_logging=False,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
+            ray.init, configure_logging=False, logging_level=logging.ERROR, log_to_driver=False
         )
         if settings.address is None:
             start = partial(start, num_cpus=workers, include_dashboard=False)
         try:
             await anyio.to_thread.run_sync(partial(start, address=settings.address))
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ConfigError(
-                f"executor.address: Ray cannot be reached or started: {error}"
-            ) from error
+            reason = f"executor.address: Ray cannot be reached or started: {error}"
+            raise ConfigError(reason) from error
 
     hidden = os.environ.keys() - select_variables(config).keys()
     variables = dict.fromkeys(sorted(hidden), "")

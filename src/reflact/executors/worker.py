@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import anyio
 import httpx
@@ -22,10 +22,11 @@ from reflact.adapters import (
     load_named_environment,
     load_named_target,
 )
+from reflact.agents.gateway_session import GatewayTarget
 from reflact.config.models import ModelConfig
 from reflact.config.training import EnvironmentConfig, TargetConfig, TrainerConfig
 from reflact.errors import ConfigError, ProviderDown, ReflactError, RunFailed
-from reflact.messages import AgentAnswer, CallId
+from reflact.messages import CallId
 from reflact.protocols import Environment, Session
 from reflact.types import FrozenModel, Grade, Item, Skill, Turn
 
@@ -54,8 +55,7 @@ class WorkerSetup(FrozenModel):
 class WorkerJob(FrozenModel):
     """A rollout for a worker.
 
-    ``rollout`` is its key; it is empty if the target stays with the trainer. ``seed`` is that of
-    the item's trial.
+    ``rollout`` is its key, empty if the target stays with the trainer; ``seed`` is the trial's.
     """
 
     item: Item
@@ -173,9 +173,10 @@ class Worker:
         setup = self._setup
         if setup.target is None:
             return None
-        own = load_named_target(TrainerConfig(target=setup.target))
-        assert own is not None, "a chat model stays in the trainer's process"
-        target = TargetAdapter(own).connect(self._requests, ModelConfig(model=setup.model))
+        own: object = load_named_target(TrainerConfig(target=setup.target))
+        assert isinstance(own, GatewayTarget), "others stay in the trainer's process"
+        connected: Any = own.connect(self._requests, ModelConfig(model=setup.model))
+        target = TargetAdapter(connected)
         if target.identity != setup.target_identity:
             raise ConfigError(f"the target {OTHER_VERSIONS}")
         return target
@@ -217,7 +218,7 @@ class TrainerSession:
 
 
 class _ForwardedRequests:
-    """Passes requests of a worker's agents on to the trainer; see ``protocols.RequestSender``."""
+    """Passes requests of agents on to the trainer; see ``protocols.RequestForwarder``."""
 
     def __init__(self, llm: str) -> None:
         self.identity = llm
@@ -230,16 +231,3 @@ class _ForwardedRequests:
         )
         trainer = self.trainers[call_id.rollout or ""]
         return await trainer.ask({"messages": [], "forwarded": {**body}, "call": call})
-
-    async def send(
-        self,
-        body: Mapping[str, JsonValue],
-        *,
-        call_id: CallId,
-        answer: Callable[[], Awaitable[AgentAnswer]],
-    ) -> str:
-        """Refuse: a worker has no key with which to ask an agent's own model."""
-        raise ConfigError(
-            "an agent that brings its model runs in the trainer's process: set executor.name to "
-            "local"
-        )

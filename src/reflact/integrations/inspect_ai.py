@@ -1,5 +1,4 @@
-"""Tasks of Inspect as environments: their samples, solvers and scorers as they are;
-``reflact[inspect]``.
+"""Tasks of Inspect as environments, with their own samples, solvers and scorers.
 
     InspectEnvironment("my_tasks:security_guide", train=4, val=6, test=6)
 
@@ -11,7 +10,6 @@ conversation. ``InspectTarget`` is for all others, such as those with tools: it 
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, partial
@@ -23,12 +21,11 @@ from typing import Any
 import anyio
 from pydantic import JsonValue
 
-from reflact.agents.gateway_session import GatewaySession
+from reflact.agents.gateway_session import GatewaySession, GatewayTarget
 from reflact.concurrency import fan_out
-from reflact.config.models import ModelConfig
 from reflact.data import shuffle
 from reflact.errors import ConfigError, EnvironmentFailure
-from reflact.protocols import RequestSender, Session
+from reflact.protocols import Session
 from reflact.stages.null_answers import ConstantSession
 from reflact.types import Grade, Item, Score, Skill, Split, canonical_json
 
@@ -42,45 +39,21 @@ MAX_CONNECTIONS = 1_000_000
 Answer = Callable[[Sequence[Any], Sequence[Any], Any], Awaitable[Any]]
 
 
-class InspectTarget:
-    """The model of ``models.target`` with the skill as its system message, for any task of an
-    ``InspectEnvironment``.
+class InspectTarget(GatewayTarget):
+    """The model of ``models.target``, for any task of an ``InspectEnvironment``.
 
-    The skill comes before the system message that the task gives its model.
+    The skill is its system message, before the one that the task gives its model.
     """
-
-    def __init__(self) -> None:
-        self._sender: RequestSender | None = None
 
     @property
     def identity(self) -> str:
         """The model and its settings, as canonical JSON."""
-        llm = None if self._sender is None else self._sender.identity
+        llm = self.sender_identity
         return canonical_json({"target": "inspect", "version": INSPECT_TARGET_VERSION, "llm": llm})
 
-    def describe_model(self, config: ModelConfig) -> ModelConfig:
-        """Return the settings of ``models.target``, which must name the model."""
-        if not config.model:
-            raise ConfigError(
-                "models.target.model is required: name the model that solves the tasks of Inspect"
-            )
-        return config
-
-    def connect(self, sender: RequestSender, config: ModelConfig) -> InspectTarget:
-        """Return the same target with its requests going through a run."""
-        connected = copy.copy(self)
-        connected._sender = sender
-        return connected
-
     def session(self, skill: Skill, *, rollout: str) -> InspectSession:
-        """Start a rollout; ``rollout`` is its key.
-
-        Raises:
-            ConfigError: The target is not part of a run.
-        """
-        if self._sender is None:
-            raise ConfigError("an InspectTarget works in a run, which has its model")
-        return InspectSession(self._sender, skill, rollout)
+        """Start a rollout; ``rollout`` is its key. ConfigError if there is no run."""
+        return InspectSession(self, skill, rollout)
 
 
 class InspectSession(GatewaySession):
@@ -147,26 +120,21 @@ def _read_completion(completion: dict[str, Any], tools: Sequence[Any]) -> Any:
 
 
 class InspectEnvironment:
-    """Samples of an Inspect task, solved by the task's solver with the run's target, and scored by
-    its scorer.
+    """Samples of an Inspect task, solved by its solver with the run's target, scored by its scorer.
 
     Args:
         task: A task, or the import path of a task or of a function that returns one.
-        train: Samples in the train split.
-        val: Samples in the validation split.
-        test: Samples in the test split.
+        train, val, test: The number of samples in each split.
         seed: Deals the samples to the splits.
         arguments: The arguments of the function.
         models: Models of the task's roles, such as a simulated user or a judge, by Inspect's names
             of models. Inspect asks them itself, outside of the run's budget, its stored replies and
             recordings.
         metric: The value that counts if the scorer gives several; the optimizer sees all of them.
-        task_version: Raise it if the task's solver or scorer changes, so that older scores are not
-            reused.
+        task_version: Raise it if the solver or scorer changes, so that no older scores are reused.
 
     Raises:
-        ConfigError: inspect-ai is not installed, the task cannot be loaded, or it has too few
-            different samples.
+        ConfigError: inspect-ai is not installed, or the task has an error or too few samples.
     """
 
     def __init__(
@@ -245,8 +213,7 @@ class InspectEnvironment:
         """Solve a sample with the task's solver and score it; the seed is not used.
 
         Raises:
-            EnvironmentFailure: The solver asks in a way that a conversation with the target cannot
-                serve.
+            EnvironmentFailure: The solver holds no conversation that the target can serve.
         """
         # a task of its own has a context of its own, and Inspect keeps its model in context
         # variables

@@ -29,48 +29,19 @@ from reflact.events import (
     StepCommitted,
 )
 from reflact.llm.middleware import LLMMiddleware
-from reflact.messages import (
-    CallId,
-    RenderedPrompt,
-    Reply,
-    ReplyModel,
-    Text,
-)
+from reflact.messages import CallId, RenderedPrompt, Reply, ReplyModel, Text
 from reflact.protocols import LLM, EventCallback, R
 from reflact.records import RunSummary, Usage
 from reflact.types import Grade, Verdict
 
 Attributes = dict[str, str | bool | int | float]
 
-TOKEN_BOUNDS = tuple(4.0**n for n in range(14))
-
 # Bounds of histograms, as the conventions recommend.
+TOKEN_BOUNDS = tuple(4.0**n for n in range(14))
 SECOND_BOUNDS = tuple(0.01 * 2**n for n in range(14))
 
-
-@dataclass
-class ModelCall:
-    """A running model call: its reply, and what it has consumed that no store had."""
-
-    reply: Reply[Any] | None = None
-    usage: Usage = field(default_factory=Usage)
-
-
-def _describe_model(config: ModelConfig | None) -> Attributes:
-    """Return the attributes of a model's spans and metrics; a model passed as an object has few."""
-    if config is None:
-        return {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "other"}
-    address = urlsplit(config.base_url)
-    provider = {"azure": "azure.ai.openai"}.get(config.api, "openai")
-    if config.api == "pydantic_ai":
-        provider = config.model.partition(":")[0]
-    return {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": provider,
-        "gen_ai.request.model": config.model,
-        "server.address": address.hostname or "",
-        "server.port": address.port or {"http": 80}.get(address.scheme, 443),
-    }
+# The providers of the API package itself record nothing.
+SILENT_MODULES = ("opentelemetry.trace", "opentelemetry.metrics")
 
 
 @dataclass(frozen=True)
@@ -79,6 +50,14 @@ class Telemetry:
 
     tracer_provider: trace.TracerProvider | None = None
     meter_provider: metrics.MeterProvider | None = None
+
+
+@dataclass
+class ModelCall:
+    """A running model call: its reply, and what it has consumed that no store had."""
+
+    reply: Reply[Any] | None = None
+    usage: Usage = field(default_factory=Usage)
 
 
 class _SpanPosition(NamedTuple):
@@ -114,60 +93,49 @@ class Tracing:
         *,
         hide: Callable[[str], str] | None = None,
     ) -> None:
-        telemetry = telemetry or Telemetry()
         self._run_id = run_id
         self._hide = hide
-        providers = (
-            telemetry.tracer_provider or trace.get_tracer_provider(),
-            telemetry.meter_provider or metrics.get_meter_provider(),
+        telemetry = telemetry or Telemetry()
+        tracers = telemetry.tracer_provider or trace.get_tracer_provider()
+        meters = telemetry.meter_provider or metrics.get_meter_provider()
+        self.is_recording = not all(
+            type(provider).__module__.startswith(SILENT_MODULES) for provider in (tracers, meters)
         )
-        # The providers of the API package itself record nothing.
-        self.is_recording = any(
-            not type(provider).__module__.startswith(
-                ("opentelemetry.trace", "opentelemetry.metrics")
-            )
-            for provider in providers
-        )
-        self._tracer = trace.get_tracer("reflact", tracer_provider=telemetry.tracer_provider)
-        meter = metrics.get_meter("reflact", meter_provider=telemetry.meter_provider)
+        self._tracer = trace.get_tracer("reflact", tracer_provider=tracers)
+        meter = metrics.get_meter("reflact", meter_provider=meters)
         self._durations = meter.create_histogram(
             "gen_ai.client.operation.duration",
-            unit="s",
-            description="GenAI operation duration.",
+            "s",
+            "GenAI operation duration.",
             explicit_bucket_boundaries_advisory=SECOND_BOUNDS,
         )
         self._tokens = meter.create_histogram(
             "gen_ai.client.token.usage",
-            unit="{token}",
-            description="Number of input and output tokens used.",
+            "{token}",
+            "Number of input and output tokens used.",
             explicit_bucket_boundaries_advisory=TOKEN_BOUNDS,
         )
-        self._steps = meter.create_counter(
-            "reflact.steps", unit="{step}", description="Committed steps."
-        )
+        self._steps = meter.create_counter("reflact.steps", "{step}", "Committed steps.")
         self._decisions = meter.create_counter(
-            "reflact.decisions",
-            unit="{decision}",
-            description="Decisions on candidates, by outcome.",
+            "reflact.decisions", "{decision}", "Decisions on candidates, by outcome."
         )
         self._spend = meter.create_counter(
-            "reflact.spend",
-            unit="{USD}",
-            description="The cost of model calls, if prices are known.",
+            "reflact.spend", "{USD}", "The cost of model calls, if prices are known."
         )
 
     @contextmanager
     def run(self, name: str = "reflact.run") -> Iterator[None]:
         """Open the span of a start of the run."""
-        with self._span(name, {}) as span, _attach_value(_POSITION_KEY, _SpanPosition(span, span)):
+        with self._span(name, {}) as span, _attach(_POSITION_KEY, _SpanPosition(span, span)):
             yield
 
     @contextmanager
     def step(self, step: int, *, epoch: int) -> Iterator[None]:
         """Open the span of a step."""
+        attributes: Attributes = {"reflact.step": step, "reflact.epoch": epoch}
         with (
-            self._span("reflact.step", {"reflact.step": step, "reflact.epoch": epoch}) as span,
-            _attach_value(_POSITION_KEY, _SpanPosition(span, span, step)),
+            self._span("reflact.step", attributes) as span,
+            _attach(_POSITION_KEY, _SpanPosition(span, span, step)),
         ):
             yield
 
@@ -177,14 +145,13 @@ class Tracing:
 
         Analysts may run during rollouts; rollouts keep their own stage.
         """
-        here = _current_position()
+        here = _find_position()
         rollouts = here if stage == "reflect" and here.stage == "rollout" else None
         attributes: Attributes = {"reflact.step": step, "reflact.stage": stage}
-        with (
-            self._span(f"reflact.stage {stage}", attributes, parent=here.parent) as span,
-            _attach_value(_POSITION_KEY, _SpanPosition(span, here.parent, step, stage, rollouts)),
-        ):
-            yield
+        with self._span(f"reflact.stage {stage}", attributes, parent=here.parent) as span:
+            position = _SpanPosition(span, here.parent, step, stage, rollouts)
+            with _attach(_POSITION_KEY, position):
+                yield
 
     @contextmanager
     def rollout(self, item_id: str) -> Iterator[Callable[[Grade], None] | None]:
@@ -195,19 +162,17 @@ class Tracing:
         if not self.is_recording:
             yield None
             return
-        here = _current_position()
+        here = _find_position()
         position = here.rollouts or here
         attributes = {"reflact.item.id": item_id, **position.attributes}
-        with (
-            self._span("reflact.rollout", attributes, parent=position.span) as span,
-            _attach_value(_POSITION_KEY, position),
-        ):
+        with self._span("reflact.rollout", attributes, parent=position.span) as span:
 
             def add_score(grade: Grade) -> None:
                 span.set_attribute("reflact.score.hard", grade.score.hard)
                 span.set_attribute("reflact.score.soft", grade.score.soft)
 
-            yield add_score
+            with _attach(_POSITION_KEY, position):
+                yield add_score
 
     @contextmanager
     def call(
@@ -219,54 +184,50 @@ class Tracing:
     ) -> Iterator[ModelCall]:
         """Open the span of a model call; ``config`` is None if no store has its replies."""
         shared = {**_describe_model(config), "reflact.role": call_id.role}
-        settings = {
-            f"gen_ai.request.{name}": getattr(config, name, None)
-            for name in ("temperature", "max_tokens", "seed")
-        }
         attributes = {
             **shared,
-            **{name: value for name, value in settings.items() if value is not None},
             "gen_ai.output.type": "text" if issubclass(reply_type, Text) else "json",
             "reflact.purpose": call_id.purpose,
-            **_current_position().attributes,
+            **_find_position().attributes,
         }
-        name = "chat" if config is None else f"chat {config.model}"
+        for setting in ("temperature", "max_tokens", "seed"):
+            value = getattr(config, setting, None)
+            if value is not None:
+                attributes[f"gen_ai.request.{setting}"] = value
         call = ModelCall()
         start = anyio.current_time()
-        error = None
+        error: BaseException | None = None
+        name = "chat" if config is None else f"chat {config.model}"
         with self._span(name, attributes, kind=SpanKind.CLIENT) as span:
-            self._record_messages(
-                span, "input", [(m.role, m.content, None) for m in prompt.messages]
-            )
+            messages = [(message.role, message.content) for message in prompt.messages]
+            self._record_messages(span, "input", messages)
             try:
-                with _attach_value(_CALL_KEY, call):
+                with _attach(_CALL_KEY, call):
                     yield call
             except BaseException as raised:  # the span ends with it, also if it is a cancellation
                 error = raised
                 raise
             finally:
-                is_stored = self._finish_call(span, call, error, config is not None)
+                is_stored = self._finish_call(span, call, error, has_store=config is not None)
                 if not is_stored and (error is None or isinstance(error, Exception)):
                     ending = {} if error is None else {"error.type": type(error).__name__}
                     self._durations.record(anyio.current_time() - start, {**shared, **ending})
 
     def _finish_call(
-        self, span: Span, call: ModelCall, error: BaseException | None, has_store: bool
+        self, span: Span, call: ModelCall, error: BaseException | None, *, has_store: bool
     ) -> bool:
         """Record a call's reply and consumption; return whether every reply came from the store."""
         attempts = len(error.reasons) if isinstance(error, ReplyError) else None
         if call.reply is not None:
             attempts = call.reply.attempts
             value = call.reply.value
-            if isinstance(value, Text):  # how it ended is unknown
-                content = value.text
-                ending = "unknown"
+            if isinstance(value, Text):
+                self._record_messages(span, "output", [("assistant", value.text)], "unknown")
             else:
                 content = value.model_dump_json()
-                ending = "stop"
-            self._record_messages(span, "output", [("assistant", content, ending)])
+                self._record_messages(span, "output", [("assistant", content)], "stop")
         usage = call.usage
-        is_stored = has_store and attempts is not None and not call.usage.calls
+        is_stored = has_store and attempts is not None and not usage.calls
         if usage.calls > usage.uncounted:
             span.set_attribute("gen_ai.usage.input_tokens", usage.input_tokens)
             span.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
@@ -279,16 +240,16 @@ class Tracing:
         return is_stored
 
     def _record_messages(
-        self, span: Span, side: str, messages: Sequence[tuple[str, str, str | None]]
+        self, span: Span, side: str, messages: Sequence[tuple[str, str]], ending: str | None = None
     ) -> None:
-        """Record messages, each with its role, content and ending, if content is on."""
+        """Record messages, each with its role and content, if content is on."""
         if self._hide is None or not span.is_recording():
             return
-        shown = [
-            {"role": role, "parts": [{"type": "text", "content": self._hide(content)}]}
-            | ({} if ending is None else {"finish_reason": ending})
-            for role, content, ending in messages
-        ]
+        end = {} if ending is None else {"finish_reason": ending}
+        shown = []
+        for role, content in messages:
+            part = {"type": "text", "content": self._hide(content)}
+            shown.append({"role": role, "parts": [part], **end})
         span.set_attribute(f"gen_ai.{side}.messages", json.dumps(shown, ensure_ascii=False))
 
     def count_usage(
@@ -315,17 +276,15 @@ class Tracing:
             match event:
                 case StepCommitted():
                     self._steps.add(1)
-                    here = _current_position()
+                    here = _find_position()
                     if here.step == event.step:
                         here.parent.set_attribute("reflact.action", event.action)
                 case CandidateJudged():
                     count_decision(event.verdict, "step")
                 case PromotionJudged():
                     count_decision(event.verdict, "promotion")
-                case EpochCommitted(slow_update=update) if (
-                    update is not None and update.verdict is not None
-                ):
-                    count_decision(update.verdict, "slow_update")
+                case EpochCommitted() if event.slow_update and event.slow_update.verdict:
+                    count_decision(event.slow_update.verdict, "slow_update")
             await on_event(event)
 
         return count
@@ -368,7 +327,24 @@ class Tracing:
         span.set_status(StatusCode.ERROR, None if self._hide is None else self._hide(message))
 
 
-def _current_position() -> _SpanPosition:
+def _describe_model(config: ModelConfig | None) -> Attributes:
+    """Return the attributes of a model's spans and metrics; a model passed as an object has few."""
+    if config is None:
+        return {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "other"}
+    provider = {"azure": "azure.ai.openai"}.get(config.api, "openai")
+    if config.api == "pydantic_ai":
+        provider = config.model.partition(":")[0]
+    address = urlsplit(config.base_url)
+    return {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": provider,
+        "gen_ai.request.model": config.model,
+        "server.address": address.hostname or "",
+        "server.port": address.port or {"http": 80}.get(address.scheme, 443),
+    }
+
+
+def _find_position() -> _SpanPosition:
     position = context.get_value(_POSITION_KEY)
     if isinstance(position, _SpanPosition):
         return position
@@ -376,7 +352,7 @@ def _current_position() -> _SpanPosition:
 
 
 @contextmanager
-def _attach_value(key: str, value: object) -> Iterator[None]:
+def _attach(key: str, value: object) -> Iterator[None]:
     token = context.attach(context.set_value(key, value))
     try:
         yield
@@ -387,8 +363,8 @@ def _attach_value(key: str, value: object) -> Iterator[None]:
 class TracedLLM(LLMMiddleware):
     """A model whose calls are spans.
 
-    ``config`` has its settings if its client reports its consumption. It is None if
-    the caller passed the model; then the usage in its replies is counted.
+    ``config`` has its settings if its client reports its consumption. It is None if the caller
+    passed the model; then the usage in its replies is counted.
     """
 
     def __init__(self, inner: LLM, tracing: Tracing, config: ModelConfig | None = None) -> None:
@@ -411,7 +387,7 @@ class TracedLLM(LLMMiddleware):
             reply = await self.inner.ask(prompt, reply_type, call_id=call_id, check=check)
             call.reply = reply
             if self._config is None:
-                self._tracing.count_usage(
-                    reply.usage, role=call_id.role, purpose=call_id.purpose, config=None
-                )
+                role = call_id.role
+                purpose = call_id.purpose
+                self._tracing.count_usage(reply.usage, role=role, purpose=purpose, config=None)
         return reply

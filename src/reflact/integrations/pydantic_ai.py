@@ -82,8 +82,7 @@ def record_tools(state: Callable[[D], JsonValue]) -> Iterator[ToolRecorder[D]]:
     Inside the block tools run one at a time, so that each change of the state belongs to one call.
 
     Args:
-        state: Renders the agent's state from the run's ``deps`` as text or JSON. The result is
-            copied.
+        state: Renders the agent's state from the run's ``deps`` as text or JSON; it is copied.
 
     Raises:
         DataError: In the run, if the rendered state is neither text nor JSON.

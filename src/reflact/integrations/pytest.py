@@ -53,15 +53,9 @@ class Cassette:
     def configure(
         self, source: TrainerConfig | Mapping[str, object] | Path | str, **changes: object
     ) -> TrainerConfig:
-        """Return a configuration that uses the recording and a new folder.
+        """Return a configuration, a mapping or a file with the recording and a new folder.
 
-        Args:
-            source: A configuration, a mapping, or the path of a file.
-            changes: Other values; two underscores stand for each dot, as in
-                ``train__num_epochs=1``.
-
-        Raises:
-            ConfigError: A key or value is wrong.
+        ``changes`` are other values, with two underscores for each dot: ``train__num_epochs=1``.
         """
         from reflact.config.loading import load_config
 

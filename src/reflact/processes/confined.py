@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import IO
 
 from reflact.processes.sandbox import VARIABLES, SandboxRequest, build_command
@@ -17,62 +18,53 @@ from reflact.processes.sandbox import VARIABLES, SandboxRequest, build_command
 MAX_ERROR_BYTES = 1_000_000
 
 
+@dataclass
 class ConfinedProcess:
-    """Code in a process and a session of its own; ``close`` ends it.
+    """Code in a process and a session of its own; ``close`` ends it, and so does ``parent``'s end.
 
-    The error output goes to a file and not to a pipe, because pipes fill up.
-
-    Args:
-        code: The code, in Python.
-        tests: Code that runs after it, if any.
-        stdin: The input: an open file, or ``subprocess.PIPE``.
-        stdout: The output, likewise.
-        folder: The current folder of the process.
-        seconds: Limit of processor time.
-        memory: Limit of memory, in bytes.
-        output: Limit of the size of each output, in bytes.
-        confine: Whether the kernel confines the process.
-        parent: The process with which it ends.
-        variables: Environment variables beside ``VARIABLES``.
+    ``tests`` is code that runs after it. ``stdin`` and ``stdout`` are open files, or
+    ``subprocess.PIPE``; the error output goes to a file, because pipes fill up. ``folder`` is the
+    current one. ``seconds`` limit processor time; ``memory`` and ``output``, of each output, are in
+    bytes. ``variables`` are environment variables beside ``VARIABLES``.
     """
 
-    def __init__(
-        self,
-        code: str,
-        tests: str | None,
-        *,
-        stdin: IO[bytes] | int,
-        stdout: IO[bytes] | int,
-        folder: str | None,
-        seconds: int | None,
-        memory: int,
-        output: int,
-        confine: bool,
-        parent: int | None,
-        variables: Mapping[str, str],
-    ) -> None:
+    code: str
+    tests: str | None
+    _: KW_ONLY
+    stdin: IO[bytes] | int
+    stdout: IO[bytes] | int
+    folder: str | None
+    seconds: int | None
+    memory: int
+    output: int
+    confine: bool
+    parent: int | None
+    variables: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        """Start the process."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
         self._report = tempfile.TemporaryFile()  # noqa: SIM115
         with tempfile.TemporaryFile() as program:
-            program.write(json.dumps({"answer": code, "tests": tests}).encode())
+            program.write(json.dumps({"answer": self.code, "tests": self.tests}).encode())
             program.seek(0)
             request = SandboxRequest(
-                parent=parent,
+                parent=self.parent,
                 program=program.fileno(),
                 report=self._report.fileno(),
-                seconds=seconds,
-                memory=memory,
-                output=output,
-                confine=confine,
+                seconds=self.seconds,
+                memory=self.memory,
+                output=self.output,
+                confine=self.confine,
             )
             self.popen = subprocess.Popen(  # noqa: S603 - our own script
                 build_command(request),
                 bufsize=0,
-                stdin=stdin,
-                stdout=stdout,
+                stdin=self.stdin,
+                stdout=self.stdout,
                 stderr=self._errors,
-                cwd=folder,
-                env={**VARIABLES, **variables},
+                cwd=self.folder,
+                env={**VARIABLES, **self.variables},
                 start_new_session=True,
                 pass_fds=(request.program, request.report),
             )

@@ -212,10 +212,7 @@ class Processor(NamedTuple):
     capset: int
 
 
-PROCESSORS = {
-    "x86_64": Processor(0xC000003E, 1, 126),
-    "aarch64": Processor(0xC00000B7, 2, 91),
-}
+PROCESSORS = {"x86_64": Processor(0xC000003E, 1, 126), "aarch64": Processor(0xC00000B7, 2, 91)}
 
 
 def read_landlock_version() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
+
 from reflact.messages import CallId, Message, RenderedPrompt, Text
 from reflact.protocols import LLM
 from reflact.types import Skill, Turn, canonical_json
@@ -10,6 +12,7 @@ from reflact.types import Skill, Turn, canonical_json
 CHAT_TARGET_VERSION = 1
 
 
+@dataclass(eq=False)
 class ChatTarget:
     """A chat model; its system message is the skill between a preamble and a postamble.
 
@@ -19,22 +22,21 @@ class ChatTarget:
         postamble: Text after the skill.
     """
 
-    def __init__(self, llm: LLM, *, preamble: str = "", postamble: str = "") -> None:
-        self._llm = llm
-        self._preamble = preamble
-        self._postamble = postamble
+    llm: LLM
+    _: KW_ONLY
+    preamble: str = ""
+    postamble: str = ""
 
     @property
     def identity(self) -> str:
         """The model's identity and the texts around the skill, as canonical JSON."""
-        return identify_chat_target(
-            self._llm.identity, preamble=self._preamble, postamble=self._postamble
-        )
+        llm = self.llm.identity
+        return identify_chat_target(llm, preamble=self.preamble, postamble=self.postamble)
 
     def session(self, skill: Skill, *, rollout: str) -> ChatSession:
         """Start a conversation under a skill; ``rollout`` is the rollout's key."""
-        system = join_system_message(self._preamble, skill.text, self._postamble)
-        return ChatSession(self._llm, system, rollout)
+        system = join_system_message(self.preamble, skill.text, self.postamble)
+        return ChatSession(self.llm, system, rollout)
 
 
 class ChatSession:
@@ -54,17 +56,12 @@ class ChatSession:
     async def reply(self, message: str) -> str:
         """Send a message after all earlier ones and return the answer."""
         messages = (*self._messages, Message(role="user", content=message))
+        sent = (*self._system, *messages)
+        number = len(self._messages) // 2
         reply = await self._llm.ask(
-            RenderedPrompt(
-                name="target", version=CHAT_TARGET_VERSION, messages=(*self._system, *messages)
-            ),
+            RenderedPrompt(name="target", version=CHAT_TARGET_VERSION, messages=sent),
             Text,
-            call_id=CallId(
-                role="target",
-                purpose="rollout",
-                rollout=self._rollout,
-                number=len(self._messages) // 2,
-            ),
+            call_id=CallId(role="target", purpose="rollout", rollout=self._rollout, number=number),
         )
         self._messages = (*messages, Message(role="assistant", content=reply.value.text))
         return reply.value.text

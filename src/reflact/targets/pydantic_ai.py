@@ -1,12 +1,10 @@
-"""The target that is a pydantic-ai agent, as it is: the skill takes the place of its literal
-instructions.
+"""The target that is a pydantic-ai agent: the skill takes the place of its literal instructions.
 
     target = PydanticAITarget(agent, deps=lambda item: Shop(customer=item.metadata["customer"]))
     summary = await Trainer("run.yaml", target=target).train()
 
 Tools, dependencies, instruction functions, system prompts, toolsets and output types stay. In a
-run, each request of the agent to its model is stored, limited, charged, recorded and replayed like
-reflact's own calls.
+run, each request of the agent is stored, limited, charged, recorded and replayed like any other.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import copy
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
@@ -65,16 +63,8 @@ REQUEST_VERSION = 1
 
 # Fields of messages and parts that differ between equal runs, and that a model does not read.
 UNSTABLE_FIELDS = frozenset(
-    {
-        "timestamp",
-        "run_id",
-        "conversation_id",
-        "usage",
-        "provider_details",
-        "provider_response_id",
-        "metadata",
-        "instructions",
-    }
+    {"timestamp", "run_id", "conversation_id", "usage", "provider_details", "provider_response_id"}
+    | {"metadata", "instructions"}
 )
 
 # Settings that may hold a key, or that no reply depends on.
@@ -99,6 +89,7 @@ TOOLS_ARE_TRAINED = (
 )
 
 
+@dataclass(eq=False, repr=False)
 class PydanticAITarget(Generic[D, Out]):
     """A pydantic-ai agent under training.
 
@@ -107,31 +98,26 @@ class PydanticAITarget(Generic[D, Out]):
         deps: A function of the item, async or not, that returns the dependencies of its rollout. It
             must not use the item's reference.
         usage_limits: Limits of one rollout. A rollout that reaches one scores 0.
-        version: Part of the target's identity. Change it if the code of a tool or of an instruction
-            function changes what the agent does, so that stored rollouts of the old agent are not
-            reused.
+        version: Part of the target's identity. Change it with what the agent's own functions do,
+            so that stored rollouts of the old agent are not reused.
         train_tools: Train the descriptions of tools too: a section ``## Tool: NAME`` of the skill
             replaces the description of that tool.
     """
 
-    def __init__(
-        self,
-        agent: AbstractAgent[D, Out],
-        *,
-        deps: MakeDeps[D] | None = None,
-        usage_limits: UsageLimits | None = None,
-        version: str = "1",
-        train_tools: bool = False,
-    ) -> None:
-        self._agent = agent
-        self._train_tools = train_tools
-        self._deps = deps
-        self._limits = usage_limits
-        self._version = version
-        self._model = _resolve_model(agent.model)
-        self._name = agent.model if isinstance(agent.model, str) else self._model.model_id
-        self._settings: ModelSettings = {}
-        self._sender: RequestSender | None = None
+    agent: AbstractAgent[D, Out]
+    _: KW_ONLY
+    deps: MakeDeps[D] | None = None
+    usage_limits: UsageLimits | None = None
+    version: str = "1"
+    train_tools: bool = False
+
+    def __post_init__(self) -> None:
+        """Find the agent's model."""
+        own = self.agent.model
+        self.model = _resolve_model(own)
+        self.model_name = own if isinstance(own, str) else self.model.model_id
+        self.settings: ModelSettings = {}
+        self.sender: RequestSender | None = None
         self._identity: str | None = None
 
     @property
@@ -140,49 +126,50 @@ class PydanticAITarget(Generic[D, Out]):
         return self._identity or self._describe()
 
     def _describe(self) -> str:
-        agent = self._agent
+        agent = self.agent
+        toolsets: list[JsonValue] = []
+        for toolset in _list_toolsets(agent):
+            tools = [_dump_tool(tool) for tool in _list_tools(toolset)]
+            toolsets.append([type(toolset).__name__, toolset.id, *tools])
         return canonical_json(
             {
                 "target": "pydantic_ai",
-                "version": [REQUEST_VERSION, self._version],
+                "version": [REQUEST_VERSION, self.version],
                 "agent": agent.name,
-                "model": self._name,
-                "settings": _dump_settings({**self._own_settings, **self._settings}),
+                "model": self.model_name,
+                "settings": _dump_settings({**self._own_settings, **self.settings}),
                 "system_prompts": list(getattr(agent, "_system_prompts", ())),
                 "output": agent.output_json_schema(),
-                "toolsets": [
-                    [type(one).__name__, one.id, *map(_dump_tool, _list_tools(one))]
-                    for one in _list_toolsets(agent)
-                ],
-                "limits": None if self._limits is None else _dump(asdict(self._limits)),
-                **({"train_tools": True} if self._train_tools else {}),
+                "toolsets": toolsets,
+                "limits": None if self.usage_limits is None else _dump(asdict(self.usage_limits)),
+                "train_tools": self.train_tools,
             }
         )
 
     @property
     def instructions(self) -> str:
         """The literal instructions of the agent, with which a training may begin."""
-        own = getattr(getattr(self._agent, "wrapped", self._agent), "_instructions", ())
+        own = getattr(getattr(self.agent, "wrapped", self.agent), "_instructions", ())
         return "\n\n".join(each.instruction for each in own if isinstance(each.instruction, str))
 
     @property
     def _own_settings(self) -> Mapping[str, Any]:
         """The settings of the agent and its model that no function makes."""
-        chosen = getattr(self._agent, "model_settings", None)
-        return {**(self._model.settings or {}), **(chosen if isinstance(chosen, Mapping) else {})}
+        chosen = getattr(self.agent, "model_settings", None)
+        return {**(self.model.settings or {}), **(chosen if isinstance(chosen, Mapping) else {})}
 
     @property
     def description(self) -> str:
         """The agent's tools, for the optimizer, and how the document may describe them."""
         lines = []
-        for toolset in _list_toolsets(self._agent):
+        for toolset in _list_toolsets(self.agent):
             for tool in _list_tools(toolset):
                 names = ", ".join(tool.parameters_json_schema.get("properties", {}))
                 text = " ".join((tool.description or "no description").split())
                 lines.append(f"- {tool.name}({names}): {text}")
         if lines:
             lines.insert(0, "The agent has these tools:")
-        if self._train_tools:
+        if self.train_tools:
             lines.append(TOOLS_ARE_TRAINED)
         return "\n".join(lines)
 
@@ -193,60 +180,66 @@ class PydanticAITarget(Generic[D, Out]):
                 "models.target.model has no effect on a pydantic-ai agent, which has its own "
                 "model: remove the key, and set the model in the agent"
             )
-        host = re.match(r"https?://[^/?#@\s]+", self._model.base_url or "")
-        system = re.sub("[^a-z0-9-]", "-", self._model.system.lower())
-        url = f"https://{system}.invalid" if host is None else host[0]
-        return config.model_copy(
-            update={
-                "model": self._name,
-                "base_url": url,
-                "api": "pydantic_ai",
-                "api_key_env": None,
-                "key": None,
-                "open_model": lambda: self._model,
-                "max_tokens": config.max_tokens or self._own_settings.get("max_tokens"),
-            }
-        )
+        host = re.match(r"https?://[^/?#@\s]+", self.model.base_url or "")
+        system = re.sub("[^a-z0-9-]", "-", self.model.system.lower())
+        changes = {
+            "model": self.model_name,
+            "base_url": f"https://{system}.invalid" if host is None else host[0],
+            "api": "pydantic_ai",
+            "api_key_env": None,
+            "key": None,
+            "open_model": lambda: self.model,
+            "max_tokens": config.max_tokens or self._own_settings.get("max_tokens"),
+        }
+        return config.model_copy(update=changes)
 
     def connect(self, sender: RequestSender, config: ModelConfig) -> PydanticAITarget[D, Out]:
         """Return the same target in a run, under the settings of ``models.target``."""
         connected = copy.copy(self)
-        connected._sender = sender
-        chosen = {name: getattr(config, name) for name in ("temperature", "max_tokens")}
-        connected._settings = cast(
-            "ModelSettings", {k: v for k, v in chosen.items() if v is not None}
-        )
+        connected.sender = sender
+        connected.settings = {}
+        if config.temperature is not None:
+            connected.settings["temperature"] = config.temperature
+        if config.max_tokens is not None:
+            connected.settings["max_tokens"] = config.max_tokens
         connected._identity = connected._describe()
         return connected
 
     def session(self, skill: Skill, *, rollout: str) -> AgentSession[D, Out]:
         """Start a run of an agent without dependencies; ``rollout`` is the rollout's key."""
-        if self._deps is not None:
+        if self.deps is not None:
             raise ConfigError("the agent's deps need an item: start its sessions with session_for")
         return self.session_for(Item(id=rollout, input=""), skill, rollout=rollout)
 
     def session_for(self, item: Item, skill: Skill, *, rollout: str) -> AgentSession[D, Out]:
         """Start a run of the agent on an item, under a skill; ``rollout`` is the rollout's key."""
-        text, tools = _split_tools(skill.text) if self._train_tools else (skill.text, {})
-        capability = _RolloutCapability[D](text, tools, rollout, self._name, self._sender)
-        return AgentSession(self, item, capability)
+        return AgentSession(self, item, skill, rollout)
 
 
-class AgentSession(Generic[D, Out]):
-    """A conversation with the agent about one item; the agent remembers it."""
+class AgentSession(AbstractCapability[D], Generic[D, Out]):
+    """A conversation with the agent about one item; the agent remembers it.
+
+    As a capability of the agent's runs it puts the skill in place of literal instructions, and
+    sends requests through the run.
+    """
 
     def __init__(
-        self, target: PydanticAITarget[D, Out], item: Item, capability: _RolloutCapability[D]
+        self, target: PydanticAITarget[D, Out], item: Item, skill: Skill, rollout: str
     ) -> None:
         self._target = target
         self._item = item
-        self._capability = capability
+        self._rollout = rollout
+        self._skill = skill.text
+        self._tools: Mapping[str, str] = {}
+        if target.train_tools:
+            self._skill, self._tools = _split_tools(skill.text)
         self._deps: list[D] = []
+        self._messages: list[ModelMessage] = []
 
     @property
     def turns(self) -> tuple[Turn, ...]:
         """The messages, tool calls, observations and answers so far, without instructions."""
-        return tuple(_list_turns(self._capability.messages))
+        return tuple(_list_turns(self._messages))
 
     async def reply(self, message: str) -> str:
         """Run the agent on a message after all earlier ones; return its output, as text or as JSON.
@@ -256,51 +249,30 @@ class AgentSession(Generic[D, Out]):
             EnvironmentFailure: A tool, an instruction function or ``deps`` raised an error.
         """
         target = self._target
-        capability = self._capability
         try:
             if not self._deps:
-                deps: Any = None if target._deps is None else target._deps(self._item)
+                deps: Any = None if target.deps is None else target.deps(self._item)
                 if inspect.isawaitable(deps):
                     deps = await deps
                 self._deps.append(deps)
-            result = await target._agent.run(
+            result = await target.agent.run(
                 message,
                 deps=self._deps[0],
-                model=target._model,
-                model_settings=target._settings or None,
-                message_history=list(capability.messages) or None,
-                usage_limits=target._limits,
-                capabilities=[capability],
+                model=target.model,
+                model_settings=target.settings or None,
+                message_history=list(self._messages) or None,
+                usage_limits=target.usage_limits,
+                capabilities=[self],
             )
         except ReflactError:
             raise
         except (UsageLimitExceeded, UnexpectedModelBehavior) as error:
             raise ReplyError(f"the agent gave up: {error}", reasons=(str(error),)) from error
         except Exception as error:
-            raise EnvironmentFailure(
-                f"the agent failed on item {self._item.id}: {type(error).__name__}: {error}"
-            ) from error
-        capability.messages = list(result.all_messages())
+            reason = f"the agent failed on item {self._item.id}: {type(error).__name__}: {error}"
+            raise EnvironmentFailure(reason) from error
+        self._messages = list(result.all_messages())
         return result.output if isinstance(result.output, str) else _write_json(result.output)
-
-
-class _RolloutCapability(AbstractCapability[D]):
-    """Puts the skill in place of literal instructions, and requests through the run."""
-
-    def __init__(
-        self,
-        skill: str,
-        tools: Mapping[str, str],
-        rollout: str,
-        model: str,
-        sender: RequestSender | None,
-    ) -> None:
-        self._skill = skill
-        self._tools = tools
-        self._rollout = rollout
-        self._model = model
-        self._sender = sender
-        self.messages: list[ModelMessage] = []
 
     async def prepare_tools(
         self, ctx: RunContext[D], tool_defs: list[ToolDefinition]
@@ -315,7 +287,7 @@ class _RolloutCapability(AbstractCapability[D]):
         self, ctx: RunContext[D], request_context: ModelRequestContext
     ) -> ModelRequestContext:
         """Replace the literal instructions; those of functions and toolsets stay."""
-        self.messages = list(request_context.messages)
+        self._messages = list(request_context.messages)
         parameters = request_context.model_request_parameters
         others = [part for part in parameters.instruction_parts or () if not _is_literal(part)]
         skill = [InstructionPart(content=self._skill.strip("\n"))] if self._skill.strip() else []
@@ -332,23 +304,23 @@ class _RolloutCapability(AbstractCapability[D]):
         handler: WrapModelRequestHandler,
     ) -> ModelResponse:
         """Return the stored answer, or ask the model and store its answer."""
-        if self._sender is None:
+        sender = self._target.sender
+        messages = request_context.messages
+        if sender is None:
             response = await handler(request_context)
         else:
-            messages = request_context.messages
-            answered = sum(isinstance(message, ModelResponse) for message in messages)
-            call_id = CallId(
-                role="target", purpose="rollout", rollout=self._rollout, number=answered
-            )
-            text = await self._sender.send(
-                {"model": self._model, **_write_request(request_context)},
-                call_id=call_id,
+            number = sum(isinstance(message, ModelResponse) for message in messages)
+            text = await sender.send(
+                {"model": self._target.model_name, **_write_request(request_context)},
+                call_id=CallId(
+                    role="target", purpose="rollout", rollout=self._rollout, number=number
+                ),
                 answer=partial(_ask_model, handler, request_context),
             )
             (message,) = ModelMessagesTypeAdapter.validate_json(text)
             assert isinstance(message, ModelResponse)
             response = message
-        self.messages = [*request_context.messages, response]
+        self._messages = [*messages, response]
         return response
 
 

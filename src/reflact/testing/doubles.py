@@ -29,8 +29,7 @@ class FaultyTransport(httpx.AsyncBaseTransport):
 
     Args:
         inner: Serves the requests.
-        faults: Called with each request and its number (0 for the first that arrives); returns the
-            fault to inject, or None.
+        faults: Gets each request and its number, from 0; returns the fault to inject, or None.
     """
 
     def __init__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple, TypeAlias, get_args
 
 from annotated_types import MaxLen, MinLen
@@ -34,6 +35,7 @@ class ScriptedCall(NamedTuple):
     call_id: CallId
 
 
+@dataclass(eq=False)
 class ScriptedLLM:
     """Implements ``protocols.LLM`` with a function instead of a model.
 
@@ -52,16 +54,11 @@ class ScriptedLLM:
         calls: All attempts so far, in order.
     """
 
-    def __init__(self, script: Script, *, identity: str = "scripted", reasks: int = 2) -> None:
-        self._script = script
-        self._identity = identity
-        self._reasks = reasks
-        self.calls: list[ScriptedCall] = []
-
-    @property
-    def identity(self) -> str:
-        """The name given at construction."""
-        return self._identity
+    script: Script
+    _: KW_ONLY
+    identity: str = "scripted"
+    reasks: int = 2
+    calls: list[ScriptedCall] = field(default_factory=list, init=False)
 
     async def ask(
         self,
@@ -77,11 +74,11 @@ class ScriptedLLM:
             ReplyError: No attempt gave a valid reply; holds the reason of each refusal.
         """
         reasons: list[str] = []
-        for attempt in range(1 + self._reasks):
+        for attempt in range(1 + self.reasks):
             numbered = call_id.model_copy(update={"attempt": call_id.attempt + attempt})
             self.calls.append(ScriptedCall(prompt, reply_type, numbered))
             await checkpoint()
-            answer = self._script(prompt, reply_type, numbered)
+            answer = self.script(prompt, reply_type, numbered)
             if inspect.isawaitable(answer):
                 answer = await answer
             if isinstance(answer, Exception):
@@ -90,10 +87,10 @@ class ScriptedLLM:
                 value = _read(answer, reply_type)
                 if check is not None:
                     check(value)
+            except ValidationError as error:
+                reasons.append(describe_problems(error))
             except ValueError as error:
-                reasons.append(
-                    describe_problems(error) if isinstance(error, ValidationError) else str(error)
-                )
+                reasons.append(str(error))
             else:
                 return Reply(value=value, attempts=attempt + 1, usage=Usage(calls=attempt + 1))
         failure = ReplyError(
@@ -118,17 +115,14 @@ def _read(answer: ReplyModel | JsonValue, reply_type: type[R]) -> R:
 def append_reply(reply_type: type[ReplyModel], *contents: str) -> dict[str, JsonValue]:
     """Return an analyst's whole reply that appends texts to the document; as many as it may hold.
 
-    Args:
-        reply_type: What the stage asks for: the reply of an analyst of failures or successes.
-        contents: The texts, most important first.
+    ``reply_type`` is what the stage asks for; the first text is the most important one.
     """
-    _, most = find_bounds(reply_type, "edits")
+    most = find_bounds(reply_type, "edits")[1]
     edits: list[JsonValue] = [append_edit(reply_type, content) for content in contents[:most]]
     reply: dict[str, JsonValue] = {"edits": edits}
     if "patterns" in reply_type.model_fields:
-        reply["patterns"] = [
-            describe_pattern(reply_type, "missing rule", 1, "The document lacks a rule.")
-        ]
+        pattern = describe_pattern(reply_type, "missing rule", 1, "The document lacks a rule.")
+        reply["patterns"] = [pattern]
     return add_reasoning(reply_type, reply)
 
 
@@ -153,10 +147,8 @@ def describe_pattern(
 def append_edit(reply_type: type[ReplyModel], content: str) -> dict[str, JsonValue]:
     """Return one edit that appends a text, in the shape of the reply type's edits."""
     (kind,) = get_args(reply_type.model_fields["edits"].annotation)
-    edit: dict[str, JsonValue] = {"content": content}
-    if "op" in kind.model_fields:
-        edit = {"op": "append", "target": "", **edit}
-    return {**edit, "evidence": "All cases."} if "evidence" in kind.model_fields else edit
+    values = {"op": "append", "target": "", "content": content, "evidence": "All cases."}
+    return {name: value for name, value in values.items() if name in kind.model_fields}
 
 
 def find_bounds(reply_type: type[ReplyModel], field: str) -> tuple[int, int | None]:

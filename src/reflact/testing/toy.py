@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from anyio.lowlevel import checkpoint
 from pydantic import JsonValue
@@ -51,22 +52,19 @@ class ToyRule(NamedTuple):
     answer: Callable[[int], str]
 
 
+_ANSWERS: Mapping[str, tuple[str, Callable[[int], str]]] = {
+    "double": ("twice the number", lambda n: str(2 * n)),
+    "square": ("the number times itself", lambda n: str(n * n)),
+    "negate": ("the number after a minus sign", lambda n: str(-n)),
+    "parity": ("even or odd", lambda n: "odd" if n % 2 else "even"),
+    "reverse": ("the digits from last to first", lambda n: str(n)[::-1]),
+    "length": ("the number of digits", lambda n: str(len(str(n)))),
+}
+
 TOY_RULES: Mapping[str, ToyRule] = MappingProxyType(
     {
-        "double": ToyRule("- double: answer with twice the number.", lambda n: str(2 * n)),
-        "square": ToyRule("- square: answer with the number times itself.", lambda n: str(n * n)),
-        "negate": ToyRule(
-            "- negate: answer with the number after a minus sign.", lambda n: str(-n)
-        ),
-        "parity": ToyRule(
-            "- parity: answer with even or odd.", lambda n: "odd" if n % 2 else "even"
-        ),
-        "reverse": ToyRule(
-            "- reverse: answer with the digits from last to first.", lambda n: str(n)[::-1]
-        ),
-        "length": ToyRule(
-            "- length: answer with the number of digits.", lambda n: str(len(str(n)))
-        ),
+        name: ToyRule(f"- {name}: answer with {words}.", answer)
+        for name, (words, answer) in _ANSWERS.items()
     }
 )
 """All rules by name, in the order in which worlds use them."""
@@ -76,9 +74,7 @@ class ToyEnvironment(DatasetEnvironment):
     """A world of as many rules and items as a test needs; the rules take turns within each split.
 
     Args:
-        train: Items of the train split.
-        val: Items of the validation split.
-        test: Items of the test split.
+        train, val, test: The number of items in each split.
         rules: How many of ``TOY_RULES`` there are, 1 to 6.
     """
 
@@ -86,22 +82,22 @@ class ToyEnvironment(DatasetEnvironment):
         if not 1 <= rules <= len(TOY_RULES):
             raise ValueError(f"there are 1 to {len(TOY_RULES)} rules, not {rules}")
         names = list(TOY_RULES)[:rules]
-
-        def items(split: str, size: int, first: int) -> tuple[Item, ...]:
-            return tuple(
-                item(f"{split}-{n:03}", names[n % len(names)], first + n) for n in range(size)
-            )
-
-        def item(item_id: str, name: str, number: int) -> Item:
-            answer = TOY_RULES[name].answer(number)
-            return Item(id=item_id, input=f"{name} {number}", task_type=name, reference=answer)
-
-        data = DataSet(
-            train=items("train", train, 10),
-            val=items("val", val, 10 + train),
-            test=items("test", test, 10 + train + val),
-        )
-        super().__init__(data, grade=grade_toy, name="toy")
+        splits: dict[str, list[Item]] = {}
+        number = 10  # two digits, so that the rules differ on each number
+        for split, size in {"train": train, "val": val, "test": test}.items():
+            splits[split] = []
+            for n in range(size):
+                name = names[n % len(names)]
+                splits[split].append(
+                    Item(
+                        id=f"{split}-{n:03}",
+                        input=f"{name} {number}",
+                        task_type=name,
+                        reference=TOY_RULES[name].answer(number),
+                    )
+                )
+                number += 1
+        super().__init__(DataSet.model_validate(splits), grade=grade_toy, name="toy")
 
 
 def grade_toy(item: Item, answer: str) -> Grade:
@@ -114,9 +110,9 @@ def grade_toy(item: Item, answer: str) -> Grade:
     )
 
 
+@dataclass(eq=False)
 class ToyTarget:
-    """Implements ``protocols.Target``: answers by the rules in the skill, and ``unknown``
-    otherwise.
+    """A ``protocols.Target`` that answers by the rules in the skill, and ``unknown`` otherwise.
 
     Args:
         noise: Share of rollouts, 0..1, in which it does the opposite: knows what the skill does not
@@ -125,19 +121,19 @@ class ToyTarget:
         seed: Root of the noise.
     """
 
-    def __init__(self, *, noise: float = 0.0, seed: int = 0) -> None:
-        self._noise = noise
-        self._seed = seed
+    _: KW_ONLY
+    noise: float = 0.0
+    seed: int = 0
 
     @property
     def identity(self) -> str:
         """Noise and seed, as canonical JSON."""
-        return canonical_json({"target": "toy", "noise": self._noise, "seed": self._seed})
+        return canonical_json({"target": "toy", "noise": self.noise, "seed": self.seed})
 
     def session(self, skill: Skill, *, rollout: str) -> ToySession:
         """Start a conversation under a skill."""
-        drawn = int(digest_json([self._seed, rollout])[:13], 16) / 16**13
-        return ToySession(skill, slips=drawn < self._noise)
+        drawn = int(digest_json([self.seed, rollout])[:13], 16) / 16**13
+        return ToySession(skill, slips=drawn < self.noise)
 
 
 class ToySession:
@@ -160,11 +156,10 @@ class ToySession:
         name, _, number = message.partition(" ")
         rule = TOY_RULES.get(name)
         answer = UNKNOWN_ANSWER
-        if (
-            rule is not None
-            and (rule.line in self._lines or name in self._shown) is not self._slips
-        ):
-            answer = rule.answer(int(number))
+        if rule is not None:
+            is_known = rule.line in self._lines or name in self._shown
+            if is_known is not self._slips:
+                answer = rule.answer(int(number))
         self._turns += (Turn(role="user", content=message), Turn(role="assistant", content=answer))
         return answer
 
@@ -176,47 +171,39 @@ def toy_optimizer(*, edits: int = 1) -> Script:
     rules that stand in the document last. The success analyst has nothing to add. Merges join equal
     proposals, rankings take the first ones, and all offered edits are applied. Rewrites hold the
     lines of the document and of the missing rules; guidance holds the lines of missing rules.
-
-    Args:
-        edits: Rules that an analyst proposes at most.
+    ``edits`` is the most rules that an analyst proposes.
     """
 
     def analyse(reply_type: type[ReplyModel], shown: str) -> dict[str, JsonValue]:
         document = shown.splitlines()
-        lines = [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
-        lines.sort(key=lambda line: line in document)
+        lines = sorted(_list_missing_lines(shown), key=lambda line: line in document)
         most = find_bounds(reply_type, "edits")[1]
         proposed = [append_edit(reply_type, line) for line in lines[:edits][:most]]
         return {"patterns": _reply_patterns(reply_type, shown), "edits": [*proposed]}
 
-    parts: tuple[
-        tuple[type[ReplyModel], Callable[[type[ReplyModel], str], dict[str, JsonValue]]], ...
-    ] = (
-        (ReasonedSuccessReply, lambda kind, _: append_reply(kind)),
-        (Text, lambda _, shown: {"text": f"```markdown\n{_reply_document(shown)}\n```"}),
-        (AnalystReply, analyse),
-        (MergeReply, lambda kind, shown: {"edits": _reply_merge(kind, shown)}),
-        (ReasonedRankReply, _reply_ranking),
-        (ReasonedStepSizeReply, _reply_step_size),
-        (
-            RewriteReply,
-            lambda _, shown: {"summary": "Rules added.", "document": _reply_document(shown)},
-        ),
-        (LapseReply, lambda _, shown: {"lapses": _reply_lapses(shown)}),
-        (ReminderReply, lambda *_: {"reminders": []}),
-        (CompactReply, _reply_notes),
-        (GuidanceReply, _reply_guidance),
-        (
-            MemoryReply,
-            lambda *_: {"reasoning": "Lines helped.", "memory": "Add the lines of rules."},
-        ),
-    )
+    parts: Mapping[type[ReplyModel], Callable[[Any, str], dict[str, JsonValue]]] = {
+        ReasonedSuccessReply: lambda kind, _: append_reply(kind),
+        Text: lambda _, shown: {"text": f"```markdown\n{_reply_document(shown)}\n```"},
+        AnalystReply: analyse,
+        MergeReply: lambda kind, shown: {"edits": _reply_merge(kind, shown)},
+        ReasonedRankReply: _reply_ranking,
+        ReasonedStepSizeReply: _reply_step_size,
+        RewriteReply: lambda _, shown: {
+            "summary": "Rules added.",
+            "document": _reply_document(shown),
+        },
+        LapseReply: lambda _, shown: {"lapses": _reply_lapses(shown)},
+        ReminderReply: lambda *_: {"reminders": []},
+        CompactReply: _reply_notes,
+        GuidanceReply: _reply_guidance,
+        MemoryReply: lambda *_: {"memory": "Add the lines of rules."},
+    }
 
     def answer(
         prompt: RenderedPrompt, reply_type: type[ReplyModel], call_id: CallId
     ) -> JsonValue | Exception:
         shown = "\n".join(message.content for message in prompt.messages if message.role == "user")
-        for kind, part in parts:
+        for kind, part in parts.items():
             if issubclass(reply_type, kind):
                 return add_reasoning(reply_type, part(reply_type, shown))
         return TypeError(f"the toy optimizer has no {reply_type.__name__} for {call_id.label}")
@@ -232,7 +219,12 @@ DEFAULT_GUIDANCE = "Answer every task."
 
 
 def _find_missing_rules(shown: str) -> list[tuple[str, int]]:
+    """Return the rules that feedback names, most frequent first, and how often it does."""
     return Counter(_MISSING.findall(shown)).most_common()
+
+
+def _list_missing_lines(shown: str) -> list[str]:
+    return [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
 
 
 def _read_tag(tag: str, shown: str) -> str:
@@ -259,20 +251,21 @@ def _reply_merge(reply_type: type[ReplyModel], shown: str) -> list[JsonValue]:
 
 
 def _reply_ranking(reply_type: type[ReplyModel], _: str) -> dict[str, JsonValue]:
-    fewest, _most = find_bounds(reply_type, "selected")
-    return {"reasoning": "First come, first served.", "selected": list(range(1, 1 + fewest))}
+    fewest = find_bounds(reply_type, "selected")[0]
+    return {"selected": list(range(1, 1 + fewest))}
 
 
 def _reply_step_size(reply_type: type[ReplyModel], _: str) -> dict[str, JsonValue]:
     most = reply_type.model_json_schema()["properties"]["count"]["maximum"]
-    return {"reasoning": "All are sound.", "count": most, "confidence": 1.0, "risks": ""}
+    return {"count": most, "confidence": 1.0, "risks": ""}
 
 
 def _reply_document(shown: str) -> str:
-    kept = [line for line in _read_tag("document", shown).splitlines() if line.strip()]
-    wanted = [line for _, _, text in _PROPOSAL.findall(shown) for line in _list_rules(text)]
-    wanted += [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
-    return "\n".join(dict.fromkeys([*kept, *wanted])) or DEFAULT_GUIDANCE
+    lines = [line for line in _read_tag("document", shown).splitlines() if line.strip()]
+    for _, _, text in _PROPOSAL.findall(shown):
+        lines += _list_rules(text)
+    lines += _list_missing_lines(shown)
+    return "\n".join(dict.fromkeys(lines)) or DEFAULT_GUIDANCE
 
 
 def _list_rules(text: str) -> Sequence[str]:
@@ -281,12 +274,14 @@ def _list_rules(text: str) -> Sequence[str]:
 
 def _reply_lapses(shown: str) -> list[JsonValue]:
     document = _read_tag("document", shown)
-    return [
-        {"case": int(number), "rule": TOY_RULES[name].line, "reminder": f"Mind the rule {name}."}
-        for _, number, text in _CASE.findall(shown)
-        for name in _MISSING.findall(text)[:1]
-        if TOY_RULES[name].line in document
-    ]
+    lapses: list[JsonValue] = []
+    for _, number, text in _CASE.findall(shown):
+        for name in _MISSING.findall(text)[:1]:
+            line = TOY_RULES[name].line
+            if line in document:
+                reminder = f"Mind the rule {name}."
+                lapses.append({"case": int(number), "rule": line, "reminder": reminder})
+    return lapses
 
 
 def _reply_notes(reply_type: type[ReplyModel], shown: str) -> dict[str, JsonValue]:
@@ -296,6 +291,5 @@ def _reply_notes(reply_type: type[ReplyModel], shown: str) -> dict[str, JsonValu
 
 def _reply_guidance(_: type[ReplyModel], shown: str) -> dict[str, JsonValue]:
     document = _read_tag("document", shown)
-    rules = [TOY_RULES[name].line for name, _ in _find_missing_rules(shown)]
-    guidance = "\n".join(line for line in rules if line not in document) or DEFAULT_GUIDANCE
-    return {"reasoning": "Some rules are still missing.", "helped": "unclear", "guidance": guidance}
+    lines = [line for line in _list_missing_lines(shown) if line not in document]
+    return {"helped": "unclear", "guidance": "\n".join(lines) or DEFAULT_GUIDANCE}
