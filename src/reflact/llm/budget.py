@@ -19,10 +19,10 @@ import anyio
 from reflact.config.models import ModelConfig
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ConfigError
-from reflact.llm.pricing import BILLION, read_cap, usd_of
+from reflact.llm.pricing import read_cap, usd_of
 from reflact.messages import CallReservation
 from reflact.protocols import DecisionLog, ResponseStore
-from reflact.records import FaultKind, Spend, Usage
+from reflact.records import BILLION, FaultKind, Spend, Usage
 
 RAISE_HINT = "set a larger one to go on"
 
@@ -55,8 +55,8 @@ class Amount:
 
 def amount_of(usage: Usage) -> Amount:
     """Return the amount of a usage; a usage without a price costs no money."""
-    billionths = 0 if usage.usd is None else round(usage.usd * BILLION)
-    return Amount(usage.calls, usage.input_tokens + usage.output_tokens, billionths)
+    tokens = usage.input_tokens + usage.output_tokens
+    return Amount(usage.calls, tokens, usage.billionths or 0)
 
 
 def _sum_charges(spent: Iterable[Spend]) -> Amount:

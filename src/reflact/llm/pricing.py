@@ -1,7 +1,4 @@
-"""Usage and prices of calls, from the configuration or else from the provider's price list.
-
-Costs are whole billionths of a dollar, rounded up for each call. So sums are exact.
-"""
+"""Usage and prices of calls, from the configuration or else from the provider's price list."""
 
 from __future__ import annotations
 
@@ -15,10 +12,9 @@ from typing import Any
 from pydantic import JsonValue
 
 from reflact.config.models import ModelConfig, Price
-from reflact.records import Usage
+from reflact.records import BILLION, Usage
 from reflact.types import FrozenModel
 
-BILLION = 10**9
 MILLION = 10**6
 
 # The names of a request's field for the most tokens of its answer; no provider takes both.
