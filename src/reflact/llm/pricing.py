@@ -41,6 +41,13 @@ def usd_of(usage: Usage, config: ModelConfig, *, at: datetime | None = None) -> 
     return None if exact is None else math.ceil(exact * BILLION) / BILLION
 
 
+def add_price(usage: Usage, config: ModelConfig, *, at: datetime | None = None) -> Usage:
+    """Return the usage of one call with its cost; without counts it has none."""
+    if usage.uncounted:
+        return usage
+    return usage.model_copy(update={"usd": usd_of(usage, config, at=at)})
+
+
 def read_counts(counts: Any) -> Usage:
     """Return the tokens that a provider counted for one answer; uncounted zeros without them."""
     names = counts if isinstance(counts, dict) else {}

@@ -104,7 +104,7 @@ class Conversation(Generic[R]):
         mode: Mode | None,
         check: Callable[[R], None] | None = None,
     ) -> None:
-        self._type = reply_type
+        self.reply_type = reply_type
         self._mode = mode
         self._check = check
         self.body: Body = {"messages": [{"role": m.role, "content": m.content} for m in messages]}
@@ -125,7 +125,7 @@ class Conversation(Generic[R]):
         try:
             if self._handlers is None:
                 text = message.content if message.content is not None else message.refusal
-                plain = self._type.model_validate({"text": remove_thoughts(text or "")})
+                plain = self.reply_type.model_validate({"text": remove_thoughts(text or "")})
                 if self._check is not None:
                     self._check(plain)
                 return plain
@@ -138,7 +138,9 @@ class Conversation(Generic[R]):
             raise InvalidReply(describe_problems(error)) from None
         except ValueError as error:
             raise InvalidReply(str(error)) from None
-        return cast("R", self._type.model_construct(parsed.model_fields_set, **parsed.__dict__))
+        return cast(
+            "R", self.reply_type.model_construct(parsed.model_fields_set, **parsed.__dict__)
+        )
 
     def _read(self, completion: ChatCompletion) -> BaseModel:
         """Return the value of the first reading that is JSON, which is then the answer's text.
