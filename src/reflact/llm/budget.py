@@ -25,7 +25,6 @@ from reflact.protocols import DecisionLog, ResponseStore
 from reflact.records import BILLION, FaultKind, Spend, Usage
 
 RAISE_HINT = "set a larger one to go on"
-
 COUNTED_LIMITS = ("max_calls", "max_tokens", "max_usd")
 
 # What to do if a budget counts calls that reflact does not see.
@@ -49,8 +48,8 @@ class Amount:
             self.calls + other.calls, self.tokens + other.tokens, self.billionths + other.billionths
         )
 
-    def __neg__(self) -> Amount:
-        return Amount(-self.calls, -self.tokens, -self.billionths)
+    def __sub__(self, other: Amount) -> Amount:
+        return self + Amount(-other.calls, -other.tokens, -other.billionths)
 
 
 def amount_of(usage: Usage) -> Amount:
@@ -61,10 +60,8 @@ def amount_of(usage: Usage) -> Amount:
 
 def _sum_charges(spent: Iterable[Spend]) -> Amount:
     """Return what a budget counts of a spend: unsettled calls at their worst case."""
-    total = Amount()
-    for entry in spent:
-        total += amount_of(entry.usage) + amount_of(entry.worst_case)
-    return total
+    amounts = (amount_of(entry.usage) + amount_of(entry.worst_case) for entry in spent)
+    return sum(amounts, Amount())
 
 
 def find_exceeded_limit(limits: BudgetConfig, spent: Amount, next_call: Amount) -> str | None:
@@ -101,17 +98,17 @@ def describe_overrun(usage: Usage, worst: Usage) -> str | None:
     return None
 
 
+@dataclass(eq=False)
 class Reservation:
     """The reserved worst case of one call, until its cost is known.
 
     ``uncertain`` is the most that the call may have used beyond ``usage``.
     """
 
-    def __init__(self, worst: Usage) -> None:
-        self.worst = worst
-        self.amount = amount_of(worst)
-        self.usage = self.uncertain = Usage()
-        self.decided = anyio.Event()
+    worst: Usage
+    usage: Usage = field(default_factory=Usage)
+    uncertain: Usage = field(default_factory=Usage)
+    decided: anyio.Event = field(default_factory=anyio.Event)
 
     @property
     def cost(self) -> Usage:
@@ -167,7 +164,8 @@ class Budget:
         self.answered_roles: frozenset[str] = frozenset()
         self._limits = limits
         self._on_usage = on_usage
-        self._used = self._uncertain = Usage()
+        self._used = Usage()
+        self._uncertain = Usage()
         self._charged = Amount()
         self._since = 0.0
         self._admitted: set[Reservation] = set()
@@ -181,8 +179,8 @@ class Budget:
         the clock.
         """
         spent = tuple(spent)
-        self._used = sum((entry.usage for entry in spent), Usage())
         self.answered_roles = frozenset(entry.role for entry in spent if entry.usage.calls)
+        self._used = sum((entry.usage for entry in spent), Usage())
         self._uncertain = sum((entry.worst_case for entry in spent), Usage())
         self._charged = _sum_charges(spent)
         self._since = anyio.current_time() - seconds
@@ -238,11 +236,12 @@ class Budget:
     def _admit(self) -> None:
         while self._waiting:
             first = self._waiting[0]
-            reason = self._overrun or find_exceeded_limit(self._limits, self._charged, first.amount)
+            amount = amount_of(first.worst)
+            reason = self._overrun or find_exceeded_limit(self._limits, self._charged, amount)
             if reason is None:
-                self._charged += first.amount
-                self._admitted.add(first)
-                self._waiting.popleft().decided.set()
+                self._charged += amount
+                self._admitted.add(self._waiting.popleft())
+                first.decided.set()
             elif self._admitted:
                 return
             else:
@@ -250,21 +249,21 @@ class Budget:
 
     def _refuse(self, reason: str) -> BudgetSpent:
         self._reason = self._reason or reason
-        while self._waiting:
-            self._waiting.popleft().decided.set()
+        for reservation in self._waiting:
+            reservation.decided.set()
+        self._waiting.clear()
         return BudgetSpent(self._reason)
 
     def _leave(self, reservation: Reservation) -> None:
         if reservation in self._admitted:
             self._admitted.remove(reservation)
+            cost = reservation.cost
             if self._limits.max_tokens is not None or self._limits.max_usd is not None:
-                self._overrun = self._overrun or describe_overrun(
-                    reservation.cost, reservation.worst
-                )
+                self._overrun = self._overrun or describe_overrun(cost, reservation.worst)
             self._used += reservation.usage
             self._uncertain += reservation.uncertain
-            self._charged += amount_of(reservation.cost) + -reservation.amount
-            if reservation.cost.calls:
+            self._charged += amount_of(cost) - amount_of(reservation.worst)
+            if cost.calls:
                 self.report_usage()
         elif reservation in self._waiting:
             self._waiting.remove(reservation)

@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
@@ -59,34 +59,24 @@ from reflact.records import FaultKind, Usage
 from reflact.types import canonical_json
 
 R = TypeVar("R", bound=ReplyModel)
-
 # The path of an agent's requests below ``base_url``, in keys and recordings; nothing is sent there.
 AGENT_PATH = "/agent"
-
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
-
 # Statuses with which endpoints refuse to stream, or refuse the options of the stream.
 UNSTREAMABLE_STATUSES = structured.FORMAT_REFUSALS | {500}
-
 STREAM_WORDS = re.compile(r"\bstream", re.IGNORECASE)
-
 MODE_ADAPTER: TypeAdapter[Mode] = TypeAdapter(Mode)
-
 # How long the usage and the end of a stream are waited for after the reason why its answer ended.
 HELD_OPEN_SECONDS = 1.0
-
 # The most bytes that are read of the answer with an error status.
 ERROR_BYTES = 2**14
-
 # An answer may have 4 MiB and 512 bytes for each token of its cap; without a cap, for each of
 # 16,384 tokens.
 SPARE_BYTES = 4 * 2**20
 TOKEN_BYTES = 512
 UNCAPPED_TOKENS = 16_384
-
 # A body of more bytes is read on a worker thread, so that the event loop does not wait for it.
 LARGE_BYTES = 2**20
-
 # How long a cancelled caller waits until its reservation is released.
 RELEASE_SECONDS = 0.2
 
@@ -103,10 +93,8 @@ UNSENT = (
 
 # The fields of a request for which a provider may validate what its model wrote.
 FORMAT_FIELDS = frozenset({"response_format", "tools"})
-
 # Codes with which a provider refuses what its own model wrote, and not the request.
 FAILED_SAMPLES = ("json_validate_failed", "tool_use_failed")
-
 # A prompt of so many characters was cut by its server if that counts less than one token for eight
 # of them.
 MIN_PROMPT = 16_000
@@ -118,7 +106,7 @@ class Call:
     """What is known of a call while it is made.
 
     ``drafts`` takes the answers while they arrive; None if no stream is wanted. ``answerer``
-    answers in place of the network. ``sent`` is True if an answer came from the endpoint rather
+    answers in place of the network. ``answer`` is the last one that came from the endpoint rather
     than the store. ``keys`` are those of the responses.
     """
 
@@ -127,7 +115,7 @@ class Call:
     answerer: completions.Answerer | None = None
     attempts: int = 0
     usage: Usage = field(default_factory=Usage)
-    sent: bool = False
+    answer: StoredResponse | None = None
     keys: list[str] = field(default_factory=list)
 
 
@@ -140,44 +128,36 @@ class _Request(NamedTuple):
     entry: CallReservation
 
 
+@dataclass(eq=False)
 class Client:
     """One role's model. Use it as an async context manager.
 
+    Entering raises ConfigError if the role's key is missing or invalid, or the settings contain it.
+
     Args:
-        config: Endpoint, model and settings.
         role: The role, for messages and the ledger.
         account: Where calls are stored and charged.
         transport: Replaces the network.
         on_event: Takes an event for each call and its drafts.
         on_limit: Called at each back-off, and at each retry after a failed connection; must neither
             wait nor raise.
-
-    Raises:
-        ConfigError: On entering: the role's key is missing or invalid, or the settings contain it.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        role: str,
-        account: Account,
-        *,
-        transport: httpx.AsyncBaseTransport | None = None,
-        on_event: EventCallback | None = None,
-        on_limit: Callable[[rate_limit.LimitChange], None] | None = None,
-    ) -> None:
-        self._config = config
-        self._role = role
-        self._account = account
-        self._transport = transport
-        self._on_event = on_event
-        self._on_limit = on_limit
+    config: ModelConfig
+    role: str
+    account: Account
+    _: KW_ONLY
+    transport: httpx.AsyncBaseTransport | None = None
+    on_event: EventCallback | None = None
+    on_limit: Callable[[rate_limit.LimitChange], None] | None = None
+
+    def __post_init__(self) -> None:
         self._stack = AsyncExitStack()
-        self._keys = redaction.KeySource(config, role)
+        self._keys = redaction.KeySource(self.config, self.role)
         self._locks: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._answerer: completions.Answerer | None = None
         # What the endpoint turns out to accept.
-        self._mode: Mode | None = None if config.mode == "auto" else config.mode
+        self._mode: Mode | None = None if self.config.mode == "auto" else self.config.mode
         self._mode_lock = anyio.Lock()
         self._cap_names: dict[str, str] = {}
         self._streams = True
@@ -187,24 +167,24 @@ class Client:
     @property
     def identity(self) -> str:
         """Endpoint, model and settings that influence replies, as JSON without credentials."""
-        return identify_model(self._config)
+        return identify_model(self.config)
 
     async def __aenter__(self) -> Self:
-        config = self._config
+        config = self.config
         if config.api == "azure" and config.api_version is None:
-            raise errors.ConfigError(f"models.{self._role}.api_version is required for api: azure")
+            raise errors.ConfigError(f"models.{self.role}.api_version is required for api: azure")
         secret = await self._keys.fetch()
         if secret is not None:
-            redaction.refuse_key_in(config, self._role, secret)
+            redaction.refuse_key_in(config, self.role, secret)
             self._stack.enter_context(redaction.redact_logs(self._keys.known))
         if config.api == "pydantic_ai":
             self._mode = "json_schema"
-            if type(self._transport) is not ReplayTransport:
+            if type(self.transport) is not ReplayTransport:
                 # Only here, since it takes a second.
                 from reflact.llm.pydantic_ai import PydanticAIModel
 
-                self._answerer = PydanticAIModel(config, self._role, secret).answer
-        network = self._transport
+                self._answerer = PydanticAIModel(config, self.role, secret).answer
+        network = self.transport
         if network is None:
             opened = await anyio.to_thread.run_sync(PooledTransport)  # it reads certificates
             network = await self._stack.enter_async_context(opened)
@@ -213,7 +193,7 @@ class Client:
             network = completions.AgentTransport(network)
         self._network = redaction.RedactingTransport(network)
         self._limits = self._stack.enter_context(
-            rate_limit.endpoint_for(config, secret, on_limit=self._on_limit)
+            rate_limit.endpoint_for(config, secret, on_limit=self.on_limit)
         )
         self._urls = {path: build_url(config, path) for path in (COMPLETIONS_PATH, AGENT_PATH)}
         self._endpoint = strip_to_endpoint(str(self._urls[COMPLETIONS_PATH]))
@@ -236,10 +216,10 @@ class Client:
         call = Call(call_id, answerer=self._answerer)
         ask = partial(self._ask, call, prompt, reply_type, check)
         async with self._report(call):
-            if self._on_event is None or issubclass(reply_type, Text):
+            if self.on_event is None or issubclass(reply_type, Text):
                 return await ask()
             fields = self._describe_call(call_id)
-            call.drafts = drafts = DraftStream(reply_type, fields, self._on_event)
+            call.drafts = drafts = DraftStream(reply_type, fields, self.on_event)
             return await drafts.follow(ask)
 
     async def send(
@@ -256,13 +236,13 @@ class Client:
 
     async def forward(self, body: Mapping[str, JsonValue], *, call_id: CallId) -> str:
         """Send a chat completion of an agent; see ``reflact.protocols.RequestSender``."""
-        if self._config.api == "pydantic_ai" and body.get("tools"):
+        if self.config.api == "pydantic_ai" and body.get("tools"):
             raise errors.ConfigError(
-                f"models.{self._role}.api: pydantic_ai does not pass on the tools in the agent's "
+                f"models.{self.role}.api: pydantic_ai does not pass on the tools in the agent's "
                 "request: name an OpenAI-compatible endpoint instead"
             )
-        request = {**body, "model": self._config.model}
-        settings = build_settings(self._config, call_id)
+        request = {**body, "model": self.config.model}
+        settings = build_settings(self.config, call_id)
         if pricing.read_cap(settings) is not None:
             for name in pricing.CAP_NAMES:
                 request.pop(name, None)
@@ -273,8 +253,7 @@ class Client:
     async def _pass_on(self, call: Call, body: Mapping[str, Any], path: str) -> ChatCompletion:
         """Send a request of an agent, whose answer is not validated."""
         async with self._report(call):
-            completion = await self._complete(call, body, call.id, path=path)
-            call.usage = self._price(completion)
+            completion, call.usage = await self._complete(call, body, call.id, path=path)
         return completion
 
     @asynccontextmanager
@@ -292,7 +271,7 @@ class Client:
                 error.usage = call.usage
             if isinstance(error, errors.ReplyError) and error.reasons:
                 reason = error.reasons[-1]
-        if self._on_event is not None:
+        if self.on_event is not None:
             is_answered = failure is None or isinstance(failure, errors.ReplyError)
             event = ModelCallFinished(
                 outcome="reply" if failure is None else "failed",
@@ -300,17 +279,17 @@ class Client:
                 attempts=call.attempts,
                 usage=call.usage,
                 seconds=anyio.current_time() - started,
-                from_store=is_answered and not call.sent,
+                from_store=is_answered and call.answer is None,
                 **self._describe_call(call.id),
             )
-            await self._on_event(event)
+            await self.on_event(event)
         if failure is not None:
             raise failure
 
     def _describe_call(self, call_id: CallId) -> dict[str, Any]:
         """Return a call as the fields of its events."""
         return {
-            "run_id": self._account.run_id,
+            "run_id": self.account.run_id,
             "step": call_id.step or 0,
             "role": call_id.role,
             "purpose": call_id.purpose,
@@ -330,9 +309,9 @@ class Client:
             mode = self._mode or await self._choose_mode(call, prompt, reply_type)
         conversation = Conversation(prompt.messages, reply_type, mode, check)
         reasons: list[str] = []
-        for call.attempts in range(1, self._config.reasks + 2):
-            completion = await self._converse(call, conversation, call.attempts)
-            call.usage += self._price(completion)
+        for call.attempts in range(1, self.config.reasks + 2):
+            completion, usage = await self._converse(call, conversation, call.attempts)
+            call.usage += usage
             try:
                 value = conversation.parse(completion)
             except InvalidReply as invalid:
@@ -343,28 +322,24 @@ class Client:
             else:
                 return Reply(value=value, attempts=call.attempts, usage=call.usage)
         if call.id.role == "critic":
-            self._account.rejected.extend(call.keys)
+            self.account.rejected.extend(call.keys)
         raise errors.ReplyError(
-            f"models.{self._role} {NO_VALID_REPLY} {len(reasons)} attempts ({call.id.title}); "
+            f"models.{self.role} {NO_VALID_REPLY} {len(reasons)} attempts ({call.id.title}); "
             f"the last reason: {reasons[-1]}",
             reasons=tuple(reasons),
         )
 
     async def _converse(
         self, call: Call, conversation: Conversation[R], attempt: int
-    ) -> ChatCompletion:
+    ) -> tuple[ChatCompletion, Usage]:
         """Send the next request of a conversation, for the attempt of a number from 1."""
         call_id = call.id
         if attempt > 1:
             call_id = call_id.model_copy(update={"attempt": call_id.attempt + attempt - 1})
-        settings = build_settings(self._config, call_id)
-        body = {"messages": [], "model": self._config.model, **settings, **conversation.body}
+        settings = build_settings(self.config, call_id)
+        body = {"messages": [], "model": self.config.model, **settings, **conversation.body}
         reply = f"{conversation.reply_type.__name__}@{conversation.reply_type.version}"
         return await self._complete(call, body, call_id, reply=reply)
-
-    def _price(self, completion: ChatCompletion) -> Usage:
-        counts = completion.usage and completion.usage.model_dump()
-        return pricing.add_price(pricing.read_counts(counts), self._config)
 
     async def _choose_mode(
         self, call: Call, prompt: RenderedPrompt, reply_type: type[ReplyModel]
@@ -372,9 +347,9 @@ class Client:
         """Return the first mode that the endpoint follows; it is logged before its first use."""
         async with self._mode_lock:
             if self._mode is None:
-                log = self._account.decision_log
+                log = self.account.decision_log
                 work = partial(self._try_modes, call, prompt, reply_type)
-                mode: Mode = await log.once(0, f"mode/{self._role}", work, MODE_ADAPTER)
+                mode: Mode = await log.once(0, f"mode/{self.role}", work, MODE_ADAPTER)
                 self._mode = mode
             return self._mode
 
@@ -391,8 +366,8 @@ class Client:
         for mode in structured.MODE_ORDER:
             conversation = Conversation(prompt.messages, reply_type, mode)
             try:
-                for attempt in range(1, min(2, self._config.reasks + 1) + 1):
-                    completion = await self._converse(call, conversation, attempt)
+                for attempt in range(1, min(2, self.config.reasks + 1) + 1):
+                    completion, _ = await self._converse(call, conversation, attempt)
                     if (invalid := conversation.find_missing_format(completion)) is None:
                         return mode
                     conversation.send_back(completion, invalid)
@@ -415,7 +390,7 @@ class Client:
         *,
         path: str = COMPLETIONS_PATH,
         reply: str = "",
-    ) -> ChatCompletion:
+    ) -> tuple[ChatCompletion, Usage]:
         """Return the stored or new response to a request; equal requests wait for each other.
 
         Every request has a content key, and is paid once. Each attempt of a call has its own stored
@@ -429,23 +404,22 @@ class Client:
         )
         call.keys.append(key)
         async with self._locks.setdefault(key, anyio.Lock(fast_acquire=True)):
-            stored = await self._account.responses.find_response(key)
+            stored = await self.account.responses.find_response(key)
             if stored is not None:
-                return ChatCompletion.model_validate_json(stored.text)
+                return ChatCompletion.model_validate_json(stored.text), stored.usage
             entry = CallReservation(
                 key=key,
-                run_id=self._account.run_id,
+                run_id=self.account.run_id,
                 call_id=label,
-                role=self._role,
+                role=self.role,
                 purpose=call_id.purpose,
                 endpoint=self._endpoint,
-                model=self._config.model,
+                model=self.config.model,
             )
-            text = await self._send(_Request(call, url, body, entry))
-            call.sent = True
-            return ChatCompletion.model_validate_json(text)
+            answer = await self._send(_Request(call, url, body, entry))
+            return ChatCompletion.model_validate_json(answer.text), answer.usage
 
-    async def _send(self, request: _Request) -> str:
+    async def _send(self, request: _Request) -> StoredResponse:
         """Send a request until it succeeds; raise the error of an outcome that no retry can mend.
 
         If the endpoint refuses the cap by its name, the request is sent again with the other name,
@@ -468,7 +442,8 @@ class Client:
             else:
                 if outcome.is_success:
                     self._limits.observe_answer()
-                    return outcome.text
+                    assert request.call.answer is not None
+                    return request.call.answer
                 pause = self._plan_retry(outcome, retries)
             if pause is not None:
                 retries += 1
@@ -477,7 +452,7 @@ class Client:
                 # Outside the except blocks, so that its context has no error that may quote the
                 # key.
                 raise failures.translate_outcome(
-                    outcome, self._config, self._role, self._keys.known, self._limits
+                    outcome, self.config, self.role, self._keys.known, self._limits
                 )
 
     def _plan_retry(self, outcome: rate_limit.Outcome, retries: int) -> float | None:
@@ -490,7 +465,7 @@ class Client:
         """
         limits = self._limits
         passing = failures.is_passing(outcome)
-        last = retries == self._config.max_retries or not passing
+        last = retries == self.config.max_retries or not passing
         is_out = limits.endpoint.is_out(served=not passing)
         status = None
         asked = 0.0
@@ -566,13 +541,13 @@ class Client:
         cancellation, or an answer without usage counts at the worst case, since the provider may
         charge for it. Failed attempts are counted by kind.
         """
-        budget = self._account.budget
-        responses = self._account.responses
+        budget = self.account.budget
+        responses = self.account.responses
         endpoint = self._limits.endpoint
         at = datetime.now(UTC)
         sent = self._build_request(request, body, key)
         cap = pricing.read_cap(body)
-        worst = pricing.worst_case(len(sent.content), cap, self._config, at=at)
+        worst = pricing.worst_case(len(sent.content), cap, self.config, at=at)
         async with (
             budget.reserve(worst) as reserved,
             self._limits.admit(worst.input_tokens + worst.output_tokens) as slot,
@@ -598,7 +573,7 @@ class Client:
             asked = failures.read_retry_after(response.headers)
             endpoint.observe(slot, response.status_code, asked, tokens)
             if not response.is_success:
-                if self._role in budget.answered_roles:
+                if self.role in budget.answered_roles:
                     self._limits.note_access()
                 await responses.release(entry)
                 reserved.release()
@@ -608,6 +583,7 @@ class Client:
             async def store() -> None:
                 answer = StoredResponse(key=entry.key, text=response.text, usage=usage)
                 await responses.store_response(answer, entry)
+                request.call.answer = answer
                 reserved.settle(usage)
                 await self._note_attempt(entry, usage, fault)
 
@@ -620,7 +596,7 @@ class Client:
         self, request: _Request, body: Mapping[str, Any], key: str | None
     ) -> httpx.Request:
         """Return the HTTP request of an attempt; no header but these is sent."""
-        config = self._config
+        config = self.config
         label = request.entry.call_id
         headers = {"accept": JSON, "accept-encoding": "gzip", "user-agent": "reflact"}
         if key is not None and config.api == "azure" and config.auth == "key":
@@ -642,18 +618,18 @@ class Client:
     async def _reserve(self, entry: CallReservation) -> None:
         """Store the reservation; release it if the caller is cancelled meanwhile."""
         try:
-            await self._account.responses.reserve(entry)
+            await self.account.responses.reserve(entry)
         except anyio.get_cancelled_exc_class():
             with anyio.move_on_after(RELEASE_SECONDS, shield=True):
-                await self._account.responses.release(entry)
+                await self.account.responses.release(entry)
             raise
 
     async def _note_attempt(
         self, entry: CallReservation, usage: Usage, fault: FaultKind | None
     ) -> None:
-        self._account.on_attempt(entry, usage, fault)
+        self.account.on_attempt(entry, usage, fault)
         if fault is not None:
-            await self._account.responses.count_fault(entry.run_id, fault)
+            await self.account.responses.count_fault(entry.run_id, fault)
 
     async def _exchange(self, call: Call, request: httpx.Request) -> httpx.Response:
         """Send a request once and return its whole answer, which drafts follow as it arrives.
@@ -665,7 +641,7 @@ class Client:
             AnswerFault: The answer began, and broke off or cannot be decoded.
             httpx.TransportError: The request failed, or took longer than the time-out in total.
         """
-        seconds = self._config.timeout
+        seconds = self.config.timeout
         drafts: DraftStream[Any] | None = None
         pieces: list[bytes] = []
         size = 0
@@ -744,13 +720,15 @@ class Client:
             fault = "overcounted"
         elif is_prompt_cut(body, usage.input_tokens):
             fault = "cut prompt"
-        elif self._role == "target":
+        elif self.role == "target":
             fault = find_answer_fault(completion, body)
         model = str(completion["model"])
         self._model = self._model or model
         if fault is None and model not in {"", self._model}:
             fault = "other model"
-        bounded = pricing.add_price(bounded, self._config, at=at)
+        if not bounded.uncounted:
+            usd = pricing.usd_of(bounded, self.config, at=at)
+            bounded = bounded.model_copy(update={"usd": usd})
         # Again, since the events of a stream may divide a key.
         text = redaction.remove_keys(
             keys, replace_surrogates(json.dumps(completion, ensure_ascii=False))

@@ -6,9 +6,9 @@ import hashlib
 import math
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
@@ -21,39 +21,29 @@ from reflact.config.models import ModelConfig
 
 # Calls a second that each second of answers adds to the rate.
 INCREASE = 1.0
-
 # Once the rate fell, an answer adds at most this share of it, so that a slow server refuses few
 # calls.
 INCREASE_SHARE = 0.02
-
 # The factor of the rate at each back-off; found by simulation. With half, as in TCP, a quarter of a
 # limit is unused.
 DECREASE = 0.87
-
 # A call that is late by less than this does not delay the next call.
 SLACK_SECONDS = 0.02
-
 # Seconds of a server's minute, and the safety factor for different transfer times of calls.
 MINUTE_SECONDS = 60.0
 MARGIN = 1.01
-
 # Statuses with which an endpoint refuses a call because of its rate.
 LIMIT_STATUSES = frozenset({429, 503})
-
 # The base and the cap of the pauses after failures.
 BASE_SECONDS = 0.5
 CAP_SECONDS = 30.0
-
 # The longest ``Retry-After`` in seconds that is respected.
 PATIENCE_SECONDS = 300.0
-
 # A run ends as failed if all requests to an endpoint fail for so long; restarts of servers are
 # shorter.
 OUTAGE_SECONDS = 600.0
-
 # Delays shorter than this many seconds count as none.
 SOON = 1e-6
-
 # Refused requests in a row that end a role: the first ones, of which three may try formats, and
 # after an answer.
 FIRST_REFUSALS = 4
@@ -159,6 +149,7 @@ class Endpoint:
         accesses: The models and keys of which any call was answered, in an earlier start too.
         in_flight: Number of admitted calls that have not ended.
         rate: The rate in calls a second that the endpoint sustains.
+        clients: The open clients.
     """
 
     def __init__(self, address: str, *, draw: Callable[[], float] = random.random) -> None:
@@ -168,11 +159,11 @@ class Endpoint:
         self.accesses: set[tuple[str, str | None]] = set()
         self.in_flight = 0
         self.rate = AdaptiveRate()
-        self._clients: list[EndpointClient] = []
+        self.clients: tuple[EndpointClient, ...] = ()
         self._concurrency = 0
         self._max_rate = math.inf
         self._max_tokens: int | None = None
-        # Waiting calls are admitted in the order in which they asked; the first one watches changes.
+        # Calls are admitted in the order in which they asked; the first one watches changes.
         self._turn = anyio.Lock(fast_acquire=True)
         self._changed = anyio.Event()
         self._minute: deque[MinuteEntry] = deque()
@@ -183,24 +174,16 @@ class Endpoint:
         self._failing_since: float | None = None
         self._failed_at = -math.inf
 
-    def add_client(self, client: EndpointClient) -> None:
-        """Let a client's limits count; the first one begins anew.
+    def set_clients(self, clients: Sequence[EndpointClient]) -> None:
+        """Let the limits of some clients count.
 
-        Failures and answers of earlier runs say little about a later one.
+        The first one begins anew, since failures and answers of earlier runs say little of it.
         """
-        if not self._clients:
+        if not self.clients:
             self._failing_since = None
             self.accesses.clear()
-        self._clients.append(client)
-        self._apply_limits()
-
-    def remove_client(self, client: EndpointClient) -> None:
-        """Let a client's limits count no more."""
-        self._clients.remove(client)
-        self._apply_limits()
-
-    def _apply_limits(self) -> None:
-        configs = [client.config for client in self._clients]
+        self.clients = tuple(clients)
+        configs = [client.config for client in clients]
         requests = [c.requests_per_minute for c in configs if c.requests_per_minute is not None]
         tokens = [c.tokens_per_minute for c in configs if c.tokens_per_minute is not None]
         self._concurrency = min((config.concurrency for config in configs), default=0)
@@ -212,30 +195,20 @@ class Endpoint:
         """Let the first waiting call check again."""
         self._changed.set()
 
-    @asynccontextmanager
-    async def admit(self, client: EndpointClient, tokens: int) -> AsyncIterator[Slot]:
-        """Wait for a slot and occupy it while the block runs; see ``EndpointClient.admit``."""
+    async def wait_for_slot(self, client: EndpointClient, tokens: int) -> Slot:
+        """Wait behind all calls that asked before until a call may start, and count it."""
         async with self._turn:
             try:
-                slot = await self._wait(client, tokens)
+                while client.refusal is None:
+                    seconds = self._delay(tokens)
+                    if seconds < SOON:
+                        return self._take(tokens)
+                    self._changed = anyio.Event()
+                    with anyio.move_on_after(seconds):
+                        await self._changed.wait()
+                raise RoleRefused(client.refusal)
             finally:
                 self._rated = self._rated and self._turn.statistics().tasks_waiting > 0
-        try:
-            yield slot
-        finally:
-            self.in_flight -= 1
-            self.wake()
-
-    async def _wait(self, client: EndpointClient, tokens: int) -> Slot:
-        """Wait until the first call in the queue may start."""
-        while client.refusal is None:
-            seconds = self._delay(tokens)
-            if seconds < SOON:
-                return self._take(tokens)
-            self._changed = anyio.Event()
-            with anyio.move_on_after(seconds):
-                await self._changed.wait()
-        raise RoleRefused(client.refusal)
 
     def _delay(self, tokens: int) -> float:
         """Return the seconds that the first call has to wait; infinite without a free slot."""
@@ -308,7 +281,7 @@ class Endpoint:
         self._back_offs += 1
         self._fruitless += 1
         change = LimitChange(self.address, status, self._until - now, self.rate.rate)
-        for on_limit in dict.fromkeys(client.on_limit for client in self._clients):
+        for on_limit in dict.fromkeys(client.on_limit for client in self.clients):
             if on_limit is not None:
                 on_limit(change)
 
@@ -326,27 +299,23 @@ class Endpoint:
         return self._failing_since is not None and now - self._failing_since >= OUTAGE_SECONDS
 
 
+@dataclass(eq=False)
 class EndpointClient:
     """One role's client of an endpoint; its settings count while it is entered.
 
-    Args:
-        on_limit: Called at each back-off of the endpoint, once if several clients share it, and at
-            each retry of the role after a failed connection; must neither block nor raise.
+    ``on_limit`` is called at each back-off of the endpoint, once if several clients share it, and
+    at each retry of the role after a failed connection; it must neither block nor raise.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        config: ModelConfig,
-        *,
-        on_limit: Callable[[LimitChange], None] | None = None,
-    ) -> None:
-        self.endpoint = endpoint
-        self.config = config
-        self.on_limit = on_limit
-        self.refusal: Outcome | None = None
-        self._access = config.model, config.api_key_env
-        self._refusals = 0
+    endpoint: Endpoint
+    config: ModelConfig
+    on_limit: Callable[[LimitChange], None] | None = field(default=None, kw_only=True)
+    refusal: Outcome | None = field(default=None, init=False)
+    _refusals: int = field(default=0, init=False)
+
+    @property
+    def _access(self) -> tuple[str, str | None]:
+        return self.config.model, self.config.api_key_env
 
     @property
     def is_answered(self) -> bool:
@@ -354,23 +323,27 @@ class EndpointClient:
         return self._access in self.endpoint.accesses
 
     def __enter__(self) -> Self:
-        self.endpoint.add_client(self)
+        self.endpoint.set_clients([*self.endpoint.clients, self])
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.endpoint.remove_client(self)
+        self.endpoint.set_clients([one for one in self.endpoint.clients if one is not self])
 
-    def admit(self, tokens: int) -> AbstractAsyncContextManager[Slot]:
+    @asynccontextmanager
+    async def admit(self, tokens: int) -> AsyncIterator[Slot]:
         """Wait for a slot and occupy it while the block runs.
 
-        Args:
-            tokens: The most tokens of the call, input and output; at most the limit of a minute
-                counts.
+        ``tokens`` is the most of the call, input and output; at most the limit of a minute counts.
 
         Raises:
             RoleRefused: The endpoint refuses this role.
         """
-        return self.endpoint.admit(self, tokens)
+        slot = await self.endpoint.wait_for_slot(self, tokens)
+        try:
+            yield slot
+        finally:
+            self.endpoint.in_flight -= 1
+            self.endpoint.wake()
 
     def report_unreached(self, seconds: float) -> None:
         """Report that the endpoint was not reached; a retry follows after ``seconds``."""
@@ -420,9 +393,8 @@ def endpoint_for(
 ) -> EndpointClient:
     """Return a client of the endpoint at a role's address; call and enter it in the event loop.
 
-    An event loop has one endpoint for each scheme, host, port and path, and each ``limits_group``
-    or else each key, of which a digest is kept, or function of tokens. It lasts as long as its
-    clients.
+    An event loop has one endpoint for each address, and each ``limits_group`` or else each key, of
+    which a digest is kept, or function of tokens. It lasts as long as its clients.
     """
     parts = urlsplit(config.base_url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)

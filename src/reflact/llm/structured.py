@@ -36,13 +36,10 @@ HANDLERS: dict[Mode, instructor.Mode] = {
 
 # The order in which ``auto`` tries modes; the only mode that lengthens the prompt comes last.
 MODE_ORDER = tuple(HANDLERS)
-
 # The largest ``maxLength`` that a schema states.
 MAX_LENGTH_BOUND = 256
-
 # The most characters of the reason with which a reply is sent back.
 REASON_CHARACTERS = 500
-
 # Statuses with which endpoints refuse an unknown format.
 FORMAT_REFUSALS = frozenset({400, 404, 415, 422, 501})
 
@@ -53,14 +50,10 @@ UNKNOWN_FIELD = re.compile(
 
 # The names of thoughts: of DeepSeek, Qwen and many others, of Seed, and of Magistral in brackets.
 NAMES = "think|seed:think|THINK"
-
 OPENING = re.compile(rf"[<\[](?:{NAMES})[>\]]")
-
 # The mark after thoughts; one between quotes or backticks is a quotation.
 CLOSING = re.compile(rf"(?<![`'\"])[<\[]/(?:{NAMES})[>\]]|[<\[]/(?:{NAMES})[>\]](?![`'\"])")
-
 MARK = re.compile(rf"[<\[]/?(?:{NAMES})[>\]]")
-
 CHANNEL = re.compile(r"\s*<\|(?:channel|start)\|>")
 FINAL_CHANNEL = re.compile(r"<\|channel\|>final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
 MESSAGE_END = re.compile(r"<\|(?:end|return|start|call)\|>")
@@ -71,10 +64,8 @@ BLOCK = re.compile(
 )
 
 OBJECT_START = re.compile(r'\{\s*"')
-
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
-
 R = TypeVar("R", bound=ReplyModel)
 
 

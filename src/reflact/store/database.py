@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -33,12 +33,9 @@ from reflact.store.errors import SQLITE_REASONS, translate_error
 __all__ = ["Database", "Tables"]
 
 T = TypeVar("T")
-
 LOCK_TIMEOUT_SECONDS = 30.0
-
 # How long SQLite waits for another process before the writer checks whether it closes.
 LOCK_POLL_SECONDS = 0.1
-
 # How long a checkpoint waits for readers of the log.
 CHECKPOINT_SECONDS = 1.0
 
@@ -71,8 +68,13 @@ class _Job:
 _Queue = SimpleQueue[_Job | None]
 
 
+@dataclass(eq=False)
 class Database:
     """An asynchronous SQLite database; use it once, by ``async with``, in one event loop.
+
+    Opening it, and every method, raises StoreError, which names the file and the problem, or
+    DataError if a text or a number cannot be stored in a file. A fork of the process that opened
+    the database is refused.
 
     Args:
         path: The file; it and its folder are created if they are missing.
@@ -84,30 +86,18 @@ class Database:
     Attributes:
         fence: Called at the start of each write transaction; it may raise to refuse the
             transaction.
-
-    Raises:
-        StoreError: On opening and from every method; names the file and the problem. A fork of the
-            process that opened the database is refused.
-        DataError: From every method; a text or a number cannot be stored in a file.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        schema: Migrations,
-        *,
-        lock_timeout: float = LOCK_TIMEOUT_SECONDS,
-        grace: float = 0.3,
-        read_only: bool = False,
-    ) -> None:
-        self.path = path
-        self.fence: Callable[[Tables], None] | None = None
-        self._schema = schema
-        self._lock_timeout = lock_timeout
-        self._grace = grace
-        self._read_only = read_only
+    path: Path
+    schema: Migrations
+    _: KW_ONLY
+    lock_timeout: float = LOCK_TIMEOUT_SECONDS
+    grace: float = 0.3
+    read_only: bool = False
+    fence: Callable[[Tables], None] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
         self._pid = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = threading.Event()
         self._writes: _Queue = SimpleQueue()
         self._reads: _Queue = SimpleQueue()
@@ -124,15 +114,15 @@ class Database:
         try:
             await asyncio.wrap_future(self._opened)
         except BaseException as error:
-            await self.__aexit__(type(error), error, None)
+            await self.__aexit__(type(error))
             raise
         return self
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
     ) -> None:
         """End the threads after their jobs; if cancelled, wait no longer than the grace."""
         self._pid = 0
@@ -141,7 +131,7 @@ class Database:
             if kind is None or not issubclass(kind, anyio.get_cancelled_exc_class()):
                 await asyncio.wrap_future(self._closed)
         finally:
-            with anyio.move_on_after(self._grace, shield=True):
+            with anyio.move_on_after(self.grace, shield=True):
                 await asyncio.wrap_future(self._closed)
             self._is_closing.set()
             if self._closed.done():
@@ -162,7 +152,7 @@ class Database:
         Waiting functions share the transaction; a function that raises is rolled back alone. A
         cancelled caller returns at once; its function still runs and is committed.
         """
-        if self._read_only:
+        if self.read_only:
             raise self._refuse("it was opened read-only; open it without read_only")
         return await self._submit(self._writes, work)
 
@@ -236,15 +226,15 @@ class Database:
         """Return the connection that writes; if nothing is written, one that checks the schema."""
         if self.path.exists() and not self.path.is_file():
             raise self._refuse("it cannot be opened, since it is no regular file")
-        if not self._read_only:
+        if not self.read_only:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 reason = error.strerror or error
                 raise self._refuse(f"cannot make its folder: {reason}") from error
-        tables = self._connect(writes=not self._read_only)
+        tables = self._connect(writes=not self.read_only)
         try:
-            if not self._read_only:
+            if not self.read_only:
                 self._retry_while_locked(lambda: self._prepare(tables))
             elif self._has_pending_migrations(tables):
                 raise self._refuse("reflact has stored nothing in it; name another file")
@@ -262,7 +252,7 @@ class Database:
         """
         has_log = wal_path(self.path).exists()
         mode = "rwc" if writes else "ro" if has_log else "rw"
-        timeout = min(self._lock_timeout, LOCK_POLL_SECONDS) if writes else self._lock_timeout
+        timeout = min(self.lock_timeout, LOCK_POLL_SECONDS) if writes else self.lock_timeout
         uri = f"{self.path.absolute().as_uri()}?mode={mode}"
         connection = sqlite3.connect(
             uri, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False
@@ -278,19 +268,19 @@ class Database:
         tables.execute("PRAGMA secure_delete = ON")
         if self._has_pending_migrations(tables):
             with tables.atomic():
-                self._schema.apply(tables)
+                self.schema.apply(tables)
 
     def _has_pending_migrations(self, tables: Tables) -> bool:
         """Whether migrations are pending; StoreError if the file has an unknown one."""
         with closing(Tables(memory=True)) as empty:
-            known = {step.name for step in self._schema.pending(empty)}
-        unknown = [done.name for done in self._schema.applied(tables) if done.name not in known]
+            known = {step.name for step in self.schema.pending(empty)}
+        unknown = [done.name for done in self.schema.applied(tables) if done.name not in known]
         if unknown:
             raise self._refuse(
                 f"it was written by another version of reflact (schema step {unknown[-1]}); use "
                 "that version, or name another file"
             )
-        return bool(self._schema.pending(tables))
+        return bool(self.schema.pending(tables))
 
     def _serve_writes(self, tables: Tables) -> None:
         while (job := self._writes.get()) is not None:
@@ -330,7 +320,7 @@ class Database:
 
     def _retry_while_locked(self, work: Callable[[], object]) -> None:
         """Repeat work while another process has the lock, until the timeout or the closing."""
-        end = time.monotonic() + self._lock_timeout
+        end = time.monotonic() + self.lock_timeout
         while True:
             try:
                 work()
@@ -357,7 +347,6 @@ class Database:
             for job in batch:
                 job.settle()
 
-        assert self._loop is not None
         with suppress(RuntimeError):  # the loop of cancelled callers may be closed
             self._loop.call_soon_threadsafe(settle)
 

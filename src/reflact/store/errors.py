@@ -50,7 +50,6 @@ PROMPT_ADVICE = (
 # Values in a conflict: their number and their length.
 MAX_SHOWN_DIFFERENCES = 5
 MAX_SHOWN_CHARS = 60
-
 # Errors of the driver for values that SQLite cannot store.
 UNSTORABLE_ERRORS = (UnicodeEncodeError, OverflowError)
 
@@ -80,15 +79,10 @@ def translate_error(error: BaseException, path: Path) -> BaseException:
     if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", None)
         reason = SQLITE_REASONS.get(code & 0xFF) if code is not None else None
-        found: Exception = StoreError(
-            f"database {path}: {f'{reason} ({error})' if reason else error}"
-        )
-    elif isinstance(error, StopIteration):
-        found = RuntimeError("work on the tables raised StopIteration")
-    else:
-        return error
-    found.__cause__ = error
-    return found
+        refusal = StoreError(f"database {path}: {f'{reason} ({error})' if reason else error}")
+        refusal.__cause__ = error
+        return refusal
+    return error
 
 
 def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunConflict:

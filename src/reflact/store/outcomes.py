@@ -36,7 +36,6 @@ T = TypeVar("T")
 Kind = Literal["response", "rollout", "skill", "data", "decision", "event", "failure"]
 
 JSON_ADAPTER: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
-
 SELECT = "SELECT key, value, checksum FROM outcomes WHERE kind = ? AND run_id = ?"
 AMONG = "(SELECT value FROM json_each(?))"
 

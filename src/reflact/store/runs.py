@@ -63,7 +63,6 @@ RECORD_TYPES: Mapping[str, type[RunState] | type[CommitRecord]] = {
 
 # The most exceptions of the caller's code that are stored of a run.
 MAX_FAILURES = 1_000
-
 COMMITS = "SELECT number, kind, step, record, checksum FROM commits WHERE run_id = ?"
 
 # Runs that committed and paid nothing.
