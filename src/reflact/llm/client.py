@@ -41,7 +41,7 @@ from reflact.llm.cassettes import ReplayTransport
 from reflact.llm.completions import COMPLETIONS_PATH, JSON, AnswerFault
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.drafts import DraftStream
-from reflact.llm.structured import Conversation, InvalidReply, Mode
+from reflact.llm.structured import Conversation, InvalidReply, Mode, NoFormat
 from reflact.messages import (
     MAX_BROKEN_STREAMS,
     NO_VALID_REPLY,
@@ -368,9 +368,14 @@ class Client:
             try:
                 for attempt in range(1, min(2, self.config.reasks + 1) + 1):
                     completion, _ = await self._converse(call, conversation, attempt)
-                    if (invalid := conversation.find_missing_format(completion)) is None:
+                    try:
+                        conversation.parse(completion)
+                    except NoFormat as missing:
+                        conversation.send_back(completion, missing)
+                    except InvalidReply:
                         return mode
-                    conversation.send_back(completion, invalid)
+                    else:
+                        return mode
                 answered = mode
             except (errors.ProviderError, errors.RequestRefused) as error:
                 if not structured.refuses_format(error):

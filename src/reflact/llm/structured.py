@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 import instructor
 from instructor.v2 import Provider, mode_registry
 from openai.types.chat import ChatCompletion
-from pydantic import BaseModel, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, ValidationError
 
 from reflact.errors import ProviderError, RequestRefused, UnknownModel
 from reflact.jsonutil import describe_problems, replace_surrogates
@@ -116,22 +116,22 @@ class Conversation(Generic[R]):
         try:
             if self._handlers is None:
                 text = message.content if message.content is not None else message.refusal
-                plain = self.reply_type.model_validate({"text": remove_thoughts(text or "")})
-                if self._check is not None:
-                    self._check(plain)
-                return plain
-            if message.refusal:
+                value = self.reply_type.model_validate({"text": remove_thoughts(text or "")})
+            elif message.refusal:
                 raise InvalidReply(f"it was a refusal: {message.refusal}")
-            if choice.finish_reason == "length":
+            elif choice.finish_reason == "length":
                 raise InvalidReply(f"it was {CUT_OFF}; be shorter")
-            parsed = self._read(completion)
+            else:
+                bound = self._read(completion)
+                fields = bound.__dict__
+                value = cast("R", self.reply_type.model_construct(bound.model_fields_set, **fields))
+            if self._check is not None:
+                self._check(value)
         except ValidationError as error:
             raise InvalidReply(describe_problems(error)) from None
         except ValueError as error:
             raise InvalidReply(str(error)) from None
-        return cast(
-            "R", self.reply_type.model_construct(parsed.model_fields_set, **parsed.__dict__)
-        )
+        return value
 
     def _read(self, completion: ChatCompletion) -> BaseModel:
         """Return the value of the first reading that is JSON, which is then the answer's text.
@@ -151,9 +151,7 @@ class Conversation(Generic[R]):
         for reading in list_readings(getattr(holder, name) or ""):
             setattr(holder, name, reading)
             try:
-                value: BaseModel = handlers.response_parser(
-                    completion, self._bound, validation_context={"check": self._check}, strict=True
-                )
+                value: BaseModel = handlers.response_parser(completion, self._bound, strict=True)
             except ValidationError as error:
                 if error.errors()[0]["type"] != "json_invalid":
                     raise
@@ -164,24 +162,15 @@ class Conversation(Generic[R]):
         kind = InvalidReply if reading.lstrip()[:1] in {"", "{"} else NoFormat
         raise kind(describe_problems(failure))
 
-    def find_missing_format(self, completion: ChatCompletion) -> NoFormat | None:
-        """Return what is missing if an answer has nothing of the format; else None."""
-        try:
-            self.parse(completion)
-        except NoFormat as missing:
-            return missing
-        except InvalidReply:
-            pass
-        return None
-
     def send_back(self, completion: ChatCompletion, invalid: InvalidReply) -> None:
         """Add an invalid reply and its reason to the conversation."""
         message = completion.choices[0].message
         message.content = message.content or ""
         ask = f"This reply cannot be used: {invalid}. Reply again, whole and corrected."
         if self._handlers is None:
-            written = [{"role": "assistant", "content": message.content}] if message.content else []
-            self.body["messages"] += [*written, {"role": "user", "content": ask}]
+            if message.content:
+                self.body["messages"].append({"role": "assistant", "content": message.content})
+            self.body["messages"].append({"role": "user", "content": ask})
             return
         self.body = self._handlers.reask_handler(self.body, completion, invalid)
         # Instructor's own sentence speaks of JSON alone, and shouts.
@@ -247,20 +236,13 @@ def _find_last_block(answer: str) -> str:
 
 
 class _Bound(instructor.OpenAISchema):
-    """Adds the simplified schema and the call's check to a reply type."""
+    """Adds the simplified schema to a reply type."""
 
     wire_schema: ClassVar[Body]
 
     @classmethod
     def model_json_schema(cls, *args: Any, **kwargs: Any) -> Body:
         return cls.wire_schema
-
-    @model_validator(mode="after")
-    def fit_data(self, info: ValidationInfo) -> Self:
-        check = info.context and info.context["check"]
-        if check:
-            check(self)
-        return self
 
 
 @lru_cache(maxsize=256)
