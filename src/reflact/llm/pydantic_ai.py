@@ -73,14 +73,12 @@ class PydanticAIModel:
         except UnexpectedModelBehavior as error:
             raise AnswerFault(str(error), "unusable") from error
         counts = response.usage
-        truncated = response.finish_reason == "length"
-        text = _read_text(response)
         return AgentAnswer.from_counts(
-            text,
+            _read_text(response),
             counts.input_tokens,
             counts.output_tokens,
             counts.cache_read_tokens,
-            truncated=truncated,
+            truncated=response.finish_reason == "length",
         )
 
 
@@ -134,9 +132,8 @@ def _write_parameters(model: Model, wanted: Mapping[str, Any] | None) -> ModelRe
 
 
 def _read_text(response: ModelResponse) -> str:
-    calls = [part.args_as_json_str() for part in response.parts if isinstance(part, ToolCallPart)]
-    return (
-        calls[0]
-        if calls
-        else "".join(part.content for part in response.parts if isinstance(part, TextPart))
-    )
+    """Return the arguments of the first tool call, or else the text."""
+    for part in response.parts:
+        if isinstance(part, ToolCallPart):
+            return part.args_as_json_str()
+    return "".join(part.content for part in response.parts if isinstance(part, TextPart))

@@ -195,13 +195,13 @@ def remove_thoughts(text: str) -> str:
     if answer is not start:
         return answer
     closing = CLOSING.search(text) if "</think>" in text else None
-    before = "" if closing is None else text[: closing.start()]
+    if closing is None:
+        return text
+    before = text[: closing.start()]
     in_code = before.count("```") % 2 or before.rpartition("\n")[2].count("`") % 2
-    return (
-        text
-        if closing is None or in_code or OPENING.search(before)
-        else text[closing.end() :].lstrip()
-    )
+    if in_code or OPENING.search(before):
+        return text
+    return text[closing.end() :].lstrip()
 
 
 def list_readings(text: str) -> Iterator[str]:
@@ -232,7 +232,9 @@ def _find_last_block(answer: str) -> str:
         return answer
     before = answer[: last.start()]
     after = answer[last.end() :]
-    return answer if MARK.search(before + after) or OBJECT_START.search(after) else last[2]
+    if MARK.search(before + after) or OBJECT_START.search(after):
+        return answer
+    return last[2]
 
 
 class _Bound(instructor.OpenAISchema):
