@@ -143,17 +143,15 @@ class Budget:
     Calls are admitted in the order of their requests. After one refusal, all further calls are
     refused until the run is started again.
 
-    Args:
-        on_usage: Called by ``report_usage`` and after each charged call, with the run's total
-            usage, the worst case of its interrupted and uncounted calls, and its active seconds;
-            must neither wait nor raise.
+    ``on_usage`` is called by ``report_usage`` and after each charged call, with the run's total
+    usage, the worst case of its interrupted and uncounted calls, and its active seconds; it must
+    neither wait nor raise.
 
     Attributes:
         answered_roles: The roles that an earlier start of the run got an answer from.
         current_stage: What the run works on; whoever measures the time of stages keeps it.
-        deadline: The time on the event loop's clock at which calls in flight must end. It is
-            infinite if the time was over at the start. Then no call is admitted, and stored results
-            can still be read.
+        deadline: When calls in flight must end, on the event loop's clock. It is infinite if the
+            time was over at the start, so that stored results can still be read.
     """
 
     def __init__(
@@ -308,9 +306,10 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
                 f"budget.{counted[0]} is not possible with the {role} passed in Python, because "
                 f"its calls are not seen: {advice}"
             )
-    for role in ("target", "optimizer", *(["critic"] if config.uses_critic else [])):
-        model = getattr(config.models, role)
-        require_cap(config.budget, model, role=role, seen=role not in passed)
+    for role in ("target", "optimizer", "critic"):
+        if role != "critic" or config.uses_critic:
+            model = getattr(config.models, role)
+            require_cap(config.budget, model, role=role, seen=role not in passed)
 
 
 def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bool = True) -> None:

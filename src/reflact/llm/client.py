@@ -755,11 +755,11 @@ def find_failed_sample(status: int, text: str) -> str | None:
 
 def is_prompt_cut(asked_for: Any, tokens: int) -> bool:
     """Whether a server counted far fewer tokens than the texts of a request have."""
-    messages = asked_for.get("messages")
     size = 0
-    for message in messages if isinstance(messages, list) else ():
-        text = message.get("content") if isinstance(message, dict) else None
-        size += len(text) if isinstance(text, str) else 0
+    messages = asked_for.get("messages")
+    if isinstance(messages, list):  # an agent may send anything
+        texts = [message.get("content") for message in messages if isinstance(message, dict)]
+        size = sum(len(text) for text in texts if isinstance(text, str))
     return 0 < tokens * PROMPT_RATIO < size and size >= MIN_PROMPT
 
 

@@ -142,7 +142,9 @@ def read_retry_after(headers: Mapping[str, str]) -> float | None:
 def _parse_date(text: str) -> datetime | None:
     try:
         moment = parsedate_to_datetime(text)
-        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return moment.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
 

@@ -37,13 +37,8 @@ SETTINGS = ("temperature", "top_p", "max_tokens", "seed")
 
 
 class PydanticAIModel:
-    """Answers requests of the client by a model of pydantic-ai.
-
-    Args:
-        config: The role's settings; ``model`` is ``provider:name``, unless ``open_model`` returns
-            the model.
-        role: The role, for messages.
-        key: The provider's key; None leaves it to the provider's environment variable.
+    """Answers requests of the client by a model of pydantic-ai; without a ``key``, the provider
+    reads its own environment variable.
 
     Raises:
         ConfigError: The name is unknown, or the provider's package or key is missing.

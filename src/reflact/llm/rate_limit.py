@@ -401,7 +401,9 @@ def endpoint_for(
     address = f"{parts.scheme}://{parts.hostname}:{port}{parts.path.rstrip('/')}"
     owner: object = config.limits_group
     if owner is None and config.auth == "token" and config.key is not None:
-        owner = config.key if isinstance(config.key, Hashable) else id(config.key)
+        owner = id(config.key)
+        if isinstance(config.key, Hashable):
+            owner = config.key
     elif owner is None and secret is not None:
         owner = hashlib.sha256(secret.encode()).digest()
     endpoints = _ENDPOINTS.get(WeakValueDictionary())

@@ -83,9 +83,7 @@ class NoFormat(InvalidReply):
 class Conversation(Generic[R]):
     """One call; ``body`` is the next request's, and grows with each reply sent back.
 
-    Args:
-        mode: Format of the reply; None for plain text.
-        check: Raises ``ValueError`` if a reply does not fit the data.
+    ``mode`` is None for plain text. ``check`` raises ValueError if a reply does not fit the data.
     """
 
     def __init__(

@@ -101,7 +101,8 @@ GROUP BY traces.id ORDER BY traces.id
 # Cached responses to questions of calibrations, by the role that asked. A response does not record
 # which traces its prompt showed, because worked examples come from other traces.
 CALIBRATION_RESPONSES = """
-kind = 'response' AND key IN (SELECT key FROM calls WHERE substr(call_id, 1, instr(call_id, '/')) IN
+kind = 'response' AND run_id = '' AND key IN
+(SELECT key FROM calls WHERE substr(call_id, 1, instr(call_id, '/')) IN
 ('critic/', 'contrast/', 'judge/', 'meta_judge/'))
 """
 

@@ -250,9 +250,13 @@ class Database:
         mode ``rw`` removes them on closing, so it is used if nothing writes; ``query_only`` keeps
         it from writing.
         """
-        has_log = wal_path(self.path).exists()
-        mode = "rwc" if writes else "ro" if has_log else "rw"
-        timeout = min(self.lock_timeout, LOCK_POLL_SECONDS) if writes else self.lock_timeout
+        mode = "rw"
+        timeout = self.lock_timeout
+        if writes:
+            mode = "rwc"
+            timeout = min(timeout, LOCK_POLL_SECONDS)
+        elif wal_path(self.path).exists():
+            mode = "ro"
         uri = f"{self.path.absolute().as_uri()}?mode={mode}"
         connection = sqlite3.connect(
             uri, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False

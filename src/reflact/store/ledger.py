@@ -91,8 +91,11 @@ class Ledger(OutcomeStore):
 
     async def forget_responses(self, keys: Sequence[str]) -> None:
         """Remove the responses under some keys; what they cost stays in the ledger."""
-        sql = f"DELETE FROM outcomes WHERE kind = 'response' AND key IN {AMONG}"  # noqa: S608 - a constant
-        await self._database.execute(sql, (json.dumps(list(keys)),))
+        among = f"kind = 'response' AND run_id = '' AND key IN {AMONG}"
+        await self._database.execute(
+            f"DELETE FROM outcomes WHERE {among}",  # noqa: S608 - constants
+            (json.dumps(list(keys)),),
+        )
 
     async def release(self, reservation: CallReservation) -> None:
         """Remove an open call that cost nothing."""
@@ -129,7 +132,8 @@ class Ledger(OutcomeStore):
     async def answered_calls(self) -> frozenset[str]:
         """Return the ids of all calls of all runs that have a stored response."""
         rows = await self._database.fetch_rows(
-            "SELECT DISTINCT call_id FROM calls JOIN outcomes USING (key) WHERE kind = 'response'"
+            "SELECT DISTINCT call_id FROM calls WHERE EXISTS (SELECT 1 FROM outcomes"
+            " WHERE kind = 'response' AND outcomes.run_id = '' AND outcomes.key = calls.key)"
         )
         return frozenset(call_id for (call_id,) in rows)
 

@@ -440,7 +440,8 @@ def write_commit(
     for skill in skills:
         insert_outcome(tables, "skill", skill.hash, skill.text)
     for skill_hash in (state.current.skill_hash, state.best.skill_hash):
-        if not tables.table("outcomes").count_where("kind = 'skill' AND key = ?", [skill_hash]):
+        stored_skills = "kind = 'skill' AND run_id = '' AND key = ?"
+        if not tables.table("outcomes").count_where(stored_skills, [skill_hash]):
             raise StoreError(
                 f"run {run_id}: step {state.step} names the skill {skill_hash}, which is not stored"
             )
