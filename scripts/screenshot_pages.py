@@ -59,7 +59,7 @@ async def train_large(folder: Path) -> None:
     )
     summary = await trainer.train()
     with sqlite3.connect(folder / "run.db") as database:
-        ((rollouts,),) = database.execute("SELECT count(*) FROM rollouts")
+        ((rollouts,),) = database.execute("SELECT count(*) FROM outcomes WHERE kind = 'rollout'")
     print(
         f"the large run: {sum(each.count for each in summary.actions)} steps, {rollouts:,} rollouts"
     )

@@ -69,14 +69,16 @@ def left_by(out_dir: Path) -> Ended:
     exported = [*sorted((out_dir / "skills").iterdir()), out_dir / "best_skill.md"]
     unlike = {"seconds": 0.0, "config": None, "spend": (), "faults": (), "reuse": Reuse()}
     return Ended(
-        commits=rows(out_dir, "SELECT number, kind, step, record, state FROM commits ORDER BY number"),
-        events=rows(out_dir, "SELECT event FROM events ORDER BY sequence"),
-        decision_log=rows(out_dir, "SELECT step, label, value FROM decision_log ORDER BY step, label"),
+        commits=rows(out_dir, "SELECT number, kind, step, record FROM commits ORDER BY number"),
+        events=rows(
+            out_dir, "SELECT json_remove(value, '$.at') FROM outcomes WHERE kind = 'event' ORDER BY rowid"
+        ),
+        decision_log=rows(out_dir, "SELECT key, value FROM outcomes WHERE kind = 'decision' ORDER BY key"),
         files={path.name: path.read_bytes().decode("utf-8") for path in exported},
         summary=summary.model_copy(update=unlike),
-        skills=rows(out_dir, "SELECT hash FROM skills ORDER BY hash"),
-        replies=rows(out_dir, "SELECT key FROM responses ORDER BY key"),
-        rollouts=rows(out_dir, "SELECT key FROM rollouts ORDER BY key"),
+        skills=rows(out_dir, "SELECT key FROM outcomes WHERE kind = 'skill' ORDER BY key"),
+        replies=rows(out_dir, "SELECT key FROM outcomes WHERE kind = 'response' ORDER BY key"),
+        rollouts=rows(out_dir, "SELECT key FROM outcomes WHERE kind = 'rollout' ORDER BY key"),
         spend=tuple(
             s.model_copy(update={"unsettled": 0, "worst_case": Usage()})
             for s in summary.spend

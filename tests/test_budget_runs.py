@@ -115,7 +115,7 @@ def test_a_trainer_stops_at_its_budget_and_goes_on_with_more(tmp_path: Path) -> 
     stopped = train("again", max_tokens=300_000, max_calls=15)
     assert stopped.status == "budget"
     assert stopped.reason == f"budget.max_calls is 15: 15 are used, and the next call may use 1; {RAISE_HINT}"
-    assert rows(tmp_path / "again", "SELECT * FROM decision_log WHERE label LIKE 'unmeasured%'") == ()
+    assert rows(tmp_path / "again", "SELECT * FROM outcomes WHERE key LIKE '%/unmeasured%'") == ()
     assert train("again", max_tokens=3_000_000).status == "completed"
     assert differences(left_by(tmp_path / "again"), whole) == []
     assert len(set(network.samples)) == len(network.samples)

@@ -129,7 +129,7 @@ async def test_what_is_recorded_is_not_asked_again(tmp_path: Path) -> None:
 
 async def test_garbled_answers_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the client repeats does not become permanent: the recording has the answer that was used."""
-    monkeypatch.setattr("reflact.llm.client.jitter", lambda *_: 0.0)
+    monkeypatch.setattr("reflact.llm.rate_limit.jitter", lambda *_: 0.0)
     garbled = (
         b"<html>busy</html>",
         b'{"choices": [',

@@ -92,7 +92,9 @@ def test_what_is_under_way_is_kept(
         last = EVENT_ADAPTER.validate_json(shown.splitlines()[-1])
         assert isinstance(last, RunFinished)
         assert last.summary.status == "cancelled"
-        assert rows(tmp_path / "run", "SELECT count(*) FROM responses") == ((len(endpoint.samples),),)
+        assert rows(tmp_path / "run", "SELECT count(*) FROM outcomes WHERE kind = 'response'") == (
+            (len(endpoint.samples),),
+        )
         assert rows(tmp_path / "run", "SELECT count(*) FROM calls WHERE state <> 'settled'") == ((0,),)
         assert anyio.run(Trainer(path).train).status == "completed"
     assert len(set(endpoint.samples)) == len(endpoint.samples)

@@ -85,6 +85,8 @@ async def test_a_failing_write_is_undone_alone(database: Database) -> None:
         partial(put, database, "b"),
     )
     entered, go_on = threading.Event(), threading.Event()
+    transactions = list[Tables]()
+    database.fence = transactions.append
     async with open_task_group() as tasks:
         tasks.start_soon(database.write, holding(entered, go_on))
         await until(entered.is_set)
@@ -95,7 +97,7 @@ async def test_a_failing_write_is_undone_alone(database: Database) -> None:
     assert await texts(database) == ["a", "b"]
     assert (first, last, type(own)) == (1, 1, LookupError)
     assert "NOT NULL constraint failed: notes.text" in str(sql)
-    assert database.n_transactions == 2
+    assert len(transactions) == 2
 
 
 async def test_a_cancelled_write_still_completes(database: Database) -> None:

@@ -24,7 +24,7 @@ from reflact.training.plan import Overrides, prepare_run
 from reflact.types import Skill
 
 ROOT = Path(__file__).parent.parent
-LOG = "SELECT event FROM events ORDER BY sequence"
+LOG = "SELECT json_remove(value, '$.at') FROM outcomes WHERE kind = 'event' ORDER BY rowid"
 KILLED_AT = (3, 400, 1200)
 """How many lines a process may print before it is killed, one process after the other."""
 

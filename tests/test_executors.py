@@ -265,7 +265,7 @@ async def test_an_item_that_kills_its_workers_is_unmeasured(tmp_path: Path) -> N
     order_kills(tmp_path / "notes", "train-003", 9)
     assert (await run.train()).status == "completed"
     assert len(list((tmp_path / "notes").glob("kill-*"))) in {6, 3}
-    query = "SELECT value FROM decision_log WHERE label LIKE 'unmeasured/%'"
+    query = "SELECT value FROM outcomes WHERE key LIKE '%/unmeasured/%'"
     ((reason,),) = rows(tmp_path / "run", query)
     assert "the worker of Ray ended" in reason
 

@@ -43,7 +43,7 @@ def harmed(skill: Skill, message: str, times: int) -> str | None:
 
 async def rollouts_in(folder: Path) -> list[Rollout]:
     async with open_store(folder / "run.db") as store:
-        rows = await store._database.fetch_rows("SELECT rollout FROM rollouts", ())
+        rows = await store._database.fetch_rows("SELECT value FROM outcomes WHERE kind = 'rollout'", ())
     return [Rollout.model_validate_json(text) for (text,) in rows]
 
 

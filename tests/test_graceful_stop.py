@@ -66,8 +66,8 @@ def trainer(config: dict[str, Any], target: Target | None = None) -> Trainer:
     return build_trainer(config, environment=ToyEnvironment(train=8, val=VALIDATION, test=4), target=target)
 
 
-def kept(folder: Path, table: str) -> int:
-    ((count,),) = rows(folder / "run", f"SELECT count(*) FROM {table}")
+def kept(folder: Path, rows_of: str) -> int:
+    ((count,),) = rows(folder / "run", f"SELECT count(*) FROM {rows_of}")
     return int(count)
 
 
@@ -94,7 +94,7 @@ async def test_what_is_under_way_finishes_and_nothing_new_begins(tmp_path: Path)
     summary = await stopped.train()
     assert (summary.status, summary.reason, summary.steps) == ("cancelled", "enough for today", 0)
     assert len(target.asked) == 3
-    assert kept(tmp_path, "rollouts") == 3
+    assert kept(tmp_path, "outcomes WHERE kind = 'rollout'") == 3
     assert json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))["status"] == "cancelled"
     again = await goes_on_as_unbroken(config, tmp_path)
     assert again.reuse.rollouts >= 3
@@ -133,7 +133,7 @@ async def test_a_call_that_hangs_is_cut_off_after_the_grace(tmp_path: Path) -> N
     with anyio.fail_after(60):
         summary = await stopped.train()
     assert (summary.status, summary.reason) == ("cancelled", "hanging")
-    assert kept(tmp_path, "rollouts") == 2
+    assert kept(tmp_path, "outcomes WHERE kind = 'rollout'") == 2
     await goes_on_as_unbroken(config, tmp_path)
 
 

@@ -38,12 +38,8 @@ SHARE = 0.15
 HERE = Path(__file__).parent
 
 KEPT = {
-    "responses": "SELECT key, response FROM responses",
-    "rollouts": "SELECT key, rollout FROM rollouts",
-    "skills": "SELECT hash, text FROM skills",
-    "commits": "SELECT run_id, number, kind, record, state FROM commits",
-    "decision_log": "SELECT run_id, step, label, value FROM decision_log",
-    "events": "SELECT sequence, id, event FROM events",
+    "outcomes": "SELECT kind, run_id, key, value FROM outcomes",
+    "commits": "SELECT run_id, number, kind, record FROM commits",
     "settled": "SELECT id, call_id, input_tokens, output_tokens FROM calls WHERE state = 'settled'",
 }
 """What is committed is never changed and never lost."""
@@ -119,7 +115,9 @@ def test_no_request_is_sent_twice(processes: Processes, tmp_path: Path) -> None:
     for body, call_id in seen:
         samples.setdefault(body, set()).add(call_id)
     assert max(len(found) for found in samples.values()) >= len(TWINS)
-    rollouts = [json.loads(text) for (text,) in rows(tmp_path, "SELECT rollout FROM rollouts")]
+    rollouts = [
+        json.loads(text) for (text,) in rows(tmp_path, "SELECT value FROM outcomes WHERE kind = 'rollout'")
+    ]
     assert len({r["answer"] for r in rollouts if r["item_id"] in TWINS}) >= len(TWINS)
 
     assert differences(processes.finish(tmp_path, wide=False), ended) == []

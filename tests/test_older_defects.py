@@ -86,7 +86,7 @@ def epochs_of(folder: Path) -> list[EpochRecord]:
 
 
 def texts_in(folder: Path) -> dict[str, str]:
-    texts: dict[str, str] = dict(rows(folder, "SELECT hash, text FROM skills"))
+    texts: dict[str, str] = dict(rows(folder, "SELECT key, value FROM outcomes WHERE kind = 'skill'"))
     return texts
 
 
@@ -132,7 +132,7 @@ async def test_a_crash_gives_no_skill_anothers_score(tmp_path: Path, part: str) 
 
         await trainer(config, approve=crash).train()
     (good,) = reviewed
-    known = rows(tmp_path, "SELECT rollout FROM rollouts")
+    known = rows(tmp_path, "SELECT value FROM outcomes WHERE kind = 'rollout'")
     stored = [Rollout.model_validate_json(text) for (text,) in known]
     assert any(r.skill_hash == good.candidate.hash and r.score is not None and r.score.hard for r in stored)
 

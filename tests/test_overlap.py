@@ -54,7 +54,10 @@ def list_lost(batch: Sequence[Item]) -> list[str]:
 
 
 async def notes_of(store: InMemoryRunStore) -> list[str]:
-    return [value for (value,) in await store._database.fetch_rows("SELECT value FROM decision_log")]
+    return [
+        value
+        for (value,) in await store._database.fetch_rows("SELECT value FROM outcomes WHERE kind = 'decision'")
+    ]
 
 
 async def silent(batch: Minibatch) -> AnalystReport:

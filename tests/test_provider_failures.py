@@ -171,10 +171,10 @@ def test_an_unmeasured_decision_stops_the_run(
     assert summary.status == "failed"
     assert str(summary.reason).startswith(decision.name)
     assert " The first failure: " in str(summary.reason)
-    commits = rows(tmp_path, "SELECT number, kind, step, record, state FROM commits ORDER BY number")
+    commits = rows(tmp_path, "SELECT number, kind, step, record FROM commits ORDER BY number")
     assert commits == clean.ended.commits[: len(commits)]
     assert clean.ended.commits[len(commits)][1:3] == decision.commit
-    assert not rows(tmp_path, "SELECT 1 FROM decision_log WHERE label LIKE 'unmeasured/%'")
+    assert not rows(tmp_path, "SELECT 1 FROM outcomes WHERE key LIKE '%/unmeasured/%'")
 
     anyio.run(Trainer(impatient(world, tmp_path), transport=PureNetwork()).train)
     assert differences(left_by(tmp_path), clean.ended) == []

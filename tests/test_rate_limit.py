@@ -187,6 +187,17 @@ async def test_without_a_sensible_time_fruitless_back_offs_double(asked: float |
     assert [change.seconds for change in told] == pytest.approx([0.5, 1, 2, 4, 8, 16, 30, 30, 0.5])
 
 
+async def test_a_caller_that_was_only_refused_goes_on_when_it_is_answered() -> None:
+    """Refusals without an answer between them lengthen the pauses, and do not lower the rate without an end."""
+    endpoint, done = Endpoint("e", draw=lambda: 1.0), list[float]()
+    with EndpointClient(endpoint, limits(**WIDE)) as client:
+        for _ in range(100):
+            await call(client, [], status=429)
+        for _ in range(10):
+            await call(client, done)
+    assert done[-1] - done[0] <= 20
+
+
 class Server:
     """Allows so many requests in each window of so many seconds, counted as they arrive."""
 

@@ -97,7 +97,7 @@ async def test_training_uses_feedback_and_hides_other_items(tmp_path: Path) -> N
     ends = {"slow_update": {"enabled": True}, "meta_skill": {"enabled": True}, "test": {"enabled": True}}
     done = await run(tmp_path, environment=WORLD, train={"num_epochs": 2}, **ends)
     async with open_store(tmp_path / "run.db") as store:
-        rows = await store._database.fetch_rows("SELECT rollout FROM rollouts", ())
+        rows = await store._database.fetch_rows("SELECT value FROM outcomes WHERE kind = 'rollout'", ())
     ids = {split: {item.id for item in WORLD.items(split)} for split in Split}
     lost = [r for (text,) in rows if is_failure(r := Rollout.model_validate_json(text), None)]
     for split in Split:

@@ -160,7 +160,7 @@ def shown_prompts(llm: ScriptedLLM) -> list[str]:
 async def test_a_valid_reply_leaves_no_note_and_a_missing_one_is_final() -> None:
     store = await opened()
     assert await ask_word(scripted({"word": "yes"}), store) == Word(word="yes")
-    assert not await store._database.fetch_rows("SELECT * FROM decision_log")
+    assert not await store._database.fetch_rows("SELECT * FROM outcomes WHERE kind = 'decision'")
     missing = await ask_word(scripted({"word": "bad"}), store)
     assert isinstance(missing, NoReply)
     assert "not that word" in missing.reason
@@ -183,7 +183,7 @@ async def test_a_provider_that_fails_is_no_missing_reply() -> None:
     store = await opened()
     with pytest.raises(ProviderDown, match="gone"):
         await ask_word(scripted(ProviderDown("gone")), store, shorter=True)
-    assert not await store._database.fetch_rows("SELECT * FROM decision_log")
+    assert not await store._database.fetch_rows("SELECT * FROM outcomes WHERE kind = 'decision'")
     assert await ask_word(scripted({"word": "yes"}), store) == Word(word="yes")
 
 

@@ -29,7 +29,8 @@ from reflact.config import loading
 from reflact.messages import CallReservation, StoredResponse
 from reflact.records import CandidateReview, CommitRecord, RunState, StepRecord
 from reflact.store.database import Database
-from reflact.store.runs import RECORD_TYPES, SQLiteDecisionLog, SQLiteRunStore
+from reflact.store.outcomes import SQLiteDecisionLog
+from reflact.store.runs import RECORD_TYPES, SQLiteRunStore
 from reflact.store.schema import SCHEMA
 from reflact.trainer import describe_verdict
 from reflact.training.loop import store_summary, train_to_end
@@ -382,8 +383,8 @@ def test_a_refused_merge_stays_refused(in_mode: Modes, tmp_path: Path) -> None:
     assert any(record.merged.fallbacks for record in steps_of(killed.whole))
 
 
-EPOCH_TOLD = "SELECT 1 FROM events WHERE event LIKE '%\"epoch_committed\"%' AND event LIKE '%\"epoch\":2%'"
-FINAL_TOLD = "SELECT 1 FROM events WHERE event LIKE '%\"final_score_measured\"%'"
+EPOCH_TOLD = "SELECT 1 FROM outcomes WHERE value LIKE '%\"epoch_committed\"%' AND value LIKE '%\"epoch\":2%'"
+FINAL_TOLD = "SELECT 1 FROM outcomes WHERE value LIKE '%\"final_score_measured\"%'"
 EPOCH_ENDED = "SELECT 1 FROM commits WHERE kind = 'epoch' AND step = 4"
 
 

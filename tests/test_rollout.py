@@ -193,7 +193,7 @@ def test_what_is_lost_in_a_pass_is_tried_once_more(
         store = await opened()
         runner = make_runner(environment, store, limit=limit)
         found = await runner.roll_out_pass(items(len(outcomes)), NEW, trial=0)
-        assert not await store._database.fetch_rows("SELECT * FROM decision_log")
+        assert not await store._database.fetch_rows("SELECT * FROM outcomes WHERE kind = 'decision'")
         return found
 
     final = [(f"i{n}", None if losses > 1 else score) for n, (score, losses) in enumerate(outcomes)]

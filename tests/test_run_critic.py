@@ -153,7 +153,10 @@ def test_a_critic_grades_and_the_summary_says_what_that_is_worth(world: Path) ->
     assert "scores come from critic@1 pinned to 1 pair" in result.stdout
     assert "mean absolute error 5.90" in result.stdout
     assert re.search(rf"^critic: {len(model.scored)} calls, ", result.stdout, re.MULTILINE)
-    rolled = [json.loads(text) for (text,) in rows(world.parent / "run", "SELECT rollout FROM rollouts")]
+    rolled = [
+        json.loads(text)
+        for (text,) in rows(world.parent / "run", "SELECT value FROM outcomes WHERE kind = 'rollout'")
+    ]
     assert {r["score"]["soft"] for r in rolled} == {0.0, 0.89}
     assert any("a critic scored it 0 of 10, 8 needed" in (r["feedback"] or "") for r in rolled)
 
@@ -245,5 +248,8 @@ def test_what_is_promoted_after_the_start_does_not_change_the_run(world: Path) -
     before, after = (summary_of(world.parent / name).critic for name in ("run", "new"))
     assert (before.pairs, after.pairs) == (1, 2)
     assert before.snapshot != after.snapshot
-    keys = [set(rows(world.parent / name, "SELECT key FROM rollouts")) for name in ("run", "new")]
+    keys = [
+        set(rows(world.parent / name, "SELECT key FROM outcomes WHERE kind = 'rollout'"))
+        for name in ("run", "new")
+    ]
     assert not keys[0] & keys[1]

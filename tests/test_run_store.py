@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from reflact.data import DataSet
 from reflact.errors import RunConflict, StoreError
 from reflact.messages import CallReservation, StoredResponse
 from reflact.records import RunState, SkillVersion, StepRecord, Usage
@@ -19,6 +20,7 @@ from reflact.store.runs import SQLiteRunStore, open_store
 from reflact.types import (
     AggregateResult,
     Candidate,
+    Item,
     Measurement,
     Rollout,
     Score,
@@ -123,7 +125,7 @@ async def test_a_commit_takes_as_much_room_at_the_end_as_at_the_beginning(path: 
             await store.commit("r", done, state, [document])
         assert await store.open_run("r", IDENTITY, {}) == state
         with closing(sqlite3.connect(path)) as database:
-            sql = "SELECT length(record) + length(state) FROM commits WHERE number > 1 ORDER BY number"
+            sql = "SELECT length(record) FROM commits WHERE number > 1 ORDER BY number"
             sizes = [size for (size,) in database.execute(sql)]
     assert len(state.kept) == 200
     assert max(sizes[-10:]) < 1.1 * max(sizes[:10])
@@ -176,34 +178,41 @@ async def test_a_commit_is_all_or_nothing(store: SQLiteRunStore) -> None:
 
 
 DAMAGE = {
-    "commits": ("record", "match its checksum", "records"),
-    "decision_log": ("value", "outcome merge of step 1 .*match its checksum", "decision"),
-    "responses": ("response", "response k does not match its checksum", "response"),
-    "rollouts": ("rollout", "rollout k does not match its checksum", "rollout"),
-    "skills": ("text", "does not match its hash", "skill"),
+    "commit": "match its checksum",
+    "decision": "decision 1/merge of run r does not match its checksum",
+    "response": "response k does not match its checksum",
+    "rollout": "rollout k does not match its checksum",
+    "skill": "does not match its checksum",
+    "data": "does not match its checksum",
 }
 
 
-@pytest.mark.parametrize("table", DAMAGE)
-async def test_a_changed_byte_is_noticed(store: SQLiteRunStore, path: Path, table: str) -> None:
-    column, words, read = DAMAGE[table]
+@pytest.mark.parametrize("kind", DAMAGE)
+async def test_a_changed_byte_is_noticed(store: SQLiteRunStore, path: Path, kind: str) -> None:
+    data = DataSet(train=(Item(id="1", input="no"),), val=(), test=())
     await store.commit("r", record(1), after(1, SECOND), [SECOND])
     await store.decision_log("r").put(1, "merge", "the outcome")
     await store.store_response(reply("k"), reserved_call("k"))
     await store.store_rollout(Rollout(key="k", item_id="i", skill_hash=FIRST.hash, score=Score.of(1)))
+    await store.store_items(data)
     reads = {
-        "records": partial(store.records, "r"),
+        "commit": partial(store.records, "r"),
         "decision": partial(store.decision_log("r").get, 1, "merge"),
         "response": partial(store.find_response, "k"),
         "rollout": partial(store.find_rollouts, ["k"]),
         "skill": partial(store.skill, SECOND.hash),
+        "data": partial(store.items, data.fingerprint),
     }
-    await reads[read]()
+    await reads[kind]()
+    column, rows = ("record", "commits") if kind == "commit" else ("value", f"outcomes WHERE kind = '{kind}'")
     with closing(sqlite3.connect(path)) as other, other:
-        (text,) = other.execute(f"SELECT {column} FROM {table} ORDER BY rowid DESC LIMIT 1").fetchone()
+        ((text,),) = other.execute(f"SELECT {column} FROM {rows}").fetchall()
         changed = text.replace("1", "2", 1) if "1" in text else text.replace("o", "a", 1)
         assert changed != text
-        other.execute(f"UPDATE {table} SET {column} = ?", (changed,))
-    with pytest.raises(StoreError, match=words) as damaged:
-        await reads[read]()
+        changes = rows.replace("commits", "commits SET record = ?").replace(
+            "outcomes", "outcomes SET value = ?"
+        )
+        other.execute(f"UPDATE {changes}", (changed,))
+    with pytest.raises(StoreError, match=DAMAGE[kind]) as damaged:
+        await reads[kind]()
     assert "put back a copy of it, or choose another out_dir" in str(damaged.value)

@@ -32,7 +32,7 @@ PATIENCE = 30.0
 """Seconds after which something that was waited for counts as missing."""
 
 HELD = "optimizer/analyst_failure/step=2/"
-LOG = "SELECT id FROM events ORDER BY sequence"
+LOG = "SELECT key FROM outcomes WHERE kind = 'event' ORDER BY rowid"
 
 pytestmark = [
     pytest.mark.slow,

@@ -149,12 +149,12 @@ async def test_what_was_acknowledged_survives_sigkill(tmp_path: Path) -> None:
             promised[kind] |= names
         assert column(path, "PRAGMA integrity_check") == {"ok"}
         assert column(path, "SELECT key FROM calls") >= promised["reserved"]
-        assert column(path, "SELECT key FROM responses") >= promised["reply"]
-        assert column(path, "SELECT key FROM rollouts") >= promised["rollout"]
+        assert column(path, "SELECT key FROM outcomes WHERE kind = 'response'") >= promised["reply"]
+        assert column(path, "SELECT key FROM outcomes WHERE kind = 'rollout'") >= promised["rollout"]
         assert (
             column(
                 path,
-                "SELECT step || ' ' || json_extract(coalesce(record, state), '$.current.skill_hash') FROM commits",
+                "SELECT step || ' ' || json_extract(record, '$.current.skill_hash') FROM commits",
             )
             >= (promised["step"])
         )
@@ -166,7 +166,7 @@ async def test_what_was_acknowledged_survives_sigkill(tmp_path: Path) -> None:
         for version in await store.versions("r"):
             assert (await store.skill(version.skill_hash)).text == f"skill of step {version.number}"
         (spend,) = await store.spend("r")
-    assert spend.usage.calls == len(column(path, "SELECT key FROM responses"))
+    assert spend.usage.calls == len(column(path, "SELECT key FROM outcomes WHERE kind = 'response'"))
     assert spend.usage.calls + spend.unsettled == len(column(path, "SELECT key FROM calls"))
     assert spend.unsettled <= KILLS * 12
 

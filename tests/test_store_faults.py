@@ -28,7 +28,7 @@ pytestmark = [
 
 Rows = Mapping[str, frozenset[Any]]
 
-KEPT = ("responses", "rollouts", "skills", "commits", "decision_log", "events")
+KEPT = ("outcomes", "commits")
 PAGE = 4096
 
 IN_FLIGHT = 16

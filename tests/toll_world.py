@@ -21,10 +21,10 @@ from reflact.errors import BudgetSpent
 from reflact.integrations.opentelemetry import Tracing
 from reflact.llm.budget import Account, Amount, Budget, amount_of, cover_rollout, find_exceeded_limit
 from reflact.llm.client import Client
-from reflact.llm.pricing import BILLION, read_cap, usd_of
+from reflact.llm.pricing import read_cap, usd_of
 from reflact.messages import CallId, RenderedPrompt, Reply
 from reflact.protocols import R, Session
-from reflact.records import RunSummary, Usage
+from reflact.records import BILLION, RunSummary, Usage
 from reflact.testing import InMemoryRunStore, ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.training.loop import store_summary, train_to_end
 from reflact.training.open_run import start

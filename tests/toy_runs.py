@@ -210,7 +210,7 @@ async def run(
     summary = await trainer.train()
     async with open_store(store or folder / "run.db") as opened:
         state = await opened._database.read(lambda tables: read_state(tables, summary.run_id))
-        skills = await opened._database.fetch_rows("SELECT text FROM skills", ())
+        skills = await opened._database.fetch_rows("SELECT value FROM outcomes WHERE kind = 'skill'", ())
         return Ran(
             summary=summary,
             records=await opened.records(summary.run_id),

@@ -17,8 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, nullcontext, suppress
-from functools import partial
-from typing import Any, Generic, NoReturn, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 import anyio
 from anyio import CapacityLimiter, TaskHandle, to_thread
@@ -57,8 +56,8 @@ class Subscription(Generic[T]):
         self._size = size
         self._subject = subject
         self._waiting: OrderedDict[Hashable, T] = OrderedDict()
-        self._element_added = asyncio.Event()
-        self._element_taken = asyncio.Event()
+        # Its producer waits for room and its consumer for elements, so never both at once.
+        self._changed = asyncio.Event()
         self._has_started = False
         self.over = False
 
@@ -76,17 +75,16 @@ class Subscription(Generic[T]):
     def end(self) -> None:
         """End the iteration after the buffered elements."""
         self.over = True
-        self._element_added.set()
-        self._element_taken.set()
+        self._changed.set()
 
     def has_room(self, element: T) -> bool:
         """Return whether the buffer has room for an element."""
         return self.over or len(self._waiting) < self._size or self._key(element) in self._waiting
 
-    async def wait_for_room(self) -> None:
-        """Wait until an element was taken or the subscription has ended."""
-        self._element_taken.clear()
-        await self._element_taken.wait()
+    async def wait_for_change(self) -> None:
+        """Wait until an element was added or taken, or the subscription has ended."""
+        self._changed.clear()
+        await self._changed.wait()
 
     def put(self, element: T) -> None:
         """Add an element and remove an older one with the same subject."""
@@ -94,7 +92,7 @@ class Subscription(Generic[T]):
             key = self._key(element)
             self._waiting.pop(key, None)
             self._waiting[object() if key is None else key] = element
-            self._element_added.set()
+            self._changed.set()
 
     def _key(self, element: T) -> Hashable | None:
         return None if self._subject is None else self._subject(element)
@@ -107,11 +105,10 @@ class Subscription(Generic[T]):
             while self._waiting or not self.over:
                 if self._waiting:
                     _, element = self._waiting.popitem(last=False)
-                    self._element_taken.set()
+                    self._changed.set()
                     yield element
                 else:
-                    self._element_added.clear()
-                    await self._element_added.wait()
+                    await self.wait_for_change()
         finally:
             self.unsubscribe()
 
@@ -182,14 +179,13 @@ async def start_ahead(
     first. The end of the block cancels the functions whose results nobody has waited for.
     ``lazily`` starts a function only when somebody asks for its result.
     """
-    handles: dict[K, TaskHandle[Callable[[], T]]] = {}
+    handles: dict[K, TaskHandle[tuple[list[T], Exception | None]]] = {}
 
-    async def attempt(call: Callable[[], Awaitable[T]]) -> Callable[[], T]:
+    async def attempt(call: Callable[[], Awaitable[T]]) -> tuple[list[T], Exception | None]:
         try:
-            result = await call()
+            return [await call()], None
         except Exception as error:  # noqa: BLE001 - raised to the caller that waits for it
-            return partial(_raise, error)
-        return lambda: result
+            return [], error
 
     async with open_task_group() as tasks:
 
@@ -197,7 +193,10 @@ async def start_ahead(
             if key not in handles:
                 handles[key] = tasks.start_soon(attempt, calls[key])
             await handles[key].wait()
-            return handles[key].return_value()
+            results, error = handles[key].return_value
+            if error is not None:
+                raise error
+            return results[0]
 
         if not lazily:
             handles |= {key: tasks.start_soon(attempt, call) for key, call in calls.items()}
@@ -205,18 +204,14 @@ async def start_ahead(
         tasks.cancel_scope.cancel()
 
 
-def _raise(error: Exception) -> NoReturn:
-    raise error
-
-
 async def finish_if_cancelled(work: Callable[[], Awaitable[T]], *, seconds: float = 0.2) -> T:
     """Do work; if the caller is cancelled, let it continue for at most ``seconds``."""
-    results: list[T] = []
     shield = anyio.CancelScope(shield=True)
 
-    async def finish() -> None:
+    async def finish() -> T:
         with shield:
-            results.append(await work())
+            return await work()
+        raise AssertionError("a shield that ended is only left by the caller's cancellation")
 
     async with open_task_group() as tasks:
         handle = tasks.start_soon(finish)
@@ -225,7 +220,7 @@ async def finish_if_cancelled(work: Callable[[], Awaitable[T]], *, seconds: floa
         except anyio.get_cancelled_exc_class():
             shield.deadline = anyio.current_time() + seconds
             raise
-    return results[0]
+    return handle.return_value
 
 
 def _limit_calls(
@@ -416,7 +411,7 @@ class Stream(Generic[T]):
         """Give an element to all subscriptions, when each has room."""
         async with self._turn:
             while full := [s for s in self._subscriptions if not s.has_room(element)]:
-                await full[0].wait_for_room()
+                await full[0].wait_for_change()
             self._subscriptions = [s for s in self._subscriptions if not s.over]
             for subscription in self._subscriptions:
                 subscription.put(element)
@@ -430,7 +425,6 @@ class Stream(Generic[T]):
 
 # Up to this many characters and values, starting a thread would take longer than the work.
 INLINE_LIMIT = 2_000
-
 _THREAD_LIMITER: RunVar[CapacityLimiter] = RunVar("reflact_thread_limiter")
 
 

@@ -15,7 +15,6 @@ from reflact.types import CANONICAL_ENCODER, canonical_json
 
 S = TypeVar("S")
 T = TypeVar("T")
-
 # A value with more values and characters is written in Python, which lets other threads run;
 # json's C code holds them, the event loop's too, until a value is written as a whole.
 CHUNK_SIZE = 20_000

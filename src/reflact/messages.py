@@ -121,13 +121,10 @@ class Reply(FrozenModel, Generic[R_co]):
 
 # In the message of a ``ReplyError``; other messages of missing replies name their own remedy.
 NO_VALID_REPLY = "gave no valid reply in"
-
 # Begins the reason of a run without a single report, which cannot be resumed.
 NO_REPORTS = "no analyst gave a valid reply"
-
 # In the reason of a reply that reached ``max_tokens``.
 CUT_OFF = "cut off at the token limit"
-
 # The broken streams after which a role asks for no more streams.
 MAX_BROKEN_STREAMS = 2
 

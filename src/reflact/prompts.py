@@ -28,16 +28,12 @@ from reflact.types import FrozenModel
 VARIABLE = re.compile(r"\{\{([a-z_]+)\??\}\}")
 OPTIONAL_LINE = re.compile(r"^\{\{([a-z_]+)\?\}\}\n+", re.MULTILINE)
 USER_PART = "<!-- user -->"
-
 # An angle bracket or a similar character, and the name after it.
 OPENING_TAG = re.compile(r"[<\u2039\u27e8\u3008\u02c2][\s/\\\u2044\u2215]*([^\s<>/]+)")
-
 # Unicode categories of invisible characters: controls, formats, combining accents.
 INVISIBLE_CATEGORIES = {"Cc", "Cf", "Mn", "Me"}
-
 # Variables that a prompt may omit: advice, context and limits, not material.
 OPTIONAL_VARIABLES = {"attempts", "figures", "max_edits", "notes", "task"}
-
 # The first word of the names of analysts' prompts, by ``update.mode``.
 ANALYST_PROMPTS = {"patch": "analyst", "rewrite": "suggest"}
 

@@ -323,6 +323,10 @@ def build_buffer_entry(record: StepRecord) -> StepBufferEntry:
     return entry.model_copy(update=proven)
 
 
+# Costs are whole billionths of a dollar, rounded up for each call, so that sums are exact.
+BILLION = 10**9
+
+
 class Usage(FrozenModel):
     """The consumption of calls; ``usd`` is None if no price is known.
 
@@ -335,6 +339,11 @@ class Usage(FrozenModel):
     output_tokens: int = 0
     usd: float | None = None
     uncounted: int = 0
+
+    @property
+    def billionths(self) -> int | None:
+        """``usd`` in billionths of a dollar."""
+        return None if self.usd is None else round(self.usd * BILLION)
 
     def __add__(self, other: Usage) -> Usage:
         usd = self.usd if other.usd is None else other.usd + (self.usd or 0.0)

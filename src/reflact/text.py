@@ -15,22 +15,16 @@ if TYPE_CHECKING:
 
 # Line breaks, tabs, and the joiners of ordinary text.
 ALLOWED_CONTROLS = "\n\t\u200c\u200d"
-
 # Unicode categories of controls, formats, surrogates, and line and paragraph separators.
 ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-
 # The most characters of a reason in a line; the store has all of it.
 MAX_REASON_CHARS = 160
-
 # A longer word may be cut if a text loses its middle.
 MAX_CUT_WORD = 20
-
 # The most characters of a constant answer in a line.
 MAX_CONSTANT_CHARS = 60
-
 # Items that a line names.
 SHOWN_ITEMS = 5
-
 # In seconds.
 MINUTE = 60
 HOUR = 3600

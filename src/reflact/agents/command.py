@@ -348,7 +348,9 @@ class CommandSession(GatewaySession):
         if not (path.is_file() and is_inside(path, folder)):
             raise ReplyError(f"the command wrote no file {name}", reasons=())
         with path.open("rb") as file:
-            return file.read(self._target.all_limits.output_bytes).decode("utf-8", "replace").strip()
+            return (
+                file.read(self._target.all_limits.output_bytes).decode("utf-8", "replace").strip()
+            )
 
 
 def is_inside(path: Path, folder: Path) -> bool:

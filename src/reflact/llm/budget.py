@@ -19,13 +19,12 @@ import anyio
 from reflact.config.models import ModelConfig
 from reflact.config.training import BudgetConfig, TrainerConfig
 from reflact.errors import BudgetSpent, ConfigError
-from reflact.llm.pricing import BILLION, read_cap, usd_of
+from reflact.llm.pricing import read_cap, usd_of
 from reflact.messages import CallReservation
 from reflact.protocols import DecisionLog, ResponseStore
-from reflact.records import FaultKind, Spend, Usage
+from reflact.records import BILLION, FaultKind, Spend, Usage
 
 RAISE_HINT = "set a larger one to go on"
-
 COUNTED_LIMITS = ("max_calls", "max_tokens", "max_usd")
 
 # What to do if a budget counts calls that reflact does not see.
@@ -49,22 +48,20 @@ class Amount:
             self.calls + other.calls, self.tokens + other.tokens, self.billionths + other.billionths
         )
 
-    def __neg__(self) -> Amount:
-        return Amount(-self.calls, -self.tokens, -self.billionths)
+    def __sub__(self, other: Amount) -> Amount:
+        return self + Amount(-other.calls, -other.tokens, -other.billionths)
 
 
 def amount_of(usage: Usage) -> Amount:
     """Return the amount of a usage; a usage without a price costs no money."""
-    billionths = 0 if usage.usd is None else round(usage.usd * BILLION)
-    return Amount(usage.calls, usage.input_tokens + usage.output_tokens, billionths)
+    tokens = usage.input_tokens + usage.output_tokens
+    return Amount(usage.calls, tokens, usage.billionths or 0)
 
 
 def _sum_charges(spent: Iterable[Spend]) -> Amount:
     """Return what a budget counts of a spend: unsettled calls at their worst case."""
-    total = Amount()
-    for entry in spent:
-        total += amount_of(entry.usage) + amount_of(entry.worst_case)
-    return total
+    amounts = (amount_of(entry.usage) + amount_of(entry.worst_case) for entry in spent)
+    return sum(amounts, Amount())
 
 
 def find_exceeded_limit(limits: BudgetConfig, spent: Amount, next_call: Amount) -> str | None:
@@ -101,17 +98,17 @@ def describe_overrun(usage: Usage, worst: Usage) -> str | None:
     return None
 
 
+@dataclass(eq=False)
 class Reservation:
     """The reserved worst case of one call, until its cost is known.
 
     ``uncertain`` is the most that the call may have used beyond ``usage``.
     """
 
-    def __init__(self, worst: Usage) -> None:
-        self.worst = worst
-        self.amount = amount_of(worst)
-        self.usage = self.uncertain = Usage()
-        self.decided = anyio.Event()
+    worst: Usage
+    usage: Usage = field(default_factory=Usage)
+    uncertain: Usage = field(default_factory=Usage)
+    decided: anyio.Event = field(default_factory=anyio.Event)
 
     @property
     def cost(self) -> Usage:
@@ -146,17 +143,15 @@ class Budget:
     Calls are admitted in the order of their requests. After one refusal, all further calls are
     refused until the run is started again.
 
-    Args:
-        on_usage: Called by ``report_usage`` and after each charged call, with the run's total
-            usage, the worst case of its interrupted and uncounted calls, and its active seconds;
-            must neither wait nor raise.
+    ``on_usage`` is called by ``report_usage`` and after each charged call, with the run's total
+    usage, the worst case of its interrupted and uncounted calls, and its active seconds; it must
+    neither wait nor raise.
 
     Attributes:
         answered_roles: The roles that an earlier start of the run got an answer from.
         current_stage: What the run works on; whoever measures the time of stages keeps it.
-        deadline: The time on the event loop's clock at which calls in flight must end. It is
-            infinite if the time was over at the start. Then no call is admitted, and stored results
-            can still be read.
+        deadline: When calls in flight must end, on the event loop's clock. It is infinite if the
+            time was over at the start, so that stored results can still be read.
     """
 
     def __init__(
@@ -167,7 +162,8 @@ class Budget:
         self.answered_roles: frozenset[str] = frozenset()
         self._limits = limits
         self._on_usage = on_usage
-        self._used = self._uncertain = Usage()
+        self._used = Usage()
+        self._uncertain = Usage()
         self._charged = Amount()
         self._since = 0.0
         self._admitted: set[Reservation] = set()
@@ -181,8 +177,8 @@ class Budget:
         the clock.
         """
         spent = tuple(spent)
-        self._used = sum((entry.usage for entry in spent), Usage())
         self.answered_roles = frozenset(entry.role for entry in spent if entry.usage.calls)
+        self._used = sum((entry.usage for entry in spent), Usage())
         self._uncertain = sum((entry.worst_case for entry in spent), Usage())
         self._charged = _sum_charges(spent)
         self._since = anyio.current_time() - seconds
@@ -238,11 +234,12 @@ class Budget:
     def _admit(self) -> None:
         while self._waiting:
             first = self._waiting[0]
-            reason = self._overrun or find_exceeded_limit(self._limits, self._charged, first.amount)
+            amount = amount_of(first.worst)
+            reason = self._overrun or find_exceeded_limit(self._limits, self._charged, amount)
             if reason is None:
-                self._charged += first.amount
-                self._admitted.add(first)
-                self._waiting.popleft().decided.set()
+                self._charged += amount
+                self._admitted.add(self._waiting.popleft())
+                first.decided.set()
             elif self._admitted:
                 return
             else:
@@ -250,21 +247,21 @@ class Budget:
 
     def _refuse(self, reason: str) -> BudgetSpent:
         self._reason = self._reason or reason
-        while self._waiting:
-            self._waiting.popleft().decided.set()
+        for reservation in self._waiting:
+            reservation.decided.set()
+        self._waiting.clear()
         return BudgetSpent(self._reason)
 
     def _leave(self, reservation: Reservation) -> None:
         if reservation in self._admitted:
             self._admitted.remove(reservation)
+            cost = reservation.cost
             if self._limits.max_tokens is not None or self._limits.max_usd is not None:
-                self._overrun = self._overrun or describe_overrun(
-                    reservation.cost, reservation.worst
-                )
+                self._overrun = self._overrun or describe_overrun(cost, reservation.worst)
             self._used += reservation.usage
             self._uncertain += reservation.uncertain
-            self._charged += amount_of(reservation.cost) + -reservation.amount
-            if reservation.cost.calls:
+            self._charged += amount_of(cost) - amount_of(reservation.worst)
+            if cost.calls:
                 self.report_usage()
         elif reservation in self._waiting:
             self._waiting.remove(reservation)
@@ -309,9 +306,10 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
                 f"budget.{counted[0]} is not possible with the {role} passed in Python, because "
                 f"its calls are not seen: {advice}"
             )
-    for role in ("target", "optimizer", *(["critic"] if config.uses_critic else [])):
-        model = getattr(config.models, role)
-        require_cap(config.budget, model, role=role, seen=role not in passed)
+    for role in ("target", "optimizer", "critic"):
+        if role != "critic" or config.uses_critic:
+            model = getattr(config.models, role)
+            require_cap(config.budget, model, role=role, seen=role not in passed)
 
 
 def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bool = True) -> None:

@@ -67,16 +67,15 @@ async def open_cassette(
     if mode == "replay":
         yield ReplayTransport(path, read_cassette(path))
         return
-    with _open_recording(path) as (file, interactions):
-        async with AsyncExitStack() as stack:
-            if inner is None:
-                inner = await stack.enter_async_context(PooledTransport())
-            yield RecordTransport(path, interactions, inner, file)
+    async with AsyncExitStack() as stack:
+        file = stack.enter_context(_open_recording(path))
+        if inner is None:
+            inner = await stack.enter_async_context(PooledTransport())
+        yield RecordTransport(path, file, inner)
 
 
 @contextmanager
-def _open_recording(path: Path) -> Iterator[tuple[FileIO, tuple[Interaction, ...]]]:
-    """Open a recording for further lines, with those that it has."""
+def _open_recording(path: Path) -> Iterator[FileIO]:
     with _explain(path, "write"):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():
@@ -85,9 +84,7 @@ def _open_recording(path: Path) -> Iterator[tuple[FileIO, tuple[Interaction, ...
             )
         file = path.open("a+b", buffering=0)
     with file:
-        with _explain(path, "write"):
-            interactions = _read_recorded(path, file)
-        yield file, interactions
+        yield file
     if path.stat().st_size == 0:
         path.unlink()
 
@@ -176,8 +173,10 @@ class ReplayTransport(httpx.AsyncBaseTransport):
 
     async def _answer_unknown(self, request: httpx.Request, asked: Interaction) -> httpx.Response:
         purpose = asked.call_id.split("/")[1] if "/" in asked.call_id else "unknown purpose"
-        request_name = f"{purpose}, {asked.call_id}"
-        start = f"the cassette {self._path} holds no answer to this request ({request_name})"
+        start = (
+            f"the cassette {self._path} holds no answer to this request ({purpose}, "
+            f"{asked.call_id})"
+        )
         near = [i for i in self._answers.values() if i.call_id == asked.call_id]
         near = near or [i for i in self._answers.values() if f"/{purpose}/" in i.call_id]
         if not near:
@@ -191,9 +190,8 @@ class ReplayTransport(httpx.AsyncBaseTransport):
 
         nearest = max(near[:50], key=measure_similarity)
         recorded = _split_clauses(_format_body(nearest.body))
-        lines = difflib.unified_diff(
-            recorded, _split_clauses(text), "recorded", "asked", n=0, lineterm=""
-        )
+        asked_for = _split_clauses(text)
+        lines = difflib.unified_diff(recorded, asked_for, "recorded", "asked", n=0, lineterm="")
         raise CassetteMiss(
             f"{start}; the nearest recorded one is {nearest.call_id}",
             difference=tuple(line[:200] for line in islice(lines, 12)),
@@ -202,7 +200,6 @@ class ReplayTransport(httpx.AsyncBaseTransport):
 
 # Final statuses; redirects, refused keys and temporary failures are not recorded.
 RECORDED = frozenset({*range(200, 300), 400, 404, 413, 415, 422, 501})
-
 # The beginning of each line.
 LINE_START = b'{"call_id":'
 
@@ -213,16 +210,12 @@ class RecordTransport(ReplayTransport):
     A successful answer that is no completion is repeated by the client, so it is not recorded.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        interactions: tuple[Interaction, ...],
-        inner: httpx.AsyncBaseTransport,
-        file: FileIO,
-    ) -> None:
-        super().__init__(path, tuple(filter(_is_final, interactions)))
-        self._inner = RedactingTransport(AgentTransport(inner))
+    def __init__(self, path: Path, file: FileIO, inner: httpx.AsyncBaseTransport) -> None:
+        with _explain(path, "write"):
+            recorded = _read_recorded(path, file)
+        super().__init__(path, tuple(filter(_is_final, recorded)))
         self._file = file
+        self._inner = RedactingTransport(AgentTransport(inner))
 
     @property
     def call_ids(self) -> frozenset[str]:
@@ -285,19 +278,14 @@ def _decode_pieces(pieces: list[bytes]) -> tuple[str, ...]:
     return tuple(text for text in texts if text)
 
 
-class _Body(httpx.AsyncByteStream):
-    """A body that keeps its division into pieces."""
+def _build_response(answered: Interaction, headers: dict[str, str]) -> httpx.Response:
+    """Return an answer whose body keeps its division into pieces."""
 
-    def __init__(self, pieces: tuple[str, ...]) -> None:
-        self._pieces = pieces
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self._pieces:
+    async def write() -> AsyncIterator[bytes]:
+        for piece in answered.chunks:
             yield piece.encode("utf-8")
 
-
-def _build_response(answered: Interaction, headers: dict[str, str]) -> httpx.Response:
-    return httpx.Response(answered.status, headers=headers, stream=_Body(answered.chunks))
+    return httpx.Response(answered.status, headers=headers, content=write())
 
 
 def _format_body(body: JsonValue) -> str:

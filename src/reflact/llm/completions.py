@@ -11,6 +11,7 @@ import json
 import re
 import string
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -24,13 +25,10 @@ from reflact.records import FaultKind, Usage
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 END_MARK = "[DONE]"
-
 # Where chat completions are asked for, below the root of an API.
 COMPLETIONS_PATH = "/chat/completions"
-
 # About the most values of a JSON text, since small ones take far more memory than text.
 MOST_VALUES = 500_000
-
 # The reasons that openai's type of a completion knows; any other word for the end of an answer
 # becomes ``stop``.
 FINISH_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
@@ -42,25 +40,17 @@ CUT_REASONS = frozenset(
 
 # The types of parts of a content that are thoughts, whatever texts they have.
 THOUGHT_PARTS = ("thinking", "reasoning")
-
 # Words of vLLM, SGLang, DeepSeek and others for an answer that the server gave up.
 BROKEN_REASONS = frozenset({"error", "abort", "aborted", "insufficient_system_resource"})
-
 # A stream of events begins with one of these, whatever its content type.
 EVENT_STARTS = ("data:", "event:", "id:", "retry:", ":")
-
-
 # Other indices are those of further choices.
 FIRST_INDEX = (None, 0, "0")
-
 # How much of a whole text is read at once, since each of its lines takes memory.
 PIECE_CHARACTERS = 2**16
-
 LINES = re.compile(r"\r\n|\n|\r")
-
 # The most characters of an answer that an error keeps.
 QUOTED_CHARACTERS = 1000
-
 # The extension of a request that holds the function which answers it in place of the network.
 ANSWERER = "reflact_answerer"
 
@@ -80,14 +70,13 @@ class AnswerFault(httpx.RemoteProtocolError):
 
 def select_headers(response: httpx.Response) -> dict[str, str]:
     """Return the headers that other layers need, in ASCII; the content type has no parameters."""
-    headers = response.headers
-    content_type = headers.get("content-type", JSON).partition(";")[0].strip().lower()
-    names = ("retry-after", "date", "location")
-    selected = {name: headers[name] for name in names if name in headers}
-    return {
-        name: quote(value, safe=f"{string.punctuation} ")
-        for name, value in {"content-type": content_type, **selected}.items()
-    }
+    content_type = response.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    selected = {"content-type": content_type}
+    for name in ("retry-after", "date", "location"):
+        if name in response.headers:
+            selected[name] = response.headers[name]
+    safe = f"{string.punctuation} "
+    return {name: quote(value, safe=safe) for name, value in selected.items()}
 
 
 def decode_text(body: bytes) -> str:
@@ -132,11 +121,10 @@ def read_events(text: str) -> Iterator[str]:
 
 def parse_chunk(data: str) -> JsonValue:
     """Return the JSON value of an event; None if it is no JSON."""
-    try:
+    with suppress(ValueError, RecursionError):
         value: JsonValue = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return value
+        return value
+    return None
 
 
 def read_delta(chunk: Any) -> str:
@@ -166,13 +154,15 @@ def _join_parts(value: Any) -> Any:
     """Return the text of a content in parts; parts of other kinds, such as thoughts, have none."""
     if not isinstance(value, list):
         return value
-    answer = [
-        part for part in value if not (isinstance(part, dict) and part.get("type") in THOUGHT_PARTS)
-    ]
-    texts = [part.get("text") if isinstance(part, dict) else part for part in answer]
+    texts = []
+    for part in value:
+        if not isinstance(part, dict):
+            texts.append(part)
+        elif part.get("type") not in THOUGHT_PARTS:
+            texts.append(part.get("text"))
     if not all(text is None or isinstance(text, str) for text in texts):
         raise ValueError("a part that is no text")
-    return "".join(text for text in texts if text is not None)
+    return "".join(text or "" for text in texts)
 
 
 def _write_arguments(value: Any) -> Any:
@@ -258,25 +248,19 @@ def read_completion(content_type: str, text: str) -> Completion:
             {"id": call.id, "type": "function", "function": call.function.model_dump()}
             for call in choice.message.tool_calls
         ]
-    return write_completion(
-        message, read_counts(completion.usage), finish=finish, model=completion.model
-    )
+    usage = read_counts(completion.usage)
+    return write_completion(message, usage, finish=finish, model=completion.model)
 
 
 def write_completion(
     message: Mapping[str, Any], usage: Usage, *, finish: str = "stop", model: str = ""
 ) -> Completion:
     """Return a chat completion; one whose tokens were not counted has no usage."""
-    body = {
-        "id": "",
-        "object": "chat.completion",
-        "created": 0,
-        "model": model,
-        "choices": [
-            {"index": 0, "finish_reason": finish, "message": {"role": "assistant", **message}}
-        ],
-    }
-    return body if usage.uncounted else {**body, "usage": write_counts(usage)}
+    choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", **message}}
+    body = {"id": "", "object": "chat.completion", "created": 0, "model": model}
+    if not usage.uncounted:
+        body["usage"] = write_counts(usage)
+    return {**body, "choices": [choice]}
 
 
 def _is_stream(content_type: str, text: str) -> bool:
@@ -293,7 +277,7 @@ def _read_chunks(text: str) -> Iterator[_Completion]:
         if data.strip() == END_MARK:
             return
         chunk = _validate(parse_chunk(data), text, "broken stream")
-        is_finished = is_finished or any(choice.finish_reason for choice in chunk.choices or ())
+        is_finished |= any(choice.finish_reason for choice in chunk.choices or ())
         yield chunk
     if not is_finished:
         raise AnswerFault(text, "broken stream")
@@ -312,7 +296,8 @@ def _join_chunks(chunks: Iterable[_Completion]) -> _Completion:
     An answer without a finish reason was cut off, so its reason is ``length``. A stream without an
     answer has no choice.
     """
-    texts: dict[str, list[str]] = {"content": [], "refusal": []}
+    contents: list[str] = []
+    refusals: list[str] = []
     calls: dict[int, _Call] = {}
     arguments: dict[int, list[str]] = {}
     finish = "length"
@@ -329,9 +314,9 @@ def _join_chunks(chunks: Iterable[_Completion]) -> _Completion:
             if (delta := choice.delta) is None:
                 continue
             answered = True
-            for name, parts in texts.items():
-                if (part := getattr(delta, name)) is not None:
-                    parts.append(part)
+            if delta.content is not None:
+                contents.append(delta.content)
+            refusals.append(delta.refusal or "")
             for part in delta.tool_calls or ():
                 index = part.index or 0
                 call = calls.setdefault(index, _Call(function=_Function()))
@@ -341,8 +326,9 @@ def _join_chunks(chunks: Iterable[_Completion]) -> _Completion:
     for index, written in arguments.items():
         calls[index].function.arguments = "".join(written)
     message = _Message(
+        content="".join(contents) if contents else None,
+        refusal="".join(refusals),
         tool_calls=[call for _, call in sorted(calls.items())],
-        **{name: "".join(parts) if parts else None for name, parts in texts.items()},
     )
     choices = [_Choice(finish_reason=finish, message=message)] if answered else []
     return _Completion.model_construct(model=model, usage=usage, choices=choices)
@@ -370,10 +356,6 @@ class AgentTransport(httpx.AsyncBaseTransport):
         finish = "length" if answer.truncated else "stop"
         message = {"content": answer.text}
         return httpx.Response(200, json=write_completion(message, answer.usage, finish=finish))
-
-    async def aclose(self) -> None:
-        """Close the other network."""
-        await self._inner.aclose()
 
 
 def _read_refusal(error: Exception) -> httpx.Response | None:

@@ -20,13 +20,9 @@ class PooledTransport(httpx.AsyncBaseTransport):
     """Sends each request in flight through a pool of its own, so that a pool has one connection.
 
     A pool of httpcore scans all its connections for each call. With 500 calls in flight, pools of
-    16 connections take 1.7 times the processor time of pools of one.
-
-    Calls go through the proxies that ``HTTP_PROXY``, ``HTTPS_PROXY`` and ``ALL_PROXY`` name, but
-    for the hosts of ``NO_PROXY`` and this machine.
-
-    Args:
-        pool: Opens a pool in place of one of network connections.
+    16 connections take 1.7 times the processor time of pools of one. Calls go through the proxies
+    that the environment names, but for the hosts of ``NO_PROXY`` and this machine. ``pool`` opens a
+    pool in place of one of network connections.
 
     Raises:
         ConfigError: Without ``pool``: ``SSL_CERT_FILE`` or a proxy's variable has a wrong value.

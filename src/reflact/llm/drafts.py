@@ -6,6 +6,7 @@ import codecs
 import re
 import string
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pydantic import JsonValue, ValidationError
@@ -21,57 +22,48 @@ from reflact.messages import Reply, ReplyModel
 from reflact.protocols import EventCallback
 
 R = TypeVar("R", bound=ReplyModel)
-
 # Characters by which a text grows at least between two drafts.
 MIN_GROWTH = 48
-
 # A reply grows by 1/8 of its length between two drafts, or by 1/64 if an object or a list has
 # closed.
 TEXT_GROWTH = 8
 CLOSED_GROWTH = 64
-
 # The most bytes of an answer that are read for drafts, since each draft is a copy of the text so
 # far.
 DRAFT_BYTES = 2**22
-
 # Characters of a number or a word, which may continue.
 WORD_CHARACTERS = f"{string.ascii_letters}{string.digits}+-."
-
 # The name of a member whose value has not begun.
 NAME_AT_END = re.compile(r',\s*+"(?:[^"\\]|\\.)*+\\?"?\s*+:?\s*+\Z')
-
 NO_NAME = "\0reflact"
-
 # Texts that can only follow if the last element, or the last member, has closed.
 NEXT_ELEMENT = ",0"
 NEXT_MEMBER = ',"\\u0000reflact":0'
 
 
+@dataclass(eq=False)
 class DraftStream(Generic[R]):
     """The drafts of one call, made of its answers while they arrive.
 
-    Args:
-        fields: The call, as fields of its events.
-        on_event: Takes the run's events.
-
-    Attributes:
-        is_finished: Whether the present answer has told why it ended, so that nothing of it is
-            missing.
+    ``fields`` are the call, as fields of its events, and ``on_event`` takes the events.
+    ``is_finished`` is True once the present answer has told why it ended, so that nothing of it is
+    missing.
     """
 
-    def __init__(
-        self, reply_type: type[R], fields: dict[str, Any], on_event: EventCallback
-    ) -> None:
-        self._type = reply_type
-        self._fields = fields
-        self._on_event = on_event
+    reply_type: type[R]
+    fields: dict[str, Any]
+    on_event: EventCallback
+
+    def __post_init__(self) -> None:
         self._put: Callable[[DraftUpdated | DraftDiscarded | tuple[int, str]], None] | None = None
         self._shown: JsonValue = None
         self._attempt = 1
         self._start_attempt()
 
     def _start_attempt(self) -> None:
-        self._begun = self._something_closed = self.is_finished = False
+        self._begun = False
+        self._something_closed = False
+        self.is_finished = False
         self._text = [""]
         self._length = self._queued = self._taken = 0
         self._events = EventReader()
@@ -88,7 +80,7 @@ class DraftStream(Generic[R]):
                 failure = error
             else:
                 value = reply.value.model_dump(mode="json")
-                put(DraftUpdated(attempt=self._attempt, draft=value, **self._fields))
+                put(DraftUpdated(attempt=self._attempt, draft=value, **self.fields))
                 return reply
             finally:
                 self._put = None
@@ -126,7 +118,7 @@ class DraftStream(Generic[R]):
     def reset(self, reason: str) -> None:
         """End an attempt that gave no reply."""
         if self._put is not None:
-            self._put(DraftDiscarded(attempt=self._attempt, reason=reason, **self._fields))
+            self._put(DraftDiscarded(attempt=self._attempt, reason=reason, **self.fields))
         self._attempt += 1
         self._start_attempt()
 
@@ -134,13 +126,13 @@ class DraftStream(Generic[R]):
         """Post an event; a reply without earlier drafts is none."""
         if isinstance(item, tuple):
             attempt, text = item
-            value = read_partial(remove_thoughts(text), self._type)
+            value = read_partial(remove_thoughts(text), self.reply_type)
             if value is None or value == self._shown or not extends(value, self._shown):
                 return
             self._shown = value
-            item = DraftUpdated(attempt=attempt, draft=value, **self._fields)
+            item = DraftUpdated(attempt=attempt, draft=value, **self.fields)
         if self._shown is not None:
-            await self._on_event(item)
+            await self.on_event(item)
         if isinstance(item, DraftDiscarded):
             self._shown = None
 

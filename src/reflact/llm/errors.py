@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -20,19 +21,8 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
+from reflact import errors
 from reflact.config.models import ModelConfig
-from reflact.errors import (
-    AccessDenied,
-    BadRequest,
-    ContextOverflow,
-    ModelError,
-    ProviderDown,
-    ProviderError,
-    QuotaSpent,
-    ReflactError,
-    RequestRefused,
-    UnknownModel,
-)
 from reflact.llm.cache_keys import strip_credentials
 from reflact.llm.completions import COMPLETIONS_PATH, AnswerFault
 from reflact.llm.rate_limit import EndpointClient, Outcome
@@ -52,18 +42,13 @@ RETRIED_FAILURES = (
 
 # Failures to connect.
 CONNECT_FAILURES = (httpx.ConnectError, httpx.ConnectTimeout)
-
 REFUSED_KEY = frozenset({401, 403})
-
 # Statuses of an address that has no such API.
 NO_API_STATUSES = frozenset({404, 405})
-
 # Statuses that may refuse all calls of a role, or one prompt.
 DOUBTFUL = NO_API_STATUSES | {403}
-
 # Statuses that refuse one request, once others were answered.
 REQUEST_STATUSES = DOUBTFUL | {400, 406, 413, 415, 422, 451}
-
 # Statuses with which endpoints report a spent quota; 402 says nothing else.
 QUOTA_STATUSES = frozenset({400, 403, 429})
 
@@ -114,7 +99,6 @@ OVERFLOW_WORDS = re.compile(
 
 # The most characters of a redirect's address that a message shows.
 SHOWN_LOCATION = 300
-
 # The version that is a part of the path of most OpenAI-compatible APIs.
 VERSION_PATH = re.compile(r"/v\d")
 
@@ -148,10 +132,8 @@ def read_retry_after(headers: Mapping[str, str]) -> float | None:
     value = headers.get("retry-after")
     if value is None:
         return None
-    try:
+    with suppress(ValueError):
         return max(0.0, float(value))
-    except ValueError:
-        pass
     moment = _parse_date(value)
     now = _parse_date(headers.get("date", "")) or datetime.now(UTC)
     return None if moment is None else max(0.0, (moment - now).total_seconds())
@@ -160,7 +142,9 @@ def read_retry_after(headers: Mapping[str, str]) -> float | None:
 def _parse_date(text: str) -> datetime | None:
     try:
         moment = parsedate_to_datetime(text)
-        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return moment.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
 
@@ -238,7 +222,7 @@ def list_causes(error: BaseException | None, *, with_context: bool = False) -> l
 
 def translate_outcome(
     outcome: Outcome, config: ModelConfig, role: str, keys: Sequence[str], endpoint: EndpointClient
-) -> ReflactError:
+) -> errors.ReflactError:
     """Return reflact's error for a refusal or a failure, without the API keys.
 
     The message says what happened, at which endpoint, and what to do. An error of reflact that
@@ -246,30 +230,30 @@ def translate_outcome(
     answered.
     """
     if isinstance(outcome, httpx.Response):
-        error = _translate_refusal(outcome, config, role, keys, endpoint)
-        error.answer = outcome.text
-        return error
+        refusal = _translate_refusal(outcome, config, role, keys, endpoint)
+        refusal.answer = outcome.text
+        return refusal
     causes = list_causes(outcome)
     for cause in causes:
-        if isinstance(cause, ReflactError):
+        if isinstance(cause, errors.ReflactError):
             return cause
     return _translate_failure(causes, config, role, keys)
 
 
 def _translate_failure(
     causes: Sequence[BaseException], config: ModelConfig, role: str, keys: Sequence[str]
-) -> ModelError:
+) -> errors.ModelError:
     """Return the error of a call without a usable answer; ``causes`` begin with the failure."""
     where = f"models.{role}: {config.title}"
     cause = causes[-1]
     reason = remove_keys(keys, " ".join(str(cause).split()))[:300] or type(cause).__name__
     is_foreign = config.api == "pydantic_ai"
     if isinstance(causes[0], httpx.TimeoutException):
-        return ProviderDown(
+        return errors.ProviderDown(
             f"{where} did not answer within {config.timeout:g} seconds, after all retries"
         )
     if is_oversized(cause):
-        return ProviderDown(
+        return errors.ProviderDown(
             f"{where} gave an answer {cause}; it was not read further. Set "
             f"models.{role}.max_tokens to the most tokens that a reply needs, or use another model",
             status=200,
@@ -278,23 +262,23 @@ def _translate_failure(
     if is_foreign:
         address = "the network, and the address if your code sets one"
     if any(isinstance(each, AnswerFault) for each in causes):
-        return ProviderDown(
+        return errors.ProviderDown(
             f"{where} answered with something that is no chat completion, after all retries; "
             f"check {address}, or try again: {reason}",
             status=200,
         )
     if is_foreign and not any(isinstance(each, httpx.TransportError) for each in causes):
-        return BadRequest(f"{where} failed with {type(cause).__name__}: {reason}")
+        return errors.BadRequest(f"{where} failed with {type(cause).__name__}: {reason}")
     if isinstance(cause, httpx.UnsupportedProtocol | httpx.InvalidURL):
         shown = strip_credentials(config.base_url)
-        return BadRequest(f"models.{role}.base_url {shown!r} is not an address: {cause}")
+        return errors.BadRequest(f"models.{role}.base_url {shown!r} is not an address: {cause}")
     problem = f"cannot be reached, after all retries; check {address}"
     if is_untrusted_certificate(causes[0]):
         problem = (
             f"shows a certificate that is not trusted here; check {address}, or name "
             "the file of its authority in SSL_CERT_FILE"
         )
-    return ProviderDown(f"{where} {problem}: {reason}")
+    return errors.ProviderDown(f"{where} {problem}: {reason}")
 
 
 def _translate_refusal(
@@ -303,44 +287,48 @@ def _translate_refusal(
     role: str,
     keys: Sequence[str],
     endpoint: EndpointClient,
-) -> ModelError:
+) -> errors.ModelError:
     status = refusal.status_code
     where = f"models.{role}: {config.title}"
     text = remove_keys(keys, " ".join(refusal.text.split()))[:300]
     if refusal.has_redirect_location:
-        return BadRequest(f"{where} {_describe_redirect(refusal, config, role)}", status=status)
+        return errors.BadRequest(
+            f"{where} {_describe_redirect(refusal, config, role)}", status=status
+        )
     if status in {400, 413, 422} and OVERFLOW_WORDS.search(refusal.text):
         advice = "shorten the texts"
         if role == "optimizer":
             advice = "lower reflect.trajectory_tokens"
-        return ContextOverflow(
+        return errors.ContextOverflow(
             f"{where} has too small a context for this request; the prompt and "
             f"models.{role}.max_tokens must fit into it together, so set it lower or {advice}: "
             f"{text}"
         )
     if is_quota_spent(status, refusal.headers, refusal.text):
-        return QuotaSpent(
+        return errors.QuotaSpent(
             f"{where} has no quota or credit left ({status}); add some, and run the same command "
             f"again: {text}",
             status=status,
         )
     if status in RETRIED_STATUSES:
-        return ProviderDown(f"{where} answered {status}, after all retries: {text}", status=status)
-    kind: Callable[..., ModelError]
+        return errors.ProviderDown(
+            f"{where} answered {status}, after all retries: {text}", status=status
+        )
+    kind: Callable[..., errors.ModelError]
     kind, problem = _describe_refusal(refusal, config, role)
     if endpoint.refusal is None and status != 401:
         if endpoint.is_answered and status in REQUEST_STATUSES:
-            return RequestRefused(
+            return errors.RequestRefused(
                 f"{where} answers others and refuses this request ({status}): {text}", status=status
             )
-        if kind is not BadRequest or status in DOUBTFUL:
-            kind = partial(RequestRefused, answers_others=False)
+        if kind is not errors.BadRequest or status in DOUBTFUL:
+            kind = partial(errors.RequestRefused, answers_others=False)
     return kind(f"{where} {problem}: {text}", status=status)
 
 
 def _describe_refusal(
     refusal: httpx.Response, config: ModelConfig, role: str
-) -> tuple[type[ProviderError], str]:
+) -> tuple[type[errors.ProviderError], str]:
     """Return the error of a refusal, and the rest of the sentence that says what to do."""
     status = refusal.status_code
     is_foreign = config.api == "pydantic_ai"
@@ -352,29 +340,27 @@ def _describe_refusal(
             source = f"set {config.api_key_env} to a valid key"
         elif is_foreign:
             source = "set the environment variable that its provider reads to a valid key"
-        return AccessDenied, f"refused the key ({status}); {source}"
+        return errors.AccessDenied, f"refused the key ({status}); {source}"
     if is_unknown_model(status, refusal.text):
         place = f"models.{role}.model" if config.open_model is None else "the model in your code"
         problem = f"does not know this model ({status}); set {place} to one that it serves"
-        return UnknownModel, problem
+        return errors.UnknownModel, problem
     if status not in NO_API_STATUSES or is_foreign:
-        return BadRequest, f"will not serve this request ({status})"
+        return errors.BadRequest, f"will not serve this request ({status})"
     address = strip_credentials(config.base_url).rstrip("/")
     advice = f"check models.{role}.base_url"
     if config.api == "openai" and not VERSION_PATH.search(urlsplit(address).path):
         advice = f"set models.{role}.base_url to {address}/v1"
-    return BadRequest, f"has no chat completions at this address ({status}); {advice}"
+    return errors.BadRequest, f"has no chat completions at this address ({status}); {advice}"
 
 
 def _describe_redirect(redirect: httpx.Response, config: ModelConfig, role: str) -> str:
     """Return where an answer redirects, without credentials, and the setting to change."""
     location = redirect.headers["location"].partition("?")[0]
-    try:
+    with suppress(ValueError):  # the header may hold no address
         address = urljoin(config.base_url, location)
         if urlsplit(address).scheme in {"http", "https"} and urlsplit(address).hostname:
             location = strip_credentials(address)
-    except ValueError:  # the header holds no address
-        pass
     root = location.removesuffix(COMPLETIONS_PATH)
     advice = f"check models.{role}.base_url"
     is_other = root not in {location, config.base_url.rstrip("/")}

@@ -1,7 +1,4 @@
-"""Usage and prices of calls, from the configuration or else from the provider's price list.
-
-Costs are whole billionths of a dollar, rounded up for each call. So sums are exact.
-"""
+"""Usage and prices of calls, from the configuration or else from the provider's price list."""
 
 from __future__ import annotations
 
@@ -15,18 +12,14 @@ from typing import Any
 from pydantic import JsonValue
 
 from reflact.config.models import ModelConfig, Price
-from reflact.records import Usage
+from reflact.records import BILLION, Usage
 from reflact.types import FrozenModel
 
-BILLION = 10**9
 MILLION = 10**6
-
 # The names of a request's field for the most tokens of its answer; no provider takes both.
 CAP_NAMES = ("max_tokens", "max_completion_tokens")
-
 # A greater cap, which only an agent would send, is none: a ledger cannot store every number.
 MAX_CAP = 2**40
-
 # An upper bound on tokens that a provider adds to a request, such as its chat template.
 OVERHEAD_TOKENS = 256
 
@@ -37,11 +30,10 @@ def usd_of(usage: Usage, config: ModelConfig, *, at: datetime | None = None) -> 
     Do not pass sums of calls. A price may depend on the length of the call, and on its time ``at``
     (None: now).
     """
-    exact = (
-        _price_by_list(usage, config, at)
-        if config.price is None
-        else _price_by_config(usage, config.price)
-    )
+    if config.price is not None:
+        exact: Decimal | None = _price_by_config(usage, config.price)
+    else:
+        exact = _price_by_list(usage, config, at)
     return None if exact is None else math.ceil(exact * BILLION) / BILLION
 
 
@@ -103,11 +95,12 @@ def worst_case(
     None reserves no tokens for it.
     """
     most = Usage(calls=1, input_tokens=size + OVERHEAD_TOKENS, output_tokens=cap or 0)
-    cached = most.model_copy(update={"cached_tokens": most.input_tokens})
-    prices = [
-        p for p in (usd_of(usage, config, at=at) for usage in (most, cached)) if p is not None
-    ]
-    return most.model_copy(update={"usd": max(prices, default=None)})
+    usd = usd_of(most, config, at=at)
+    if usd is not None:
+        # A configured price of cached input may be the higher one.
+        cached = most.model_copy(update={"cached_tokens": most.input_tokens})
+        usd = max(usd, usd_of(cached, config, at=at) or 0.0)
+    return most.model_copy(update={"usd": usd})
 
 
 def read_cap(body: Any) -> int | None:
@@ -117,7 +110,9 @@ def read_cap(body: Any) -> int | None:
     caps = [body.get(name) for name in CAP_NAMES]
     known = [cap for cap in caps if type(cap) is int and 0 <= cap <= MAX_CAP]
     answers = body.get("n")
-    return max(known) * (answers if type(answers) is int else 1) if known else None
+    if type(answers) is not int:
+        answers = 1
+    return max(known) * answers if known else None
 
 
 def _price_by_config(usage: Usage, price: Price) -> Decimal:
@@ -131,22 +126,19 @@ def _price_by_config(usage: Usage, price: Price) -> Decimal:
 
 
 def _price_by_list(usage: Usage, config: ModelConfig, at: datetime | None) -> Decimal | None:
+    address = config.base_url
+    name = config.model
+    if config.api == "pydantic_ai":
+        address, _, name = config.model.partition(":")
     tier = config.extra_body.get("service_tier")
-    provider, _, name = (
-        config.model.partition(":") if config.api == "pydantic_ai" else ("", "", config.model)
-    )
-    return _list_price(
-        name,
-        provider or config.base_url,
-        tier if isinstance(tier, str) else None,
-        (usage.input_tokens, usage.cached_tokens, usage.output_tokens),
-        (at or datetime.now(UTC)).replace(second=0, microsecond=0),
-    )
+    tokens = (usage.input_tokens, usage.cached_tokens, usage.output_tokens)
+    minute = (at or datetime.now(UTC)).replace(second=0, microsecond=0)
+    return _list_price(name, address, str(tier or ""), tokens, minute)
 
 
 @lru_cache(maxsize=1024)
 def _list_price(
-    model: str, address: str, tier: str | None, tokens: tuple[int, int, int], minute: datetime
+    model: str, address: str, tier: str, tokens: tuple[int, int, int], minute: datetime
 ) -> Decimal | None:
     """Return a list price; cached, since a look-up is slow and each call needs it twice."""
     from genai_prices import Usage as Tokens
@@ -159,7 +151,7 @@ def _list_price(
             model,
             **{"provider_api_url" if "://" in address else "provider_id": address},
             genai_request_timestamp=minute,
-            price_context=None if tier is None else {"service_tier": tier},
+            price_context={"service_tier": tier} if tier else None,
         )
     except LookupError:
         return None
@@ -169,10 +161,8 @@ def _list_price(
 
 # Typical for English text and code in current tokenizers; the worst case is one byte per token.
 BYTES_PER_TOKEN = 3.5
-
 # Typical tokens that a request adds to its texts.
 MESSAGE_TOKENS = 16
-
 # Assumed most tokens of a reply without a cap.
 UNCAPPED_REPLY_TOKENS = 1000
 

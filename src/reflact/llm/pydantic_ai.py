@@ -37,13 +37,8 @@ SETTINGS = ("temperature", "top_p", "max_tokens", "seed")
 
 
 class PydanticAIModel:
-    """Answers requests of the client by a model of pydantic-ai.
-
-    Args:
-        config: The role's settings; ``model`` is ``provider:name``, unless ``open_model`` returns
-            the model.
-        role: The role, for messages.
-        key: The provider's key; None leaves it to the provider's environment variable.
+    """Answers requests of the client by a model of pydantic-ai; without a ``key``, the provider
+    reads its own environment variable.
 
     Raises:
         ConfigError: The name is unknown, or the provider's package or key is missing.
@@ -73,14 +68,12 @@ class PydanticAIModel:
         except UnexpectedModelBehavior as error:
             raise AnswerFault(str(error), "unusable") from error
         counts = response.usage
-        truncated = response.finish_reason == "length"
-        text = _read_text(response)
         return AgentAnswer.from_counts(
-            text,
+            _read_text(response),
             counts.input_tokens,
             counts.output_tokens,
             counts.cache_read_tokens,
-            truncated=truncated,
+            truncated=response.finish_reason == "length",
         )
 
 
@@ -134,9 +127,8 @@ def _write_parameters(model: Model, wanted: Mapping[str, Any] | None) -> ModelRe
 
 
 def _read_text(response: ModelResponse) -> str:
-    calls = [part.args_as_json_str() for part in response.parts if isinstance(part, ToolCallPart)]
-    return (
-        calls[0]
-        if calls
-        else "".join(part.content for part in response.parts if isinstance(part, TextPart))
-    )
+    """Return the arguments of the first tool call, or else the text."""
+    for part in response.parts:
+        if isinstance(part, ToolCallPart):
+            return part.args_as_json_str()
+    return "".join(part.content for part in response.parts if isinstance(part, TextPart))

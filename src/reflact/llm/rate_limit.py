@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Hashable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
@@ -21,21 +21,36 @@ from reflact.config.models import ModelConfig
 
 # Calls a second that each second of answers adds to the rate.
 INCREASE = 1.0
-
 # Once the rate fell, an answer adds at most this share of it, so that a slow server refuses few
 # calls.
 INCREASE_SHARE = 0.02
-
 # The factor of the rate at each back-off; found by simulation. With half, as in TCP, a quarter of a
 # limit is unused.
 DECREASE = 0.87
-
 # A call that is late by less than this does not delay the next call.
 SLACK_SECONDS = 0.02
-
 # Seconds of a server's minute, and the safety factor for different transfer times of calls.
 MINUTE_SECONDS = 60.0
 MARGIN = 1.01
+# Statuses with which an endpoint refuses a call because of its rate.
+LIMIT_STATUSES = frozenset({429, 503})
+# The base and the cap of the pauses after failures.
+BASE_SECONDS = 0.5
+CAP_SECONDS = 30.0
+# The longest ``Retry-After`` in seconds that is respected.
+PATIENCE_SECONDS = 300.0
+# A run ends as failed if all requests to an endpoint fail for so long; restarts of servers are
+# shorter.
+OUTAGE_SECONDS = 600.0
+# Delays shorter than this many seconds count as none.
+SOON = 1e-6
+# Refused requests in a row that end a role: the first ones, of which three may try formats, and
+# after an answer.
+FIRST_REFUSALS = 4
+LATER_REFUSALS = 10
+
+# An answer that was read whole, or a failed attempt.
+Outcome = httpx.Response | Exception
 
 
 class AdaptiveRate:
@@ -43,7 +58,7 @@ class AdaptiveRate:
 
     There is no rate before the first refusal. It sets the rate to the answers of the last second
     and half the calls in flight, which are served too. Answers to calls that had waited for their
-    turn raise it, and each back-off lowers it.
+    turn raise it, and each back-off after an answer lowers it.
 
     Source: Chiu and Jain, "Analysis of the Increase and Decrease Algorithms for Congestion
     Avoidance in Computer Networks", 1989.
@@ -55,13 +70,13 @@ class AdaptiveRate:
         self._last = -math.inf
         self._answers: deque[float] = deque()
 
-    def delay(self, now: float, most: float | None) -> float:
-        """Return the seconds until a call may start, at no more than ``most`` calls a second."""
-        return max(0.0, self._due(most) - now)
+    def find_turn(self, most: float) -> float:
+        """Return the time of the next call, at no more than ``most`` calls a second."""
+        return self._last + 1 / min(most, self.rate or math.inf)
 
-    def take(self, now: float, most: float | None) -> None:
+    def take(self, now: float, most: float) -> None:
         """Start a call."""
-        self._last = max(self._due(most), now - SLACK_SECONDS)
+        self._last = max(self.find_turn(most), now - SLACK_SECONDS)
 
     def increase(self, now: float, *, rate_limited: bool) -> None:
         """Count an answer; it raises the rate if its call had waited for it."""
@@ -76,15 +91,10 @@ class AdaptiveRate:
     def decrease(self, now: float, in_flight: int) -> None:
         """Lower the rate at a back-off; the first one sets it."""
         if self.rate is None:
-            served = sum(at > now - 1 for at in self._answers)
-            self.rate = served + in_flight / 2
-            return
-        self.rate *= DECREASE
-        self._has_fallen = True
-
-    def _due(self, most: float | None) -> float:
-        slowest = min((rate for rate in (self.rate, most) if rate is not None), default=math.inf)
-        return self._last + 1 / slowest
+            self.rate = sum(at > now - 1 for at in self._answers) + in_flight / 2
+        else:
+            self.rate *= DECREASE
+            self._has_fallen = True
 
 
 @dataclass
@@ -93,55 +103,6 @@ class MinuteEntry:
 
     at: float
     amount: int
-
-
-class MinuteWindow:
-    """Tokens of calls within the last minute."""
-
-    def __init__(self) -> None:
-        self._taken: deque[MinuteEntry] = deque()
-
-    def delay(self, now: float, amount: int, most: int | None) -> float:
-        """Return the seconds until an amount fits into the minute.
-
-        An amount above ``most`` counts as ``most``, so it fits into an empty minute.
-        """
-        while self._taken and self._taken[0].at + MINUTE_SECONDS * MARGIN <= now:
-            self._taken.popleft()
-        if most is None:
-            return 0.0
-        excess = sum(entry.amount for entry in self._taken) + min(amount, most) - most
-        until = now
-        for entry in self._taken:
-            if excess <= 0:
-                break
-            excess -= entry.amount
-            until = entry.at + MINUTE_SECONDS * MARGIN
-        return until - now
-
-    def take(self, now: float, amount: int, most: int | None) -> MinuteEntry:
-        """Add an amount, or ``most`` if that is less; nothing is counted without a limit."""
-        entry = MinuteEntry(now, amount if most is None else min(amount, most))
-        if most is not None:
-            self._taken.append(entry)
-        return entry
-
-
-# Statuses with which an endpoint refuses a call because of its rate.
-LIMIT_STATUSES = frozenset({429, 503})
-
-BASE_SECONDS = 0.5
-CAP_SECONDS = 30.0
-
-# The longest ``Retry-After`` in seconds that is respected.
-PATIENCE_SECONDS = 300.0
-
-# A run ends as failed if all requests to an endpoint fail for so long; restarts of servers are
-# shorter.
-OUTAGE_SECONDS = 600.0
-
-# Delays shorter than this many seconds count as none.
-SOON = 1e-6
 
 
 class LimitChange(NamedTuple):
@@ -157,15 +118,6 @@ class LimitChange(NamedTuple):
     rate: float | None
 
 
-# Refused requests in a row that end a role: the first ones, of which three may try formats, and
-# after an answer.
-FIRST_REFUSALS = 4
-LATER_REFUSALS = 10
-
-# An answer that was read whole, or a failed attempt.
-Outcome = httpx.Response | Exception
-
-
 class RoleRefused(Exception):
     """The endpoint refuses a role; ``outcome`` is its first refusal."""
 
@@ -174,8 +126,7 @@ class RoleRefused(Exception):
         self.outcome = outcome
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """An admitted call; ``back_offs`` are those of the endpoint before it."""
 
     tokens: MinuteEntry
@@ -189,7 +140,8 @@ class Endpoint:
     Of the settings of all open clients the smallest value of each limit counts. After 429 or 503 no
     call is sent for ``Retry-After`` seconds, or else for 0..min(cap, base * 2**n) seconds, drawn
     uniformly, after n fruitless back-offs. Refusals of calls that were sent before a back-off
-    belong to that back-off.
+    belong to that back-off. A fruitless one lengthens the next pause and leaves the rate: no rate
+    would have helped.
 
     Attributes:
         draw: Returns a number in 0..1.
@@ -206,10 +158,15 @@ class Endpoint:
         self.answered = False
         self.accesses: set[tuple[str, str | None]] = set()
         self.in_flight = 0
-        self.clients: list[EndpointClient] = []
         self.rate = AdaptiveRate()
-        self._queue: OrderedDict[_Waiter, None] = OrderedDict()
-        self._minute = MinuteWindow()
+        self.clients: tuple[EndpointClient, ...] = ()
+        self._concurrency = 0
+        self._max_rate = math.inf
+        self._max_tokens: int | None = None
+        # Calls are admitted in the order in which they asked; the first one watches changes.
+        self._turn = anyio.Lock(fast_acquire=True)
+        self._changed = anyio.Event()
+        self._minute: deque[MinuteEntry] = deque()
         self._until = -math.inf
         self._rated = False
         self._back_offs = 0
@@ -217,34 +174,80 @@ class Endpoint:
         self._failing_since: float | None = None
         self._failed_at = -math.inf
 
-    @asynccontextmanager
-    async def admit(self, client: EndpointClient, tokens: int) -> AsyncIterator[Slot]:
-        """Wait for a slot and occupy it while the block runs; see ``EndpointClient.admit``."""
-        slot = await self._enter(_Waiter(client), tokens)
-        try:
-            yield slot
-        finally:
-            self.in_flight -= 1
-            self.wake_first()
+    def set_clients(self, clients: Sequence[EndpointClient]) -> None:
+        """Let the limits of some clients count.
 
-    async def _enter(self, waiting: _Waiter, tokens: int) -> Slot:
-        self._queue[waiting] = None
-        try:
-            while True:
-                if waiting.client.refusal is not None:
-                    raise RoleRefused(waiting.client.refusal)
-                seconds = math.inf
-                if next(iter(self._queue)) is waiting:
+        The first one begins anew, since failures and answers of earlier runs say little of it.
+        """
+        if not self.clients:
+            self._failing_since = None
+            self.accesses.clear()
+        self.clients = tuple(clients)
+        configs = [client.config for client in clients]
+        requests = [c.requests_per_minute for c in configs if c.requests_per_minute is not None]
+        tokens = [c.tokens_per_minute for c in configs if c.tokens_per_minute is not None]
+        self._concurrency = min((config.concurrency for config in configs), default=0)
+        self._max_rate = min(requests, default=math.inf) / (MINUTE_SECONDS * MARGIN)
+        self._max_tokens = min(tokens, default=None)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the first waiting call check again."""
+        self._changed.set()
+
+    async def wait_for_slot(self, client: EndpointClient, tokens: int) -> Slot:
+        """Wait behind all calls that asked before until a call may start, and count it."""
+        async with self._turn:
+            try:
+                while client.refusal is None:
                     seconds = self._delay(tokens)
-                if seconds < SOON:
-                    return self._take(tokens)
-                waiting.wake = anyio.Event()
-                with anyio.move_on_after(seconds):
-                    await waiting.wake.wait()
-        finally:
-            del self._queue[waiting]
-            self._rated = self._rated and bool(self._queue)
-            self.wake_first()
+                    if seconds < SOON:
+                        return self._take(tokens)
+                    self._changed = anyio.Event()
+                    with anyio.move_on_after(seconds):
+                        await self._changed.wait()
+                raise RoleRefused(client.refusal)
+            finally:
+                self._rated = self._rated and self._turn.statistics().tasks_waiting > 0
+
+    def _delay(self, tokens: int) -> float:
+        """Return the seconds that the first call has to wait; infinite without a free slot."""
+        if self.in_flight >= self._concurrency:
+            self._rated = False
+            return math.inf
+        now = anyio.current_time()
+        turn = self.rate.find_turn(self._max_rate)
+        if turn - now >= SOON:
+            self._rated = True
+        return max(self._until, turn, self._find_room(now, tokens)) - now
+
+    def _find_room(self, now: float, tokens: int) -> float:
+        """Return when tokens fit into the minute; more than its limit fit into an empty one."""
+        while self._minute and self._minute[0].at + MINUTE_SECONDS * MARGIN <= now:
+            self._minute.popleft()
+        if self._max_tokens is None:
+            return now
+        used = sum(entry.amount for entry in self._minute)
+        excess = used + min(tokens, self._max_tokens) - self._max_tokens
+        until = now
+        for entry in self._minute:
+            if excess <= 0:
+                break
+            excess -= entry.amount
+            until = entry.at + MINUTE_SECONDS * MARGIN
+        return until
+
+    def _take(self, tokens: int) -> Slot:
+        now = anyio.current_time()
+        self.in_flight += 1
+        self.rate.take(now, self._max_rate)
+        entry = MinuteEntry(now, tokens)
+        if self._max_tokens is not None:
+            entry.amount = min(tokens, self._max_tokens)
+            self._minute.append(entry)
+        rate = self.rate.rate
+        is_below = self._max_rate == math.inf or (rate is not None and rate < self._max_rate)
+        return Slot(entry, self._rated and is_below, self._back_offs)
 
     def observe(
         self, slot: Slot, status: int | None, retry_after: float | None, tokens: int | None
@@ -264,7 +267,23 @@ class Endpoint:
         elif status < 500:
             self._fruitless = 0
             self.rate.increase(anyio.current_time(), rate_limited=slot.rate_limited)
-        self.wake_first()
+        self.wake()
+
+    def _back_off(self, slot: Slot, status: int, asked: float | None) -> None:
+        now = anyio.current_time()
+        named = asked if asked is not None and asked <= PATIENCE_SECONDS else 0.0
+        if slot.back_offs < self._back_offs:
+            self._until = max(self._until, now + named)
+            return
+        self._until = max(self._until, now + (named or jitter(self._fruitless, self.draw())))
+        if not self._fruitless:
+            self.rate.decrease(now, self.in_flight)
+        self._back_offs += 1
+        self._fruitless += 1
+        change = LimitChange(self.address, status, self._until - now, self.rate.rate)
+        for on_limit in dict.fromkeys(client.on_limit for client in self.clients):
+            if on_limit is not None:
+                on_limit(change)
 
     def is_out(self, *, served: bool) -> bool:
         """Count an attempt; return whether all attempts of ``OUTAGE_SECONDS`` have failed.
@@ -279,91 +298,24 @@ class Endpoint:
         self._failed_at = now
         return self._failing_since is not None and now - self._failing_since >= OUTAGE_SECONDS
 
-    def forget_outage(self) -> None:
-        """Begin anew, since failures and answers of earlier runs say little about a later one."""
-        self._failing_since = None
-        self.accesses.clear()
 
-    def wake(self, client: EndpointClient) -> None:
-        """Let the waiting calls of a client check again."""
-        for waiting in self._queue:
-            if waiting.client is client:
-                waiting.wake.set()
-
-    def wake_first(self) -> None:
-        """Let the first call in the queue check again."""
-        first = next(iter(self._queue), None)
-        if first is not None:
-            first.wake.set()
-
-    def _delay(self, tokens: int) -> float:
-        """Return the seconds that the first call has to wait; infinite without a free slot."""
-        if self.in_flight >= (self._find_strictest("concurrency") or 0):
-            self._rated = False
-            return math.inf
-        now = anyio.current_time()
-        turn = self.rate.delay(now, self._find_max_rate())
-        if turn >= SOON:
-            self._rated = True
-        minute = self._minute.delay(now, tokens, self._find_strictest("tokens_per_minute"))
-        return max(self._until - now, turn, minute)
-
-    def _take(self, tokens: int) -> Slot:
-        now = anyio.current_time()
-        most = self._find_max_rate()
-        self.in_flight += 1
-        self.rate.take(now, most)
-        is_below = most is None or (self.rate.rate is not None and self.rate.rate < most)
-        taken = self._minute.take(now, tokens, self._find_strictest("tokens_per_minute"))
-        return Slot(taken, self._rated and is_below, self._back_offs)
-
-    def _back_off(self, slot: Slot, status: int, asked: float | None) -> None:
-        now = anyio.current_time()
-        named = asked if asked is not None and asked <= PATIENCE_SECONDS else 0.0
-        if slot.back_offs < self._back_offs:
-            self._until = max(self._until, now + named)
-            return
-        self._until = max(self._until, now + (named or jitter(self._fruitless, self.draw())))
-        self._back_offs += 1
-        self._fruitless += 1
-        self.rate.decrease(now, self.in_flight)
-        change = LimitChange(self.address, status, self._until - now, self.rate.rate)
-        for on_limit in dict.fromkeys(client.on_limit for client in self.clients):
-            if on_limit is not None:
-                on_limit(change)
-
-    def _find_max_rate(self) -> float | None:
-        """The rate in calls a second that the settings allow; None without a limit."""
-        least = self._find_strictest("requests_per_minute")
-        return None if least is None else least / (MINUTE_SECONDS * MARGIN)
-
-    def _find_strictest(self, setting: str) -> int | None:
-        """Return the smallest value of a limit among the open clients; None without a limit."""
-        limits = [getattr(client.config, setting) for client in self.clients]
-        return min((limit for limit in limits if limit is not None), default=None)
-
-
+@dataclass(eq=False)
 class EndpointClient:
     """One role's client of an endpoint; its settings count while it is entered.
 
-    Args:
-        on_limit: Called at each back-off of the endpoint, once if several clients share it, and at
-            each retry of the role after a failed connection; must neither block nor raise.
+    ``on_limit`` is called at each back-off of the endpoint, once if several clients share it, and
+    at each retry of the role after a failed connection; it must neither block nor raise.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        config: ModelConfig,
-        *,
-        on_limit: Callable[[LimitChange], None] | None = None,
-    ) -> None:
-        self.endpoint = endpoint
-        self.config = config
-        self.on_limit = on_limit
-        self.refusal: Outcome | None = None
-        self._access = config.model, config.api_key_env
-        self._refusals = 0
+    endpoint: Endpoint
+    config: ModelConfig
+    on_limit: Callable[[LimitChange], None] | None = field(default=None, kw_only=True)
+    refusal: Outcome | None = field(default=None, init=False)
+    _refusals: int = field(default=0, init=False)
+
+    @property
+    def _access(self) -> tuple[str, str | None]:
+        return self.config.model, self.config.api_key_env
 
     @property
     def is_answered(self) -> bool:
@@ -371,26 +323,27 @@ class EndpointClient:
         return self._access in self.endpoint.accesses
 
     def __enter__(self) -> Self:
-        if not self.endpoint.clients:
-            self.endpoint.forget_outage()
-        self.endpoint.clients.append(self)
+        self.endpoint.set_clients([*self.endpoint.clients, self])
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.endpoint.clients.remove(self)
-        self.endpoint.wake_first()
+        self.endpoint.set_clients([one for one in self.endpoint.clients if one is not self])
 
-    def admit(self, tokens: int) -> AbstractAsyncContextManager[Slot]:
+    @asynccontextmanager
+    async def admit(self, tokens: int) -> AsyncIterator[Slot]:
         """Wait for a slot and occupy it while the block runs.
 
-        Args:
-            tokens: The most tokens of the call, input and output; at most the limit of a minute
-                counts.
+        ``tokens`` is the most of the call, input and output; at most the limit of a minute counts.
 
         Raises:
             RoleRefused: The endpoint refuses this role.
         """
-        return self.endpoint.admit(self, tokens)
+        slot = await self.endpoint.wait_for_slot(self, tokens)
+        try:
+            yield slot
+        finally:
+            self.endpoint.in_flight -= 1
+            self.endpoint.wake()
 
     def report_unreached(self, seconds: float) -> None:
         """Report that the endpoint was not reached; a retry follows after ``seconds``."""
@@ -399,6 +352,7 @@ class EndpointClient:
 
     def observe_answer(self) -> None:
         """Note that a call was answered, so that earlier refusals concern their requests alone."""
+        self.endpoint.is_out(served=True)
         self.note_access()
         self._refusals = 0
 
@@ -420,13 +374,7 @@ class EndpointClient:
         """Admit no further calls of this role, including waiting ones; all get this outcome."""
         if self.refusal is None:
             self.refusal = outcome
-            self.endpoint.wake(self)
-
-
-class _Waiter:
-    def __init__(self, client: EndpointClient) -> None:
-        self.client = client
-        self.wake = anyio.Event()
+            self.endpoint.wake()
 
 
 def jitter(failures: int, draw: float) -> float:
@@ -445,16 +393,17 @@ def endpoint_for(
 ) -> EndpointClient:
     """Return a client of the endpoint at a role's address; call and enter it in the event loop.
 
-    An event loop has one endpoint for each scheme, host, port and path, and each ``limits_group``
-    or else each key, of which a digest is kept, or function of tokens. It lasts as long as its
-    clients.
+    An event loop has one endpoint for each address, and each ``limits_group`` or else each key, of
+    which a digest is kept, or function of tokens. It lasts as long as its clients.
     """
     parts = urlsplit(config.base_url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     address = f"{parts.scheme}://{parts.hostname}:{port}{parts.path.rstrip('/')}"
     owner: object = config.limits_group
     if owner is None and config.auth == "token" and config.key is not None:
-        owner = config.key if isinstance(config.key, Hashable) else id(config.key)
+        owner = id(config.key)
+        if isinstance(config.key, Hashable):
+            owner = config.key
     elif owner is None and secret is not None:
         owner = hashlib.sha256(secret.encode()).digest()
     endpoints = _ENDPOINTS.get(WeakValueDictionary())

@@ -12,6 +12,7 @@ import traceback
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
@@ -25,28 +26,20 @@ from reflact.llm.completions import AnswerFault
 
 # The replacement for a key.
 KEY_MARK = "[key]"
-
 # Headers that carry keys.
 KEY_HEADERS = ("authorization", "api-key")
-
 # A text with fewer characters, or without a digit, is a placeholder and no key.
 MIN_KEY_CHARACTERS = 12
-
 # The extension of a request that holds the most bytes of its answer.
 MAX_BYTES = "reflact_max_bytes"
-
 # The bound of a request that states none.
 DEFAULT_MAX_BYTES = 12 * 2**20
-
 # The most bytes that are decoded at once.
 DECODED_BYTES = 2**16
-
 CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
 DETECTS_FORMAT = zlib.MAX_WBITS | 32
-
 # The first byte of each member of a gzip body; any other text after a member is ignored.
 GZIP_START = b"\x1f"
-
 # Loggers of httpcore, which log raw answers at their lowest level.
 HTTP_LOGGERS = ("connection", "http11", "http2", "proxy", "socks")
 
@@ -74,14 +67,14 @@ async def resolve_key(config: ModelConfig, role: str) -> str | None:
     return key
 
 
+@dataclass
 class KeySource:
     """The key of a role; ``known`` are all keys so far, of which the last one counts."""
 
-    def __init__(self, config: ModelConfig, role: str) -> None:
-        self._config = config
-        self._role = role
-        self._lock = anyio.Lock(fast_acquire=True)
-        self.known: list[str] = []
+    config: ModelConfig
+    role: str
+    known: list[str] = field(default_factory=list)
+    _lock: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))
 
     async def fetch(self, refused: str | None = None) -> str | None:
         """Return the key; the caller's function is asked again for one that was refused.
@@ -90,9 +83,9 @@ class KeySource:
             ConfigError: The source has no key, or a text that cannot be a key.
         """
         async with self._lock:
-            is_refused = refused is not None and self._config.key is not None
+            is_refused = refused is not None and self.config.key is not None
             if not self.known or (is_refused and refused == self.known[-1]):
-                key = await resolve_key(self._config, self._role)
+                key = await resolve_key(self.config, self.role)
                 if key is not None and key not in self.known[-1:]:
                     self.known.append(key)
         return self.known[-1] if self.known else None

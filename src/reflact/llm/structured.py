@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 import instructor
 from instructor.v2 import Provider, mode_registry
 from openai.types.chat import ChatCompletion
-from pydantic import BaseModel, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, ValidationError
 
 from reflact.errors import ProviderError, RequestRefused, UnknownModel
 from reflact.jsonutil import describe_problems, replace_surrogates
@@ -36,13 +36,10 @@ HANDLERS: dict[Mode, instructor.Mode] = {
 
 # The order in which ``auto`` tries modes; the only mode that lengthens the prompt comes last.
 MODE_ORDER = tuple(HANDLERS)
-
 # The largest ``maxLength`` that a schema states.
 MAX_LENGTH_BOUND = 256
-
 # The most characters of the reason with which a reply is sent back.
 REASON_CHARACTERS = 500
-
 # Statuses with which endpoints refuse an unknown format.
 FORMAT_REFUSALS = frozenset({400, 404, 415, 422, 501})
 
@@ -53,14 +50,10 @@ UNKNOWN_FIELD = re.compile(
 
 # The names of thoughts: of DeepSeek, Qwen and many others, of Seed, and of Magistral in brackets.
 NAMES = "think|seed:think|THINK"
-
 OPENING = re.compile(rf"[<\[](?:{NAMES})[>\]]")
-
 # The mark after thoughts; one between quotes or backticks is a quotation.
 CLOSING = re.compile(rf"(?<![`'\"])[<\[]/(?:{NAMES})[>\]]|[<\[]/(?:{NAMES})[>\]](?![`'\"])")
-
 MARK = re.compile(rf"[<\[]/?(?:{NAMES})[>\]]")
-
 CHANNEL = re.compile(r"\s*<\|(?:channel|start)\|>")
 FINAL_CHANNEL = re.compile(r"<\|channel\|>final\b[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
 MESSAGE_END = re.compile(r"<\|(?:end|return|start|call)\|>")
@@ -71,10 +64,8 @@ BLOCK = re.compile(
 )
 
 OBJECT_START = re.compile(r'\{\s*"')
-
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
-
 R = TypeVar("R", bound=ReplyModel)
 
 
@@ -92,9 +83,7 @@ class NoFormat(InvalidReply):
 class Conversation(Generic[R]):
     """One call; ``body`` is the next request's, and grows with each reply sent back.
 
-    Args:
-        mode: Format of the reply; None for plain text.
-        check: Raises ``ValueError`` if a reply does not fit the data.
+    ``mode`` is None for plain text. ``check`` raises ValueError if a reply does not fit the data.
     """
 
     def __init__(
@@ -104,7 +93,7 @@ class Conversation(Generic[R]):
         mode: Mode | None,
         check: Callable[[R], None] | None = None,
     ) -> None:
-        self._type = reply_type
+        self.reply_type = reply_type
         self._mode = mode
         self._check = check
         self.body: Body = {"messages": [{"role": m.role, "content": m.content} for m in messages]}
@@ -125,20 +114,22 @@ class Conversation(Generic[R]):
         try:
             if self._handlers is None:
                 text = message.content if message.content is not None else message.refusal
-                plain = self._type.model_validate({"text": remove_thoughts(text or "")})
-                if self._check is not None:
-                    self._check(plain)
-                return plain
-            if message.refusal:
+                value = self.reply_type.model_validate({"text": remove_thoughts(text or "")})
+            elif message.refusal:
                 raise InvalidReply(f"it was a refusal: {message.refusal}")
-            if choice.finish_reason == "length":
+            elif choice.finish_reason == "length":
                 raise InvalidReply(f"it was {CUT_OFF}; be shorter")
-            parsed = self._read(completion)
+            else:
+                bound = self._read(completion)
+                fields = bound.__dict__
+                value = cast("R", self.reply_type.model_construct(bound.model_fields_set, **fields))
+            if self._check is not None:
+                self._check(value)
         except ValidationError as error:
             raise InvalidReply(describe_problems(error)) from None
         except ValueError as error:
             raise InvalidReply(str(error)) from None
-        return cast("R", self._type.model_construct(parsed.model_fields_set, **parsed.__dict__))
+        return value
 
     def _read(self, completion: ChatCompletion) -> BaseModel:
         """Return the value of the first reading that is JSON, which is then the answer's text.
@@ -158,9 +149,7 @@ class Conversation(Generic[R]):
         for reading in list_readings(getattr(holder, name) or ""):
             setattr(holder, name, reading)
             try:
-                value: BaseModel = handlers.response_parser(
-                    completion, self._bound, validation_context={"check": self._check}, strict=True
-                )
+                value: BaseModel = handlers.response_parser(completion, self._bound, strict=True)
             except ValidationError as error:
                 if error.errors()[0]["type"] != "json_invalid":
                     raise
@@ -171,24 +160,15 @@ class Conversation(Generic[R]):
         kind = InvalidReply if reading.lstrip()[:1] in {"", "{"} else NoFormat
         raise kind(describe_problems(failure))
 
-    def find_missing_format(self, completion: ChatCompletion) -> NoFormat | None:
-        """Return what is missing if an answer has nothing of the format; else None."""
-        try:
-            self.parse(completion)
-        except NoFormat as missing:
-            return missing
-        except InvalidReply:
-            pass
-        return None
-
     def send_back(self, completion: ChatCompletion, invalid: InvalidReply) -> None:
         """Add an invalid reply and its reason to the conversation."""
         message = completion.choices[0].message
         message.content = message.content or ""
         ask = f"This reply cannot be used: {invalid}. Reply again, whole and corrected."
         if self._handlers is None:
-            written = [{"role": "assistant", "content": message.content}] if message.content else []
-            self.body["messages"] += [*written, {"role": "user", "content": ask}]
+            if message.content:
+                self.body["messages"].append({"role": "assistant", "content": message.content})
+            self.body["messages"].append({"role": "user", "content": ask})
             return
         self.body = self._handlers.reask_handler(self.body, completion, invalid)
         # Instructor's own sentence speaks of JSON alone, and shouts.
@@ -213,13 +193,13 @@ def remove_thoughts(text: str) -> str:
     if answer is not start:
         return answer
     closing = CLOSING.search(text) if "</think>" in text else None
-    before = "" if closing is None else text[: closing.start()]
+    if closing is None:
+        return text
+    before = text[: closing.start()]
     in_code = before.count("```") % 2 or before.rpartition("\n")[2].count("`") % 2
-    return (
-        text
-        if closing is None or in_code or OPENING.search(before)
-        else text[closing.end() :].lstrip()
-    )
+    if in_code or OPENING.search(before):
+        return text
+    return text[closing.end() :].lstrip()
 
 
 def list_readings(text: str) -> Iterator[str]:
@@ -250,24 +230,19 @@ def _find_last_block(answer: str) -> str:
         return answer
     before = answer[: last.start()]
     after = answer[last.end() :]
-    return answer if MARK.search(before + after) or OBJECT_START.search(after) else last[2]
+    if MARK.search(before + after) or OBJECT_START.search(after):
+        return answer
+    return last[2]
 
 
 class _Bound(instructor.OpenAISchema):
-    """Adds the simplified schema and the call's check to a reply type."""
+    """Adds the simplified schema to a reply type."""
 
     wire_schema: ClassVar[Body]
 
     @classmethod
     def model_json_schema(cls, *args: Any, **kwargs: Any) -> Body:
         return cls.wire_schema
-
-    @model_validator(mode="after")
-    def fit_data(self, info: ValidationInfo) -> Self:
-        check = info.context and info.context["check"]
-        if check:
-            check(self)
-        return self
 
 
 @lru_cache(maxsize=256)

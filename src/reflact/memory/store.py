@@ -99,7 +99,8 @@ GROUP BY traces.id ORDER BY traces.id
 # Cached responses to questions of calibrations, by the role that asked. A response does not record
 # which traces its prompt showed, because worked examples come from other traces.
 CALIBRATION_RESPONSES = """
-key IN (SELECT key FROM calls WHERE substr(call_id, 1, instr(call_id, '/')) IN
+kind = 'response' AND run_id = '' AND key IN
+(SELECT key FROM calls WHERE substr(call_id, 1, instr(call_id, '/')) IN
 ('critic/', 'contrast/', 'judge/', 'meta_judge/'))
 """
 
@@ -474,10 +475,10 @@ class MemoryStore:
             traces = delete(tables, "traces WHERE id = ? RETURNING id")
             # Merges the parts of the index; deleted words stay in the old ones until then.
             tables.table("memory_pairs").optimize()
-            responses = tables.table("responses")
-            n_responses = responses.count_where(CALIBRATION_RESPONSES)
+            outcomes = tables.table("outcomes")
+            n_responses = outcomes.count_where(CALIBRATION_RESPONSES)
             if calls:
-                responses.delete_where(CALIBRATION_RESPONSES)
+                outcomes.delete_where(CALIBRATION_RESPONSES)
             return ForgetResult(
                 trace_id=trace_id,
                 trace_removed=bool(traces),

@@ -14,13 +14,14 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import anyio
 from sqlite_utils import Database as Tables
@@ -32,33 +33,48 @@ from reflact.store.errors import SQLITE_REASONS, translate_error
 __all__ = ["Database", "Tables"]
 
 T = TypeVar("T")
-
 LOCK_TIMEOUT_SECONDS = 30.0
-
 # How long SQLite waits for another process before the writer checks whether it closes.
 LOCK_POLL_SECONDS = 0.1
-
 # How long a checkpoint waits for readers of the log.
 CHECKPOINT_SECONDS = 1.0
 
 
-class _Job(NamedTuple):
+@dataclass(eq=False)
+class _Job:
+    """A function of the tables, and its outcome for the caller that waits for the future."""
+
     work: Callable[[Tables], Any]
-    future: asyncio.Future[Any]
-
-
-class _Outcome(NamedTuple):
     future: asyncio.Future[Any]
     value: Any = None
     error: BaseException | None = None
+
+    def run(self, tables: Tables, path: Path) -> None:
+        try:
+            self.value = self.work(tables)
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            self.error = translate_error(error, path)
+
+    def settle(self) -> None:
+        if self.future.done():
+            return  # its caller was cancelled
+        if self.error is None:
+            self.future.set_result(self.value)
+        else:
+            self.future.set_exception(self.error)
 
 
 # Jobs of a thread; None ends it.
 _Queue = SimpleQueue[_Job | None]
 
 
+@dataclass(eq=False)
 class Database:
-    """An asynchronous SQLite database; use it once, by ``async with``.
+    """An asynchronous SQLite database; use it once, by ``async with``, in one event loop.
+
+    Opening it, and every method, raises StoreError, which names the file and the problem, or
+    DataError if a text or a number cannot be stored in a file. A fork of the process that opened
+    the database is refused.
 
     Args:
         path: The file; it and its folder are created if they are missing.
@@ -70,32 +86,18 @@ class Database:
     Attributes:
         fence: Called at the start of each write transaction; it may raise to refuse the
             transaction.
-        n_transactions: How many write transactions were committed.
-
-    Raises:
-        StoreError: On opening and from every method; names the file and the problem. A fork of the
-            process that opened the database is refused.
-        DataError: From every method; a text or a number cannot be stored in a file.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        schema: Migrations,
-        *,
-        lock_timeout: float = LOCK_TIMEOUT_SECONDS,
-        grace: float = 0.3,
-        read_only: bool = False,
-    ) -> None:
-        self.path = path
-        self.fence: Callable[[Tables], None] | None = None
-        self.n_transactions = 0
-        self._schema = schema
-        self._lock_timeout = lock_timeout
-        self._grace = grace
-        self._read_only = read_only
+    path: Path
+    schema: Migrations
+    _: KW_ONLY
+    lock_timeout: float = LOCK_TIMEOUT_SECONDS
+    grace: float = 0.3
+    read_only: bool = False
+    fence: Callable[[Tables], None] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
         self._pid = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closing = threading.Event()
         self._writes: _Queue = SimpleQueue()
         self._reads: _Queue = SimpleQueue()
@@ -112,23 +114,36 @@ class Database:
         try:
             await asyncio.wrap_future(self._opened)
         except BaseException as error:
-            await self._close(type(error))
+            await self.__aexit__(type(error))
             raise
         return self
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
     ) -> None:
-        await self._close(kind)
+        """End the threads after their jobs; if cancelled, wait no longer than the grace."""
+        self._pid = 0
+        self._writes.put(None)
+        try:
+            if kind is None or not issubclass(kind, anyio.get_cancelled_exc_class()):
+                await asyncio.wrap_future(self._closed)
+        finally:
+            with anyio.move_on_after(self.grace, shield=True):
+                await asyncio.wrap_future(self._closed)
+            self._is_closing.set()
+            if self._closed.done():
+                self._writer.join()
+            else:
+                atexit.register(self._writer.join)  # the process ends after its writes
 
     async def check_integrity(self) -> None:
         """Read the whole file, and check its structure; StoreError if it is damaged."""
-        ((found, *_), *_) = await self.fetch_rows("PRAGMA integrity_check(1)")
-        if found != "ok":
-            shown = " ".join(str(found).split())
+        ((problem,),) = await self.fetch_rows("PRAGMA integrity_check(1)")
+        if problem != "ok":
+            shown = " ".join(str(problem).split())
             raise self._refuse(f"{SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} ({shown})")
 
     async def write(self, work: Callable[[Tables], T]) -> T:
@@ -137,7 +152,7 @@ class Database:
         Waiting functions share the transaction; a function that raises is rolled back alone. A
         cancelled caller returns at once; its function still runs and is committed.
         """
-        if self._read_only:
+        if self.read_only:
             raise self._refuse("it was opened read-only; open it without read_only")
         return await self._submit(self._writes, work)
 
@@ -175,7 +190,7 @@ class Database:
         return await future
 
     def _require_open(self) -> None:
-        if self._loop is None:
+        if not self._pid:
             raise self._refuse("it is not open; use it inside `async with`")
         if os.getpid() != self._pid:
             raise self._refuse(
@@ -186,66 +201,40 @@ class Database:
     def _refuse(self, reason: str) -> StoreError:
         return StoreError(f"database {self.path}: {reason}")
 
-    async def _close(self, error_type: type[BaseException] | None) -> None:
-        """End the threads after their jobs; if cancelled, wait no longer than the grace."""
-        self._loop = None
-        self._writes.put(None)
-        is_cancelled = error_type is not None and issubclass(
-            error_type, anyio.get_cancelled_exc_class()
-        )
-        try:
-            if not is_cancelled:
-                await asyncio.wrap_future(self._closed)
-        finally:
-            with anyio.move_on_after(self._grace, shield=True):
-                await asyncio.wrap_future(self._closed)
-            self._is_closing.set()
-            if self._closed.done():
-                self._writer.join()
-            else:
-                atexit.register(self._writer.join)  # the process ends after its writes
-
-    # ------------------------------------------------------------------ on the writer's thread
+    # ------------------------------------------------------------------ on the threads
 
     def _run(self) -> None:
         """Open the file, serve the jobs until the end, and close the file."""
         try:
-            with (
-                closing(self._open_file()) as tables,
-                closing(self._connect(is_reader=True)) as reading,
-            ):
+            with closing(self._open_file()) as tables, closing(self._connect()) as reading:
                 reader = threading.Thread(
-                    target=self._serve_reads,
-                    args=(reading,),
-                    name="reflact-store-reader",
-                    daemon=True,
+                    target=self._serve_reads, args=[reading], name="reflact-store-reader"
                 )
+                reader.daemon = True
                 reader.start()
                 self._opened.set_result(None)
                 self._serve_writes(tables)
                 self._reads.put(None)
                 reader.join()
         except BaseException as error:  # noqa: BLE001 - handed to the caller
-            failure = translate_error(error, self.path)
-            if self._opened.done():
-                self._closed.set_exception(failure)
-                return
-            self._opened.set_exception(failure)
-        self._closed.set_result(None)
+            if not self._opened.done():
+                self._opened.set_exception(translate_error(error, self.path))
+        finally:
+            self._closed.set_result(None)
 
     def _open_file(self) -> Tables:
         """Return the connection that writes; if nothing is written, one that checks the schema."""
         if self.path.exists() and not self.path.is_file():
             raise self._refuse("it cannot be opened, since it is no regular file")
-        if not self._read_only:
+        if not self.read_only:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 reason = error.strerror or error
                 raise self._refuse(f"cannot make its folder: {reason}") from error
-        tables = self._connect(is_reader=self._read_only)
+        tables = self._connect(writes=not self.read_only)
         try:
-            if not self._read_only:
+            if not self.read_only:
                 self._retry_while_locked(lambda: self._prepare(tables))
             elif self._has_pending_migrations(tables):
                 raise self._refuse("reflact has stored nothing in it; name another file")
@@ -254,26 +243,25 @@ class Database:
             raise
         return tables
 
-    def _connect(self, *, is_reader: bool = False) -> Tables:
+    def _connect(self, *, writes: bool = False) -> Tables:
         """Open the file.
 
         A connection in mode ``ro`` leaves a log and its index behind if it created them. One in
-        mode ``rw`` removes them on closing, so a database that is only read is opened by it;
-        ``query_only`` keeps it from writing.
+        mode ``rw`` removes them on closing, so it is used if nothing writes; ``query_only`` keeps
+        it from writing.
         """
-        mode = "rwc"
-        lock_timeout = min(self._lock_timeout, LOCK_POLL_SECONDS)
-        if is_reader:
-            mode = "rw" if self._read_only and not wal_path(self.path).exists() else "ro"
-            lock_timeout = self._lock_timeout
+        mode = "rw"
+        timeout = self.lock_timeout
+        if writes:
+            mode = "rwc"
+            timeout = min(timeout, LOCK_POLL_SECONDS)
+        elif wal_path(self.path).exists():
+            mode = "ro"
+        uri = f"{self.path.absolute().as_uri()}?mode={mode}"
         connection = sqlite3.connect(
-            f"{self.path.absolute().as_uri()}?mode={mode}",
-            uri=True,
-            timeout=lock_timeout,
-            isolation_level=None,
-            check_same_thread=False,
+            uri, uri=True, timeout=timeout, isolation_level=None, check_same_thread=False
         )
-        if mode == "rw":
+        if not writes:
             connection.execute("PRAGMA query_only = ON")
         return Tables(connection, execute_plugins=False)
 
@@ -284,19 +272,19 @@ class Database:
         tables.execute("PRAGMA secure_delete = ON")
         if self._has_pending_migrations(tables):
             with tables.atomic():
-                self._schema.apply(tables)
+                self.schema.apply(tables)
 
     def _has_pending_migrations(self, tables: Tables) -> bool:
         """Whether migrations are pending; StoreError if the file has an unknown one."""
         with closing(Tables(memory=True)) as empty:
-            known = {step.name for step in self._schema.pending(empty)}
-        unknown = [done.name for done in self._schema.applied(tables) if done.name not in known]
+            known = {step.name for step in self.schema.pending(empty)}
+        unknown = [done.name for done in self.schema.applied(tables) if done.name not in known]
         if unknown:
             raise self._refuse(
                 f"it was written by another version of reflact (schema step {unknown[-1]}); use "
                 "that version, or name another file"
             )
-        return bool(self._schema.pending(tables))
+        return bool(self.schema.pending(tables))
 
     def _serve_writes(self, tables: Tables) -> None:
         while (job := self._writes.get()) is not None:
@@ -304,38 +292,39 @@ class Database:
                 self._retry_while_locked(lambda: tables.execute("BEGIN IMMEDIATE"))
             except sqlite3.Error as error:
                 # Jobs that came while the first one waited for the lock do not wait as long again.
-                _deliver(_fail([job, *_take_waiting(self._writes)], error, self.path))
-                continue
-            batch = [job, *_take_waiting(self._writes)]
-            _deliver(self._commit(tables, batch))
+                batch = _take_waiting(job, self._writes)
+                self._fail(batch, error)
+            else:
+                batch = _take_waiting(job, self._writes)
+                self._commit(tables, batch)
+            self._deliver(batch)
 
-    def _commit(self, tables: Tables, batch: Sequence[_Job]) -> list[_Outcome]:
+    def _commit(self, tables: Tables, batch: Sequence[_Job]) -> None:
         """Run a batch in the open transaction; a function that raises is rolled back alone."""
         try:
             if self.fence is not None:
                 self.fence(tables)
-            outcomes = []
             for job in batch:
-                tables.execute(
-                    "SAVEPOINT job"
-                )  # one name, so that the driver keeps the prepared statement
-                outcome = _attempt(job, tables, self.path)
-                if outcome.error is not None:
+                # One name, so that the driver keeps the prepared statement.
+                tables.execute("SAVEPOINT job")
+                job.run(tables, self.path)
+                if job.error is not None:
                     if not tables.conn.in_transaction:  # SQLite undid all of it, as on a full disk
-                        raise outcome.error
+                        raise job.error
                     tables.execute("ROLLBACK TO job")
                 tables.execute("RELEASE job")
-                outcomes.append(outcome)
             tables.execute("COMMIT")
-        except BaseException as error:  # noqa: BLE001 - handed to everyone who waits for this transaction
+        except BaseException as error:  # noqa: BLE001 - handed to all who wait for this transaction
             tables.rollback()
-            return _fail(batch, error, self.path)
-        self.n_transactions += 1
-        return outcomes
+            self._fail(batch, error)
+
+    def _fail(self, batch: Iterable[_Job], error: BaseException) -> None:
+        for job in batch:
+            job.error = translate_error(error, self.path)
 
     def _retry_while_locked(self, work: Callable[[], object]) -> None:
         """Repeat work while another process has the lock, until the timeout or the closing."""
-        end = time.monotonic() + self._lock_timeout
+        end = time.monotonic() + self.lock_timeout
         while True:
             try:
                 work()
@@ -348,16 +337,26 @@ class Database:
             else:
                 return
 
-    # ------------------------------------------------------------------ on other threads
-
     def _serve_reads(self, tables: Tables) -> None:
         while (job := self._reads.get()) is not None:
-            batch = [job, *_take_waiting(self._reads)]
-            _deliver([_attempt(job, tables, self.path) for job in batch])
+            batch = _take_waiting(job, self._reads)
+            for waiting in batch:
+                waiting.run(tables, self.path)
+            self._deliver(batch)
+
+    def _deliver(self, batch: Sequence[_Job]) -> None:
+        """Wake the event loop once for all outcomes of a batch."""
+
+        def settle() -> None:
+            for job in batch:
+                job.settle()
+
+        with suppress(RuntimeError):  # the loop of cancelled callers may be closed
+            self._loop.call_soon_threadsafe(settle)
 
     def _empty_log(self) -> bool:
         try:
-            with closing(self._connect()) as tables:
+            with closing(self._connect(writes=True)) as tables:
                 tables.execute(f"PRAGMA busy_timeout = {int(CHECKPOINT_SECONDS * 1000)}")
                 (is_busy, *_) = tables.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.Error as error:
@@ -365,44 +364,16 @@ class Database:
         return not is_busy
 
 
-def _take_waiting(jobs: _Queue) -> Iterator[_Job]:
-    """Take all jobs that wait now, up to the end mark, which stays the last one."""
+def _take_waiting(first: _Job, jobs: _Queue) -> list[_Job]:
+    """Return a job with all that wait now, up to the end mark, which stays the last one."""
+    batch = [first]
     while not jobs.empty():
         job = jobs.get()
         if job is None:
             jobs.put(None)
-            return
-        yield job
-
-
-def _attempt(job: _Job, tables: Tables, path: Path) -> _Outcome:
-    try:
-        return _Outcome(job.future, job.work(tables))
-    except BaseException as error:  # noqa: BLE001 - handed to the caller
-        return _Outcome(job.future, error=translate_error(error, path))
-
-
-def _fail(batch: Sequence[_Job], error: BaseException, path: Path) -> list[_Outcome]:
-    return [_Outcome(job.future, error=translate_error(error, path)) for job in batch]
-
-
-def _deliver(outcomes: Sequence[_Outcome]) -> None:
-    """Wake the event loop of the callers once for all their outcomes."""
-    for loop in {outcome.future.get_loop() for outcome in outcomes}:
-        with suppress(RuntimeError):  # the loop of cancelled callers may be closed
-            loop.call_soon_threadsafe(
-                _settle, [one for one in outcomes if one.future.get_loop() is loop]
-            )
-
-
-def _settle(outcomes: Sequence[_Outcome]) -> None:
-    for future, value, error in outcomes:
-        if future.done():
-            continue  # its caller was cancelled
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
+            break
+        batch.append(job)
+    return batch
 
 
 def wal_path(path: Path) -> Path:

@@ -50,7 +50,6 @@ PROMPT_ADVICE = (
 # Values in a conflict: their number and their length.
 MAX_SHOWN_DIFFERENCES = 5
 MAX_SHOWN_CHARS = 60
-
 # Errors of the driver for values that SQLite cannot store.
 UNSTORABLE_ERRORS = (UnicodeEncodeError, OverflowError)
 
@@ -78,17 +77,13 @@ def translate_error(error: BaseException, path: Path) -> BaseException:
         problem = describe_problems(error) if isinstance(error, ValidationError) else error
         return StoreError(f"database {path}: {SQLITE_REASONS[sqlite3.SQLITE_CORRUPT]} ({problem})")
     if isinstance(error, sqlite3.Error):
-        code = getattr(error, "sqlite_errorcode", None)
-        reason = SQLITE_REASONS.get(code & 0xFF) if code is not None else None
-        found: Exception = StoreError(
-            f"database {path}: {f'{reason} ({error})' if reason else error}"
-        )
-    elif isinstance(error, StopIteration):
-        found = RuntimeError("work on the tables raised StopIteration")
-    else:
-        return error
-    found.__cause__ = error
-    return found
+        code = getattr(error, "sqlite_errorcode", 0)  # errors of the driver have none
+        reason = SQLITE_REASONS.get(code & 0xFF)
+        problem = f"{reason} ({error})" if reason else str(error)
+        refusal = StoreError(f"database {path}: {problem}")
+        refusal.__cause__ = error
+        return refusal
+    return error
 
 
 def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunConflict:
@@ -97,10 +92,13 @@ def build_conflict(run_id: str, path: Path, differences: Sequence[str]) -> RunCo
     prompts = {key for key in keys if key.startswith("prompts.")}
     settings = keys - RESTORE_ADVICE.keys() - prompts
     advice = [words for key, words in RESTORE_ADVICE.items() if key in keys]
-    advice += [PROMPT_ADVICE] if prompts else []
-    advice += [f"put the old value of {', '.join(sorted(settings))} back"] if settings else []
-    rest = len(differences) - MAX_SHOWN_DIFFERENCES
-    shown = [*differences[:MAX_SHOWN_DIFFERENCES], *([f"and {rest} more"] if rest > 0 else [])]
+    if prompts:
+        advice.append(PROMPT_ADVICE)
+    if settings:
+        advice.append(f"put the old value of {', '.join(sorted(settings))} back")
+    shown = list(differences[:MAX_SHOWN_DIFFERENCES])
+    if len(differences) > len(shown):
+        shown.append(f"and {len(differences) - len(shown)} more")
     return RunConflict(
         f"run {run_id} in {path} differs from this one: {'; '.join(shown)}; to resume it, "
         f"{' and '.join(advice)}; to start another run, choose another out_dir, or set fork: true "

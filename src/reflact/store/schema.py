@@ -1,8 +1,6 @@
-"""The schema of the database: runs, stored responses, and the memory's pairs, tests and traces."""
+"""The schema of the database: runs, the journal, and the memory's pairs, tests and traces."""
 
 from __future__ import annotations
-
-import sqlite3
 
 from sqlite_utils import Database, Migrations
 
@@ -22,9 +20,14 @@ CREATE TABLE runs (
     owner TEXT
 );
 
-CREATE TABLE skills (
-    hash TEXT PRIMARY KEY,
-    text TEXT NOT NULL
+CREATE TABLE outcomes (
+    kind TEXT NOT NULL,
+    run_id TEXT NOT NULL DEFAULT '',
+    key TEXT NOT NULL,
+    value TEXT NOT NULL,
+    checksum TEXT NOT NULL,
+    at TEXT NOT NULL DEFAULT {CURRENT_TIME},
+    PRIMARY KEY (kind, run_id, key)
 );
 
 CREATE TABLE commits (
@@ -32,30 +35,10 @@ CREATE TABLE commits (
     number INTEGER NOT NULL,
     kind TEXT NOT NULL CHECK (kind IN ('first', 'step', 'epoch', 'promotion')),
     step INTEGER NOT NULL,
-    record TEXT,
-    state TEXT NOT NULL,
+    record TEXT NOT NULL,
     checksum TEXT NOT NULL,
     at TEXT NOT NULL DEFAULT {CURRENT_TIME},
     PRIMARY KEY (run_id, number)
-);
-
-CREATE TABLE decision_log (
-    run_id TEXT NOT NULL REFERENCES runs (run_id),
-    step INTEGER NOT NULL,
-    label TEXT NOT NULL,
-    value TEXT NOT NULL,
-    checksum TEXT NOT NULL,
-    at TEXT NOT NULL DEFAULT {CURRENT_TIME},
-    PRIMARY KEY (run_id, step, label)
-);
-
-CREATE TABLE events (
-    sequence INTEGER PRIMARY KEY,
-    run_id TEXT NOT NULL REFERENCES runs (run_id),
-    id TEXT NOT NULL,
-    event TEXT NOT NULL,
-    at TEXT NOT NULL DEFAULT {CURRENT_TIME},
-    UNIQUE (run_id, id)
 );
 
 CREATE TABLE stage_times (
@@ -73,21 +56,6 @@ CREATE TABLE faults (
     PRIMARY KEY (run_id, kind)
 );
 
-CREATE TABLE responses (
-    key TEXT PRIMARY KEY,
-    run_id TEXT NOT NULL,
-    response TEXT NOT NULL,
-    checksum TEXT NOT NULL,
-    at TEXT NOT NULL DEFAULT {CURRENT_TIME}
-);
-
-CREATE TABLE rollouts (
-    key TEXT PRIMARY KEY,
-    rollout TEXT NOT NULL,
-    checksum TEXT NOT NULL,
-    at TEXT NOT NULL DEFAULT {CURRENT_TIME}
-);
-
 CREATE TABLE calls (
     id INTEGER PRIMARY KEY,
     run_id TEXT NOT NULL,
@@ -97,42 +65,23 @@ CREATE TABLE calls (
     purpose TEXT NOT NULL,
     endpoint TEXT NOT NULL,
     model TEXT NOT NULL,
+    step INTEGER NOT NULL,
+    stage TEXT NOT NULL,
     state TEXT NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'settled', 'unsettled')),
     calls INTEGER NOT NULL DEFAULT 0,
     input_tokens INTEGER NOT NULL DEFAULT 0,
     cached_tokens INTEGER NOT NULL DEFAULT 0,
     output_tokens INTEGER NOT NULL DEFAULT 0,
     uncounted INTEGER NOT NULL DEFAULT 0,
-    usd REAL,
-    worst_calls INTEGER NOT NULL DEFAULT 1,
-    worst_input_tokens INTEGER NOT NULL DEFAULT 0,
-    worst_output_tokens INTEGER NOT NULL DEFAULT 0,
-    worst_usd REAL,
-    at TEXT NOT NULL DEFAULT {CURRENT_TIME},
-    step INTEGER NOT NULL DEFAULT 0,
-    stage TEXT NOT NULL DEFAULT ''
+    billionths INTEGER,
+    worst_calls INTEGER NOT NULL,
+    worst_input_tokens INTEGER NOT NULL,
+    worst_output_tokens INTEGER NOT NULL,
+    worst_billionths INTEGER,
+    at TEXT NOT NULL DEFAULT {CURRENT_TIME}
 );
 
 CREATE INDEX calls_by_run ON calls (run_id, key);
-
-CREATE TABLE items (
-    data TEXT NOT NULL,
-    split TEXT NOT NULL,
-    number INTEGER NOT NULL,
-    item TEXT NOT NULL,
-    PRIMARY KEY (data, split, number)
-);
-
-CREATE TABLE failures (
-    run_id TEXT NOT NULL,
-    key TEXT NOT NULL,
-    step INTEGER NOT NULL,
-    item_id TEXT,
-    reason TEXT NOT NULL,
-    traceback TEXT NOT NULL,
-    at TEXT NOT NULL DEFAULT {CURRENT_TIME},
-    PRIMARY KEY (run_id, key)
-);
 """
 
 MEMORY_TABLES = f"""
@@ -206,23 +155,12 @@ CREATE TABLE calibrations (
 SCHEMA = Migrations("reflact")
 
 
-def execute_script(tables: Database, script: str) -> None:
-    """Execute statements that end with their lines; ``executescript`` tests each character, which
-    takes 20 ms.
-    """
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            tables.execute(statement)
-            statement = ""
-
-
 @SCHEMA(name="0001_schema")
 def create_tables(tables: Database) -> None:
     """Create all tables; from the first release on, each change is a migration of its own with the
     next number.
     """
-    execute_script(tables, RUN_TABLES)
-    execute_script(tables, MEMORY_TABLES)
+    # Not by ``executescript``, which tests each character and takes 20 ms.
+    for statement in f"{RUN_TABLES}{MEMORY_TABLES}".split(";\n"):
+        tables.execute(statement)
     tables.table("memory_pairs").enable_fts(["words"], tokenize="trigram", create_triggers=True)
