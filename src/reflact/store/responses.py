@@ -182,6 +182,12 @@ class SQLiteResponseStore:
         rows = await self._database.fetch_rows(sql, (json.dumps(list(skill_hashes)),))
         return tuple(_parse_outcome(Rollout.model_validate_json, "rollout", *row) for row in rows)
 
+    async def latest_rollouts(self, count: int) -> tuple[Rollout, ...]:
+        """Return the rollouts that were stored last, of any run, the newest first."""
+        sql = "SELECT key, rollout, checksum FROM rollouts ORDER BY rowid DESC LIMIT ?"
+        rows = await self._database.fetch_rows(sql, (count,))
+        return tuple(_parse_outcome(Rollout.model_validate_json, "rollout", *row) for row in rows)
+
     async def rollout_usage(self) -> Mapping[str, Usage]:
         """Return the usage of the calls that were made for each rollout, by its key."""
         rows = await self._database.fetch_rows(ROLLOUT_CALLS_QUERY)

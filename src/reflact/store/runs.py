@@ -432,6 +432,10 @@ class SQLiteRunStore(SQLiteResponseStore):
 
         return await self._database.read(read)
 
+    async def idle_runs(self) -> frozenset[str]:
+        """Return the runs that committed and paid nothing."""
+        return frozenset(run_id for (run_id,) in await self._database.fetch_rows(IDLE_RUNS))
+
     async def versions(self, run_id: str) -> tuple[SkillVersion, ...]:
         """Return the run's skill versions by number, each with its latest score."""
         rows = await self._database.fetch_rows(
