@@ -26,8 +26,8 @@ CHART_WIDTH = 340
 # The most numbers below a chart.
 MAX_LABELS = 9
 
-# Marks have names if so many units lie between two steps.
-MIN_NAME_GAP = 14
+# Marks have names if each has so many units of the width on average.
+MIN_NAME_WIDTH = 24
 
 # A description in words names at most this many points that were not accepted.
 MAX_DESCRIBED = 60
@@ -166,6 +166,7 @@ def draw_series(
     size = 5.0 if gap > 14 else 2.5
     cap = size if gap > 5 else 0
     density = None if gap > 5 else "dense"
+    has_names = sum(bool(point.name) for point in points) * MIN_NAME_WIDTH < right - 66
     parts: list[h.Node] = [draw_text(46, 12, title, class_="name")]
     described = [p.label for p in points if p.look == "after" or len(points) <= MAX_DESCRIBED]
     for n in range(5):
@@ -190,7 +191,7 @@ def draw_series(
         if point.interval is not None:
             marks += _draw_whisker(x, up, point.interval, point.look, cap)
         marks.append(_draw_mark(x, up(point.value), size, point.look))
-        if point.name and gap > MIN_NAME_GAP:
+        if point.name and has_names:
             marks.append(draw_text(x, up(point.value) - 10, point.name, "middle", "value halo"))
         parts.append(h.g(class_=density)[marks])
     return build_svg(name, f"{title} by {unit}", "; ".join(described), 246, *parts)

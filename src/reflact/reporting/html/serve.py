@@ -27,7 +27,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from reflact.config.training import TrainerConfig
 from reflact.errors import ReflactError, StoreError, UsageError
 from reflact.reporting import facts
 from reflact.reporting.history import list_databases, list_runs, open_run
@@ -36,6 +35,7 @@ from reflact.reporting.html.run import read_report, render_run_page
 from reflact.reporting.html.runs import ServedRun, describe_runs, render_index
 from reflact.reporting.progress import RunProgress, list_draft_parts, read_live_events
 from reflact.text import escape_controls, escape_line, shorten
+from reflact.training.items import read_config
 
 ADDRESS = "127.0.0.1"
 
@@ -155,8 +155,7 @@ async def _list_live_rows(run: ServedRun) -> list[tuple[str, str]]:
         is_alone = len(await store.runs()) == 1
         # Rollouts belong to no run, so those of a shared store may be of another one.
         answers = await store.latest_rollouts(N_ANSWERS) if is_alone else ()
-    config = TrainerConfig.model_validate(row.config)
-    progress = RunProgress(epochs=config.train.planned_epochs)
+    progress = RunProgress(epochs=read_config(row).train.planned_epochs)
     for event in (*durable, *read_live_events(run.database, row.run_id)):
         progress.update(event, event.at.timestamp())
     now = time.time()
