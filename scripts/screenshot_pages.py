@@ -39,6 +39,7 @@ async def train_large(folder: Path) -> None:
     """Train in the toy world: 200 steps that measure 120 validation items each."""
     settings: Mapping[str, Any] = {
         "out_dir": folder,
+        "search": {"sources": ["edits"]},
         "train": {"num_epochs": 10, "batch_size": 2, "accumulation": 1},
         "select": {"max_edits": 1, "min_edits": 1},
         "slow_update": {"enabled": False},

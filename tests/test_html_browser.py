@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
@@ -14,7 +15,10 @@ from selenium.webdriver.support.select import Select
 
 from calibration_reports import NOTHING, everything, hostile
 from chromium import asked, needs_chromium, opened, resize, unreached, violations
+from reflact.records import Usage
 from reflact.reporting import RunReport, read_report, render_calibration_page, render_run_page
+from reflact.reporting.history import RunListing
+from reflact.reporting.html.runs import ServedRun, render_index
 from test_html_run import enlarge, poison
 from toy_runs import build_learning_trainer
 
@@ -109,28 +113,78 @@ def test_items_are_filtered_and_sorted(browser: Chrome, tmp_path: Path, report: 
     show(browser, tmp_path, render_run_page(enlarge(report, steps=1, items=40)))
 
     def count() -> int:
-        return sum(row.is_displayed() for row in browser.find_elements(By.CSS_SELECTOR, "#item-list > li"))
+        return sum(row.is_displayed() for row in browser.find_elements(By.CSS_SELECTOR, ".items > li"))
 
     assert count() == 40
-    button = browser.find_element(By.CSS_SELECTOR, "#item-controls button")
+    button = browser.find_element(By.CSS_SELECTOR, ".controls button")
     button.click()
     outcome = button.get_attribute("data-outcome")
-    chosen = len(browser.find_elements(By.CSS_SELECTOR, f"#item-list > li[data-outcome={outcome}]"))
+    chosen = len(browser.find_elements(By.CSS_SELECTOR, f".items > li[data-outcome={outcome}]"))
     assert count() == chosen
     assert f"{chosen} of 40 shown" in browser.find_element(By.TAG_NAME, "output").text
     button.click()
-    browser.find_element(By.CSS_SELECTOR, "#item-controls input").send_keys("item-17")
+    browser.find_element(By.CSS_SELECTOR, ".controls input").send_keys("item-17")
     assert count() == 1
-    Select(browser.find_element(By.CSS_SELECTOR, "#item-controls select")).select_by_value("id")
-    ids = [
-        one.get_attribute("textContent") for one in browser.find_elements(By.CSS_SELECTOR, "#item-list .id")
-    ]
+    Select(browser.find_element(By.CSS_SELECTOR, ".controls select")).select_by_value("id")
+    ids = [one.get_attribute("textContent") for one in browser.find_elements(By.CSS_SELECTOR, ".items .id")]
     assert ids == [f"item-{n}" for n in range(40)]
     (summary,) = (
-        one for one in browser.find_elements(By.CSS_SELECTOR, "#item-list summary") if one.is_displayed()
+        one for one in browser.find_elements(By.CSS_SELECTOR, ".items summary") if one.is_displayed()
     )
     summary.send_keys(Keys.ENTER)
-    assert "best, score" in summary.find_element(By.XPATH, "..").text
+    assert "v4, score 1" in summary.find_element(By.XPATH, "..").text
+
+
+def test_the_skill_is_copied_exactly_and_another_version_opens_by_key(
+    browser: Chrome, tmp_path: Path, report: RunReport
+) -> None:
+    show(browser, tmp_path, render_run_page(report))
+    permissions = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    browser.execute_cdp_cmd("Browser.grantPermissions", permissions)
+
+    def copy() -> str:
+        (button,) = (one for one in browser.find_elements(By.CLASS_NAME, "copy") if one.is_displayed())
+        button.click()
+        return browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
+
+    texts = {text.version.number: text.skill.text for text in report.texts}
+    assert copy() == texts[report.best]
+    first = browser.find_elements(By.CSS_SELECTOR, ".versions summary")[1]
+    first.send_keys(Keys.ENTER)
+    assert copy() == texts[1] != texts[report.best]
+    link = next(one for one in browser.find_elements(By.CSS_SELECTOR, ".origin a") if one.is_displayed())
+    link.send_keys(Keys.ENTER)
+    assert browser.find_element(By.ID, link.get_attribute("href").partition("#")[2]).is_displayed()
+
+
+def test_the_list_of_runs_is_sorted_by_any_column(browser: Chrome, tmp_path: Path) -> None:
+    def build_run(number: int, score: float | None, usd: float | None) -> ServedRun:
+        listing = RunListing(
+            folder=f"run-{number}",
+            run_id=f"r{number}",
+            status="completed",
+            steps=number,
+            val=score,
+            test=None,
+            baseline=0.25,
+            usage=Usage(calls=1, usd=usd),
+            created=datetime(2026, 1, number, tzinfo=UTC),
+        )
+        return ServedRun(f"k{number}", tmp_path, listing)
+
+    runs = [build_run(10, 0.5, 0.002), build_run(9, None, None), build_run(2, 0.75, 12.5)]
+    show(browser, tmp_path, render_index(tmp_path, runs, (), version=""))
+
+    def sort(place: int) -> list[str]:
+        browser.find_elements(By.CSS_SELECTOR, "thead button")[place].send_keys(Keys.ENTER)
+        return [one.text for one in browser.find_elements(By.CSS_SELECTOR, "tbody th small")]
+
+    assert sort(0) == ["r10", "r9", "r2"], "folders are compared by their numbers"
+    assert sort(0) == ["r2", "r9", "r10"]
+    assert sort(1) == ["r10", "r9", "r2"], "the time"
+    assert sort(4) == ["r10", "r9", "r2"], "the steps"
+    assert sort(5) == ["r2", "r10", "r9"], "the score; one that is missing comes last"
+    assert sort(6) == ["r2", "r10", "r9"], "the cost"
 
 
 def test_the_page_is_complete_without_a_script(
@@ -141,8 +195,8 @@ def test_the_page_is_complete_without_a_script(
         show(browser, tmp_path, pages["toy"])
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
-    assert not browser.find_element(By.ID, "item-controls").is_displayed()
-    rows = browser.find_elements(By.CSS_SELECTOR, "#item-list > li")
-    assert len(rows) == 4
+    assert not any(one.is_displayed() for one in browser.find_elements(By.CSS_SELECTOR, ".controls, .copy"))
+    rows = browser.find_elements(By.CSS_SELECTOR, ".items > li")
+    assert len(rows) == 8
     rows[0].find_element(By.TAG_NAME, "summary").click()
     assert "expected" in rows[0].text

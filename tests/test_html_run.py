@@ -14,7 +14,7 @@ import pytest
 from html_page import Node, assert_named, assert_self_contained, read, tables
 from reflact import events
 from reflact.reporting import RunReport, read_report, render_run_page
-from reflact.reporting.html.details import MAX_ITEMS
+from reflact.reporting.html.items import MAX_ITEMS
 from reflact.types import FrozenModel
 from toy_runs import build_learning_trainer
 
@@ -23,7 +23,7 @@ MARKUP = (
     "\"'&amp;{{7*7}}\x1b[31m\u202ehttps://example.com/"
 )
 Model = TypeVar("Model", bound=FrozenModel)
-SECTIONS = ["scores", "test", "changes", "items", "memory", "cost", "settings"]
+SECTIONS = ["skill", "verdict", "items", "steps", "cost", "settings"]
 MOST_BYTES = 10_000_000
 
 
@@ -76,14 +76,15 @@ def poison(model: Model, text: str) -> Model:
 def enlarge(report: RunReport, *, steps: int, items: int, text: str = "") -> RunReport:
     report = poison(report, text) if text else report
     history = report.history
+    matrix = report.matrices[0]
     copies = [
-        history.items[n % len(history.items)].model_copy(update={"item_id": f"item-{n}"})
-        for n in range(items)
+        matrix.rows[n % len(matrix.rows)].model_copy(update={"item_id": f"item-{n}"}) for n in range(items)
     ]
+    matrices = (matrix.model_copy(update={"rows": tuple(copies)}),)
     records = [history.steps[0].model_copy(update={"step": n + 1}) for n in range(steps)]
     ends = [history.epochs[0].model_copy(update={"epoch": n + 1, "step": n + 1}) for n in range(steps)]
-    update = {"items": tuple(copies), "steps": tuple(records), "epochs": tuple(ends)}
-    return report.model_copy(update={"history": history.model_copy(update=update)})
+    update = {"steps": tuple(records), "epochs": tuple(ends)}
+    return report.model_copy(update={"history": history.model_copy(update=update), "matrices": matrices})
 
 
 def test_a_page_has_what_the_run_found(report: RunReport) -> None:
@@ -93,22 +94,21 @@ def test_a_page_has_what_the_run_found(report: RunReport) -> None:
     summary = report.history.summary
     assert summary is not None
     assert summary.verdict in next(root.all("header")).text
-    steps = tables(root)["Steps"][1:]
-    assert [row[0] for row in steps] == [str(record.step) for record in report.history.steps]
-    changes = find_section(root, "changes").text
-    assert report.best is not None
-    assert all(f"+{line}" in changes for line in report.best.skill.text.splitlines())
-    for words in ("verdict", "supported by", "asked for by an analysis of", "applied"):
-        assert words in changes
+    commits = [
+        node.attributes["id"] for node in find_section(root, "steps").all("div") if "id" in node.attributes
+    ]
+    assert commits == ["step-1", "step-2", "epoch-1", "step-3", "step-4", "epoch-2"]
+    steps = find_section(root, "steps").text
+    for words in ("verdict", "supported by", "asked for by an analysis of", "applied", "guidance", "cost"):
+        assert words in steps
     items = find_section(root, "items")
+    assert [node.text for node in items.all("h3")] == ["Test", "Validation"]
     rows = [row for row in items.all("li") if "data-outcome" in row.attributes]
     assert {
         next(row.all("details")).text.count(text) > 0 for row in rows for text in ("input", "expected")
     } == {True}
-    assert len(rows) == len(report.history.items) == 4
-    assert report.history.items_note is None
-    assert "guidance" in find_section(root, "memory").text
-    assert "@@" not in changes
+    assert len(rows) == sum(len(matrix.rows) for matrix in report.matrices) == 8
+    assert report.note is None
     scores = {row[0]: row[3] for row in tables(root)["Test scores"][1:]}
     assert [name.split("the")[0].split("a text")[0].split("always")[0] for name in scores][:2] == [
         "baseline",
@@ -116,6 +116,29 @@ def test_a_page_has_what_the_run_found(report: RunReport) -> None:
     ]
     settings = dict(tables(root)["Settings that differ from the defaults"][1:])
     assert settings["train.num_epochs"] == "2"
+
+
+def test_each_line_of_the_skill_names_the_commit_that_brought_it(report: RunReport) -> None:
+    """Versions are complete, the best one is open, and each note leads to a commit on the page."""
+    root = read(render_run_page(report))
+    versions = list(find_section(root, "skill").all("details"))
+    shown = {
+        next(node.all("div")).attributes["id"]: node
+        for node in versions
+        if node.attributes.get("name") == "version"
+    }
+    assert list(shown) == [f"v{text.version.number}" for text in report.texts]
+    assert [name for name, node in shown.items() if "open" in node.attributes] == [f"v{report.best}"]
+    for text, node in zip(report.texts, shown.values(), strict=True):
+        blocks = [part for part in node.all("div") if "block" in part.attributes.get("class", "")]
+        assert "".join(next(block.all("pre")).text for block in blocks) == text.skill.text
+        for block in blocks:
+            (note,) = block.all("p")
+            (link,) = note.all("a")
+            record = next(each for each in report.history.steps if f"step {each.step}:" in link.text)
+            assert link.attributes["href"] == f"#step-{record.step}"
+            assert record.created_versions
+            assert re.search(r", \d+ cases?$", note.text)
 
 
 def test_a_page_asks_for_nothing_and_runs_one_script(report: RunReport) -> None:
@@ -148,9 +171,9 @@ def test_equal_runs_are_equal_pages(folder: Path, report: RunReport) -> None:
 
 
 async def test_a_page_says_what_is_not_there_yet(tmp_path: Path, report: RunReport) -> None:
-    empty = {"steps": (), "epochs": (), "versions": (), "events": (), "items": (), "summary": None}
-    history = report.history.model_copy(update={**empty, "items_note": "nothing is measured"})
-    page = render_run_page(RunReport(history=history))
+    empty = {"steps": (), "epochs": (), "versions": (), "events": (), "summary": None}
+    history = report.history.model_copy(update=empty)
+    page = render_run_page(RunReport(history=history, note="nothing is measured"))
     assert "The run is under way: 0 steps so far." in page
     assert "nothing is measured" in page
     (tmp_path / "run" / "report.html").mkdir(parents=True)
@@ -167,7 +190,7 @@ def test_large_runs_and_long_texts_have_a_small_page(report: RunReport) -> None:
     assert len(page.encode()) < MOST_BYTES
     root = read(page)
     assert f"{10_000 - MAX_ITEMS:,} items are not on this page" in find_section(root, "items").text
-    assert len(tables(root)["Steps"]) == 201
+    assert len([node for node in find_section(root, "steps").all("div") if "id" in node.attributes]) == 400
     long = render_run_page(enlarge(report, steps=200, items=5_000, text='"' * 9_000))
     assert len(long.encode()) < MOST_BYTES
     assert "long texts lost the middle" in long

@@ -70,7 +70,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_items_have_question_right_answer_and_both_answers(folder: Path) -> None:
     history = anyio.run(lambda: read_run(folder, items=True))
-    assert history.items_note is None
     assert [i.item_id for i in history.items] == [i.id for i in WORLD.items(Split.test)]
     for item, source in zip(history.items, WORLD.items(Split.test), strict=True):
         assert (item.input, item.expected, item.split) == (source.input, source.reference, Split.test)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given
@@ -17,8 +19,8 @@ from emulator import Terminal
 from reflact import events
 from reflact.events import EVENT_ADAPTER, Event
 from reflact.records import SkillVersion, Usage
-from reflact.reporting.live import EventLines, LineView, LiveView, render_display
-from reflact.reporting.progress import RunProgress
+from reflact.reporting.live import EventLines, LineView, LiveView, RunView, render_display, show_events
+from reflact.reporting.progress import LiveFile, RunProgress, read_live_events
 from reflact.types import Edit, EditResult, Fallback, GateAction, Verdict
 
 Snapshot = Callable[[str, str], None]
@@ -60,6 +62,12 @@ BETTER = Verdict(action="accept_new_best", reason="more", candidate_score=0.5, c
 PAUSE = make("rate_limited", endpoint="https://api.test/v1", status=429, seconds=12.0, rate=3.25)
 BUDGET = make("budget_updated", usage=USAGE, seconds=90.0, max_usd=1.0)
 DRAFT = draft({"edits": [{"op": "append", "content": f"rule {number}"} for number in range(40)]})
+LIVE = (
+    make("stage_started", step=5, stage="evaluate"),
+    progress("evaluate", 6, 24),
+    DRAFT,
+    make("draft_discarded", role="optimizer", purpose="merge", call_id="a", attempt=1, reason="no JSON"),
+)
 EVERYTHING = (
     *BEGINNING,
     commit_step(1, "accept_new_best"),
@@ -246,6 +254,55 @@ def test_a_slow_or_lost_terminal_does_not_delay_the_run() -> None:
         for step in range(1, 100):
             view.show_event(commit_step(step))
         release.set()
+
+
+def test_a_page_of_another_process_knows_what_the_display_knows(tmp_path: Path) -> None:
+    """Durable events of the store and the live ones of the file make the same rows; the end of a step clears it."""
+    store = tmp_path / "run.db"
+    happened = (*BEGINNING, commit_step(1, "accept_new_best"), start_step(5), BUDGET, *LIVE)
+    file = LiveFile(store, RUN, clock=itertools.count(0, 2).__next__)
+    shown = RunProgress(epochs=1)
+    known = RunProgress(epochs=1)
+    for event in happened:
+        file.update(event)
+        shown.update(event, event.at.timestamp())
+    live = read_live_events(store, RUN)
+    durable = [event for event in happened if event.durable]
+    for event in (*durable, *live):
+        known.update(event, event.at.timestamp())
+    assert list(known.list_rows(0.0)) == list(shown.list_rows(0.0))
+    assert known.draft == shown.draft
+    assert len(live) == len(LIVE) + 1, "each subject once, and what is spent"
+    file.update(commit_step(5))
+    assert read_live_events(store, RUN) == [BUDGET]
+    file.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_frequent_events_are_written_once_a_second(tmp_path: Path) -> None:
+    times = iter((0.0, 0.5, 0.9, 1.1, 1.2))
+    file = LiveFile(tmp_path / "run.db", RUN, clock=lambda: next(times))
+    written = []
+    for done in range(1, 5):
+        file.update(progress("evaluate", done, 24))
+        (event,) = read_live_events(tmp_path / "run.db", RUN)
+        assert isinstance(event, events.StageProgressed)
+        written.append(event.done)
+    assert written == [1, 1, 1, 4]
+    file.update(make("stage_started", step=5, stage="rollout"))
+    assert len(read_live_events(tmp_path / "run.db", RUN)) == 2
+
+
+async def test_a_run_that_is_shown_has_its_live_file_until_it_ends(tmp_path: Path) -> None:
+    store = tmp_path / "run.db"
+
+    async def happen() -> AsyncIterator[Event]:
+        for event in (PLAN, *LIVE):
+            yield event
+
+    seen = [read_live_events(store, RUN) async for _ in show_events(happen(), RunView(), store)]
+    assert [len(seen[place]) for place in (0, 1, -1)] == [0, 1, len(LIVE)]
+    assert read_live_events(store, RUN) == []
 
 
 def test_a_file_gets_lines_and_the_progress_after_a_silence() -> None:

@@ -13,9 +13,9 @@ from anyio import to_thread
 from reflact import compare_runs, read_run
 from reflact.events import StepCommitted
 from reflact.reporting.facts import build_compared_row
-from reflact.reporting.history import StepDetails
+from reflact.reporting.history import StepDetails, list_runs
 from reflact.reporting.html.run import read_report, render_run_page
-from reflact.types import Split
+from reflact.types import Skill, Split
 from served import assert_refused, reflact
 from test_hostile_words import build_hostile_trainer
 from toy_runs import LINES, Actor, build_learning_trainer, build_trainer, hang_at_document
@@ -87,6 +87,27 @@ def test_runs_of_a_shared_store_are_found(tmp_path: Path) -> None:
     for name, trainer in zip("ab", trainers, strict=True):
         assert f"run {trainer.run_id}, " in reflact("show", tmp_path / name).stdout
         assert reflact("show", tmp_path / name, 1).exit_code == 0
+
+
+def test_a_run_that_failed_before_anything_was_paid_is_not_listed(folder: Path, tmp_path: Path) -> None:
+    """A later start of the same run, which measures something and fails then, is listed."""
+
+    def fail(skill: Skill, message: str, before: int) -> str:
+        raise ValueError("no such server")
+
+    def fail_later(skill: Skill, message: str, before: int) -> str | None:
+        return fail(skill, message, before) if skill.text else None
+
+    out = tmp_path / "run"
+    controls = {"null_answers": False}
+    summary = anyio.run(build_learning_trainer(out, target=Actor(fail), test=controls).train)
+    assert summary.status == "failed"
+    assert anyio.run(list_runs, out / "run.db") == ()
+    assert_refused(reflact("runs", tmp_path), "there is no run in")
+    again = build_learning_trainer(out, target=Actor(fail_later), test=controls)
+    assert anyio.run(again.train).status == "failed"
+    (listing,) = anyio.run(list_runs, out / "run.db")
+    assert (listing.status, listing.steps, listing.val, listing.model) == ("failed", 0, 0.0, "toy")
 
 
 def test_a_folder_with_several_runs_says_which_one_is_taken(tmp_path: Path) -> None:

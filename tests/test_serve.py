@@ -22,8 +22,9 @@ from html_page import read, tables
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.reporting.html.serve import create_run_pages
 from reflact.testing import toy_optimizer
+from reflact.types import Skill, Split
 from served import reflact_process
-from toy_runs import build_learning_trainer
+from toy_runs import build_learning_trainer, document
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -53,7 +54,8 @@ async def test_runs_are_listed_and_shown(runs: Path) -> None:
         rows = tables(listing)["Runs, the newest first"][1:]
         names = [re.sub(r"r[0-9a-f]{12}$", "", row[0]) for row in rows]
         assert sorted(names) == sorted(["first", HOSTILE])
-        assert {row[1] for row in rows} == {"completed"}
+        assert {tuple(row[2:5]) for row in rows} == {("completed", "toygrade_toy", "2")}
+        assert all(re.fullmatch(r"[01]\.\d{3}test, baseline 0\.000", row[5]) for row in rows)
         addresses = [a.attributes["href"] for a in listing.all("a") if "/runs/" in a.attributes["href"]]
         for address in addresses:
             page = await asking.get(address)
@@ -63,6 +65,32 @@ async def test_runs_are_listed_and_shown(runs: Path) -> None:
             assert "Completed: 2 steps" in live.text
         assert not [*listing.all("img")]
         assert (await asking.get("/runs/unknown")).status_code == 404
+
+
+async def test_an_eval_has_a_page_of_its_own(tmp_path: Path) -> None:
+    """Its documents are the columns of its items, and its page has no steps and no skill of the run."""
+    measured = Skill(text=document("double"))
+    trainer = build_learning_trainer(tmp_path)
+    await trainer.compare(measured, [Skill(text=document("square"))], Split.val)
+    async with client(tmp_path) as asking:
+        listing = read((await asking.get("/")).text)
+        (row,) = tables(listing)["Runs, the newest first"][1:]
+        assert "eval of skill" in row[0]
+        (link,) = (
+            a for a in listing.all("a") if "/runs/e" in a.attributes["href"] or "-e" in a.attributes["href"]
+        )
+        page = read((await asking.get(link.attributes["href"])).text)
+    assert [node.attributes["id"] for node in page.all("section")] == ["verdict", "items", "cost", "settings"]
+    assert [row[0] for row in tables(page)["Validation scores"][1:]] == ["skill", "other_1"]
+    cells = [
+        node.attributes["aria-label"] for node in page.all("span") if node.attributes.get("role") == "img"
+    ]
+    assert sorted(cells) == [
+        "other_1 right, skill wrong",
+        "other_1 wrong, skill right",
+        "other_1 wrong, skill wrong",
+        "other_1 wrong, skill wrong",
+    ]
 
 
 async def test_strangers_are_refused(runs: Path) -> None:
@@ -105,7 +133,9 @@ def test_a_browser_follows_a_run_of_another_process(tmp_path: Path) -> None:
                     wait.until(lambda _: browser.find_elements(By.CSS_SELECTOR, "td.prose + td, td.figure"))
                     wait.until(lambda _: browser.find_element(By.CSS_SELECTOR, "tbody a").click() is None)
                 wait.until(lambda _: f"{step} step" in browser.find_element(By.ID, "live").text)
-                wait.until(lambda _: f"All {step} step" in browser.page_source)
+                wait.until(lambda _: f'id="step-{step}"' in browser.page_source)
+                wait.until(lambda _: f"step {step + 1} of 4" in browser.find_element(By.ID, "live").text)
+                assert "answer" in browser.find_element(By.ID, "live").text
 
             answer, seen = toy_optimizer(edits=2), set()
 
@@ -122,12 +152,15 @@ def test_a_browser_follows_a_run_of_another_process(tmp_path: Path) -> None:
             assert seen == {2, 3}
             wait.until(lambda _: "Completed: 4 steps" in browser.find_element(By.ID, "live").text)
             wait.until(lambda _: "The run is under way" not in browser.page_source)
+            assert not browser.find_element(By.CSS_SELECTOR, "#live dl").is_displayed()
             for width, dark in ((1280, False), (400, True)):
                 resize(browser, width, dark=dark)
                 assert violations(browser) == []
             browser.get(found[0])
             assert violations(browser) == []
             assert unreached(browser) == []
+            browser.find_element(By.CSS_SELECTOR, "input[type=search]").send_keys("nothing like this")
+            assert not any(row.is_displayed() for row in browser.find_elements(By.CSS_SELECTOR, "tbody tr"))
             assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
             assert all(url.startswith((found[0], "data:")) for url in asked(browser, found[0]))
         finally:

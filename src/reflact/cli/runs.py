@@ -68,8 +68,9 @@ def runs(folder: FolderArgument = Path("runs"), as_json: JsonLinesOption = False
     """List the runs below a folder.
 
     Columns val and test are the scores of the best skill. The baseline is the score of the initial
-    skill on the test split, or on the validation split if there is no test score. If a database
-    cannot be read, an error names it, the other runs are listed, and the exit code is 1.
+    skill on the test split, or on the validation split if there is no test score. Runs that failed
+    before anything was paid are left out. If a database cannot be read, an error names it, the
+    other runs are listed, and the exit code is 1.
     """
     from rich.console import Console
 
@@ -77,10 +78,6 @@ def runs(folder: FolderArgument = Path("runs"), as_json: JsonLinesOption = False
     from reflact.reporting.terminal import build_run_table
 
     paths = (folder,) if folder.is_file() else list_databases(folder)
-    if not paths:
-        raise UsageError(
-            f"there is no run in {folder}; name the out_dir of a run, or a folder above it"
-        )
     listings: list[RunListing] = []
     n_unreadable = 0
     for path in paths:
@@ -89,9 +86,13 @@ def runs(folder: FolderArgument = Path("runs"), as_json: JsonLinesOption = False
         except StoreError as error:
             print_error(str(error))
             n_unreadable += 1
+    if not listings and not n_unreadable:
+        raise UsageError(
+            f"there is no run in {folder}; name the out_dir of a run, or a folder above it"
+        )
     if as_json:
         _print_json(listings)
-    elif listings or not n_unreadable:
+    elif listings:
         console = Console()
         console.print(build_run_table(listings, folder, console.width))
     if n_unreadable:
@@ -269,7 +270,7 @@ def _show_run(folder: Path, history: RunHistory, *, costs: bool, as_json: bool) 
     elif costs:
         console.print(build_cost_table(history.costs, console.width))
     elif as_json:
-        hidden = {"events", "items", "items_note"}
+        hidden = {"events", "items"}
         typer.echo(history.model_dump_json(ensure_ascii=True, exclude=hidden))
     else:
         # the path may end in the name of a database or of one of its runs

@@ -796,6 +796,18 @@ class StepFact(FrozenModel):
         }
 
 
+def describe_commit(record: StepRecord | EpochRecord) -> str:
+    """Return a commit with its decision: ``step 3: new best, 0.450 -> 0.833``."""
+    words = f"step {record.step}"
+    if isinstance(record, EpochRecord):
+        words = f"slow update of epoch {record.epoch}"
+    verdict = record.verdict
+    if verdict is None:
+        return words
+    scores = format_change(verdict.current_score, verdict.candidate_score)
+    return f"{words}: {ACTION_WORDS[verdict.action]}, {scores}"
+
+
 class EditFact(FrozenModel):
     """An edit of a step with its outcome and its origin in words."""
 
@@ -991,7 +1003,21 @@ def build_run_row(run: RunListing, root: Path) -> Row:
         "test": format_score(run.test),
         "cost": SpendFact(usage=run.usage).price,
         "date": f"{run.created:%Y-%m-%d}",
+        "model": escape_line(run.model or "-"),
+        "grader": escape_line(run.grader or "-"),
     }
+
+
+def describe_listed_score(run: RunListing) -> LabelledText:
+    """Return the score of a run's best skill, and what it stands against."""
+    split = Split.val if run.test is None else Split.test
+    score = run.val if run.test is None else run.test
+    if score is None:
+        return "-", ""
+    words = SPLIT_WORDS[split]
+    if run.baseline is not None:
+        words += f", baseline {format_score(run.baseline)}"
+    return format_score(score), words
 
 
 def describe_listing(run: RunListing) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -80,7 +81,6 @@ class RunHistory(ShortReprModel):
         events: All durable events, in order.
         costs: What each stage of each step took so far, calls and time, over all starts.
         items: The items of one split with the target's answers, if they were asked for.
-        items_note: Why there are no items although they were asked for; only in a ``RunReport``.
         failures: The exceptions of your own environment, target, grader, annotator or proposer,
             with tracebacks.
     """
@@ -96,7 +96,6 @@ class RunHistory(ShortReprModel):
     events: tuple[Event, ...]
     costs: tuple[StageCost, ...] = ()
     items: tuple[ItemResult, ...] = ()
-    items_note: str | None = None
     evaluations: tuple[SkillComparison, ...] = ()
     evaluation: SkillEvaluation | None = None
     usage: Usage = Usage()
@@ -263,7 +262,8 @@ class RunListing(FrozenModel):
     ``val`` and ``test`` are those of the best skill. ``baseline`` is that of the initial skill on
     the test split, or on the validation split if the test split was not measured. If this is an
     ``evaluation`` and no training, ``val`` or ``test`` is the score of its document, and
-    ``baseline`` that of the first one that it is compared with.
+    ``baseline`` that of the first one that it is compared with. ``model`` is the target, ``grader``
+    what scores its answers.
     """
 
     folder: str
@@ -276,6 +276,8 @@ class RunListing(FrozenModel):
     evaluation: SkillEvaluation | None = None
     usage: Usage
     created: datetime
+    model: str = ""
+    grader: str = ""
 
     @property
     def state(self) -> str:
@@ -284,11 +286,17 @@ class RunListing(FrozenModel):
 
 
 async def list_runs(database: Path) -> tuple[RunListing, ...]:
-    """Return the runs of a database, oldest first; StoreError if it cannot be read."""
+    """Return the runs of a database, oldest first; StoreError if it cannot be read.
+
+    A run that failed before anything was paid or measured is left out.
+    """
     from reflact.store.runs import open_store
 
     async with open_store(database, read_only=True) as store:
-        return tuple([await _list_run(store, row, database) for row in await store.runs()])
+        idle = await store.idle_runs()
+        rows = await store.runs()
+        shown = [row for row in rows if row.status != "failed" or row.run_id not in idle]
+        return tuple([await _list_run(store, row, database) for row in shown])
 
 
 async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunListing:
@@ -304,9 +312,11 @@ async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunLi
     if summary is not None:
         scores |= {(s.name, s.split): s.hard for s in summary.scores if s.hard is not None}
     test = scores.get(("best", Split.test))
+    identity = await store.identity(row.run_id)
+    settings = dict(flatten_fields(row.config))
     folder = str(database.parent)
     if database.name != "run.db":
-        folder = str(dict(flatten_fields(row.config)).get("out_dir") or folder)
+        folder = str(settings.get("out_dir") or folder)
     return RunListing(
         folder=folder,
         run_id=row.run_id,
@@ -318,7 +328,20 @@ async def _list_run(store: SQLiteRunStore, row: RunRow, database: Path) -> RunLi
         evaluation=row.evaluation,
         usage=await _sum_usage(store, row),
         created=row.created,
+        model=str(settings.get("models.target.model") or _find_name(identity, "target")),
+        grader=_find_name(identity, "grader", "environment"),
     )
+
+
+def _find_name(identity: Mapping[str, JsonValue], key: str, part: str = "") -> str:
+    """Return a name in a part of a run's identity: JSON of reflact, or a text of the caller."""
+    text = str(identity.get(part or key) or "")
+    with suppress(ValueError):
+        name: JsonValue = json.loads(text)
+        while isinstance(name, dict):
+            name = name.get(key)
+        return str(name or "").rpartition(".")[2]
+    return text
 
 
 async def _sum_usage(store: SQLiteRunStore, row: RunRow) -> Usage:

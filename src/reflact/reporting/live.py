@@ -27,7 +27,7 @@ from reflact.config.training import TrainerConfig
 from reflact.errors import StoreError
 from reflact.records import RunSummary
 from reflact.reporting import facts
-from reflact.reporting.progress import RunProgress, list_draft_parts
+from reflact.reporting.progress import LiveFile, RunProgress, list_draft_parts
 from reflact.reporting.terminal import print_summary, wrap_line
 from reflact.store.artifacts import find_exports
 from reflact.store.runs import open_store
@@ -406,16 +406,26 @@ def choose_view(
 async def show_events(
     stream: AsyncIterable[events.Event], view: RunView, store: Path
 ) -> AsyncIterator[events.Event]:
-    """Show the events of a run, those of its earlier starts first, and yield each afterwards."""
-    has_begun = False
-    async for event in stream:
-        if not (has_begun or isinstance(event, events.RunStarted)):
-            with suppress(StoreError):  # the run itself will say why its store cannot be read
-                async with open_store(store) as opened:
-                    view.restore(await opened.events(event.run_id))
-        has_begun = True
-        view.show_event(event)
-        yield event
+    """Show the events of a run, those of its earlier starts first, and yield each afterwards.
+
+    Meanwhile a file beside the store has the live ones, for the pages of ``reflact serve``.
+    """
+    live_file: LiveFile | None = None
+    try:
+        async for event in stream:
+            if live_file is None:
+                live_file = LiveFile(store, event.run_id)
+                if not isinstance(event, events.RunStarted):
+                    # The run itself will say why its store cannot be read.
+                    with suppress(StoreError):
+                        async with open_store(store) as opened:
+                            view.restore(await opened.events(event.run_id))
+            live_file.update(event)
+            view.show_event(event)
+            yield event
+    finally:
+        if live_file is not None:
+            live_file.remove()
 
 
 async def show_run(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import JsonValue
@@ -24,6 +27,20 @@ STAGE_ENDS = (
     events.EpochCommitted,
     events.PromotionJudged,
 )
+
+# What a page in another process must know beside the durable events, which are in the store.
+LIVE_EVENTS = (
+    events.StageStarted,
+    events.StageProgressed,
+    events.StageFinished,
+    events.DraftUpdated,
+    events.DraftDiscarded,
+    events.BudgetUpdated,
+)
+
+# Of these there are many, so they are written once in so many seconds.
+FREQUENT_EVENTS = (events.StageProgressed, events.DraftUpdated, events.BudgetUpdated)
+WRITE_SECONDS = 1.0
 
 # The share of a limit from which on a row stands out.
 NEAR_LIMIT = 0.9
@@ -286,3 +303,60 @@ def list_draft_parts(draft: JsonValue) -> Iterator[str]:
                 yield f"{name}: {', '.join(words)}"
             elif entry is not None:
                 yield f"{name}: {entry}"
+
+
+# ----------------------------------------------------------------------------------- the live file
+
+
+class LiveFile:
+    """Keeps the newest live events of a run in a file beside its store, for pages that follow it.
+
+    Nothing depends on the file, so that a failure to write it is ignored.
+    """
+
+    def __init__(
+        self, store: Path, run_id: str, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path = find_live_file(store, run_id)
+        self._clock = clock
+        self._written_at = -WRITE_SECONDS
+        self._events: dict[Hashable, events.Event] = {}
+
+    def update(self, event: events.Event) -> None:
+        """Take an event; at the end of a step nothing is left of it but what is spent."""
+        if isinstance(event, STAGE_ENDS):
+            for subject, each in list(self._events.items()):
+                if not isinstance(each, events.BudgetUpdated):
+                    del self._events[subject]
+        elif isinstance(event, LIVE_EVENTS):
+            self._events.pop(event.subject, None)  # the newest is the last
+            self._events[event.subject] = event
+        else:
+            return
+        now = self._clock()
+        if isinstance(event, FREQUENT_EVENTS) and now - self._written_at < WRITE_SECONDS:
+            return
+        self._written_at = now
+        lines = [each.model_dump_json() for each in self._events.values()]
+        part = self._path.with_suffix(".part")
+        with suppress(OSError):
+            part.write_text("\n".join(lines), encoding="utf-8")
+            part.replace(self._path)
+
+    def remove(self) -> None:
+        """Remove the file."""
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+def find_live_file(store: Path, run_id: str) -> Path:
+    """Return where the live events of a run are."""
+    return store.with_name(f"{store.name}-{run_id}.live")
+
+
+def read_live_events(store: Path, run_id: str) -> list[events.Event]:
+    """Return the live events of a run under way; none if no view of another process writes them."""
+    with suppress(OSError, ValueError):
+        lines = find_live_file(store, run_id).read_text(encoding="utf-8").splitlines()
+        return [events.EVENT_ADAPTER.validate_json(line) for line in lines]
+    return []

@@ -286,7 +286,7 @@ def _print_steps(console: Console, steps: Sequence[facts.StepFact]) -> None:
 
 def build_run_table(runs: Sequence[RunListing], root: Path, width: int) -> Table:
     """Return a list of runs as a table; their folders are shown as below ``root``."""
-    optional = ("date", "cost", "steps", "status", "baseline")
+    optional = ("grader", "model", "date", "cost", "steps", "status", "baseline")
     rows = [facts.build_run_row(run, root) for run in runs]
     return build_table(rows, width, optional=optional, wrapped=("folder",))
 

@@ -231,6 +231,10 @@ class SQLiteRunStore(Ledger):
 
         return await self._database.read(read)
 
+    async def idle_runs(self) -> frozenset[str]:
+        """Return the runs that committed and paid nothing."""
+        return frozenset(run_id for (run_id,) in await self._database.fetch_rows(IDLE_RUNS))
+
     async def refuse_other_runs(self, run_id: str, identity: Mapping[str, JsonValue]) -> None:
         """Raise the ``RunConflict`` with another run; without one, delete runs that left
         no work.
@@ -332,6 +336,16 @@ class SQLiteRunStore(Ledger):
         return found[skill_hash]
 
     # ---- other outcomes
+
+    async def latest_rollouts(self, count: int) -> tuple[Rollout, ...]:
+        """Return the rollouts that were stored last, of any run, the newest first."""
+        rows = await self._database.fetch_rows(
+            "SELECT key FROM outcomes WHERE kind = 'rollout' ORDER BY rowid DESC LIMIT ?", (count,)
+        )
+        keys = [key for (key,) in rows]
+        return tuple(
+            (await self.find_outcomes("rollout", keys, Rollout.model_validate_json)).values()
+        )
 
     async def find_rollouts(self, keys: Sequence[str]) -> Mapping[str, Rollout]:
         """Return the stored rollouts among the keys, in their order."""

@@ -23,14 +23,8 @@ from reflact.calibration.report import (
     list_power_lines,
     list_test_lines,
 )
-from reflact.reporting.html.page import (
-    PageSection,
-    build_document,
-    build_figure,
-    build_table,
-    draw_reliability,
-    draw_rounds,
-)
+from reflact.reporting.html.charts import draw_reliability, draw_rounds
+from reflact.reporting.html.page import PageSection, build_document, build_figure, build_table
 from reflact.text import escape_controls, name_count
 
 # The ends that the axis of errors may have, in points.

@@ -1,66 +1,83 @@
-"""The page of a run: what it achieved, which edits did it, and what the target answered."""
+"""The page of a run: the skill, what it achieved, what was answered, and how it came about."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import htpy as h
 from pydantic import JsonValue
 
-from reflact import events
 from reflact.config.training import TrainerConfig
 from reflact.errors import UsageError
-from reflact.gate.intervals import wilson_interval
 from reflact.jsonutil import flatten_fields
 from reflact.records import SkillScore, Spend, Usage
 from reflact.reporting import facts
-from reflact.reporting.history import RunHistory, VersionText, open_run, read_run, read_versions
-from reflact.reporting.html import page
-from reflact.reporting.html.details import (
-    SCRIPT,
-    build_changes_section,
-    build_items_section,
-    build_memory_section,
+from reflact.reporting.history import (
+    RunHistory,
+    VersionText,
+    open_run,
+    read_matrix,
+    read_run,
+    read_versions,
 )
+from reflact.reporting.html import page
+from reflact.reporting.html.items import build_items_section
+from reflact.reporting.html.skill import build_skill_section
+from reflact.reporting.html.steps import build_steps_section
+from reflact.reporting.items import ItemMatrix
+from reflact.reporting.lineage import sort_commits, trace_versions
 from reflact.text import escape_line, format_value, name_count, shorten
-from reflact.types import FrozenModel, Split, Verdict
+from reflact.types import FrozenModel, Split
+
+SCRIPT = "run.js"
 
 # The room for texts in a section without one of its own.
 OTHER_BYTES = 300_000
 
-MAX_STEPS = 1_000
 MAX_ROWS = 60
 MAX_NAME_CHARS = 200
 
 
 class RunReport(FrozenModel):
-    """What the page of a run shows: its history with items, its initial and best document if any.
+    """What the page of a run, or of an ``eval``, shows.
 
-    ``config`` is its configuration, as it is stored at the start.
+    ``config`` is the configuration, as it is stored at the start. ``texts`` are all versions;
+    ``best`` and ``final`` are numbers of versions. ``matrices`` are the items of each measured
+    split; if there is none, ``note`` says why.
     """
 
     history: RunHistory
     config: JsonValue = None
-    baseline: VersionText | None = None
-    best: VersionText | None = None
+    texts: tuple[VersionText, ...] = ()
+    best: int = 0
+    final: int = 0
+    matrices: tuple[ItemMatrix, ...] = ()
+    note: str | None = None
 
 
 async def read_report(path: Path | str, run_id: str | None = None) -> RunReport:
     """Read the report of a run, which may be under way; arguments and errors are those of
     ``read_run``.
     """
-    try:
-        history = await read_run(path, run_id, items=True)
-    except UsageError as error:  # nothing is measured yet; another reason is raised again
-        history = await read_run(path, run_id)
-        history = history.model_copy(update={"items_note": str(error)})
+    history = await read_run(path, run_id)
     async with open_run(path, history.run_id) as (_, row):
         report = RunReport(history=history, config=row.config)
-    if not history.versions:
-        return report
-    baseline, best = await read_versions(path, ("baseline", "best"), history.run_id)
-    return report.model_copy(update={"baseline": baseline, "best": best})
+    splits = (Split.test, Split.val) if history.evaluation is None else (None,)
+    update: dict[str, object] = {"matrices": ()}
+    matrices = []
+    for split in splits:
+        try:
+            matrices.append(await read_matrix(path, history.run_id, split=split))
+        except UsageError as error:  # nothing is measured on it
+            update["note"] = str(error)
+    update["matrices"] = tuple(matrices)
+    if history.versions:
+        names = [str(version.number) for version in history.versions]
+        *texts, best, final = await read_versions(path, [*names, "best", "final"], history.run_id)
+        numbers = {"best": best.version.number, "final": final.version.number}
+        update |= {"texts": tuple(texts), **numbers}
+    return report.model_copy(update=update)
 
 
 def render_run_page(report: RunReport, *, live: page.LiveBar | None = None) -> str:
@@ -73,130 +90,65 @@ def render_run_page(report: RunReport, *, live: page.LiveBar | None = None) -> s
     stored = report.config if history.summary is None else history.summary.config
     config = stored if isinstance(stored, dict) else {}
     name = shorten(escape_line(Path(str(config.get("out_dir", ""))).name), MAX_NAME_CHARS)
-    suffix = f" · {name}" if name else ""
+    run_id = escape_line(history.run_id)
     sections = [
-        _build_scores_section(history),
-        _build_test_section(history),
-        build_changes_section(history, report.baseline, report.best),
-        build_items_section(history.items, history.items_note),
+        _build_verdict_section(history),
+        build_items_section(report.matrices, report.note),
         _build_cost_section(history),
         _build_settings_section(history, config),
     ]
-    if history.epochs:
-        sections.insert(4, build_memory_section(history.epochs))
+    if history.evaluation is None:
+        versions = [each.version for each in report.texts]
+        origins = trace_versions(versions, sort_commits(history.steps, history.epochs))
+        skill = build_skill_section(origins, report.texts, best=report.best, final=report.final)
+        sections.insert(0, skill)
+        sections.insert(3, build_steps_section(history))
     return page.build_document(
-        f"Run {escape_line(history.run_id)}{suffix}",
-        [h.h1[f"Training of a skill{suffix}"], _build_verdict(history)],
+        f"Run {run_id} · {name}".removesuffix(" · "),
+        [h.h1[name or f"Run {run_id}"], _build_headline(history)],
         sections,
         script=SCRIPT,
         live=live,
     )
 
 
-def _build_verdict(history: RunHistory) -> h.Element:
+def _build_headline(history: RunHistory) -> h.Element:
+    """Return the result in words, or how far the run is."""
     summary = history.summary
+    limit = page.TextLimit(OTHER_BYTES)
     note = f"Run {escape_line(history.run_id)}, started {history.created:%Y-%m-%d %H:%M} UTC"
+    if history.evaluation is not None:
+        gains = [each for one in history.evaluations for each in facts.list_evaluation_gains(one)]
+        title = limit.fit(history.evaluation.title.capitalize(), MAX_NAME_CHARS)
+        return h.div(".verdict")[
+            h.p(".headline")[title], [h.p[limit.fit(gain)] for gain in gains], h.p(".note")[note]
+        ]
     if summary is None or history.is_open:
         steps = name_count(len(history.steps), "step")
         headline = h.p(".headline")[f"The run is under way: {steps} so far."]
-        return h.div(".verdict")[headline, h.p[f"{note}."]]
+        return h.div(".verdict")[headline, h.p(".note")[f"{note}."]]
     fact = facts.ResultFact(summary=summary)
-    limit = page.TextLimit(OTHER_BYTES)
+    words = f"{note}, {summary.status}: {fact.decisions}. Cost: {fact.cost}."
     return h.div(class_=["verdict", fact.tone])[
         h.p(".headline")[limit.fit(summary.verdict or fact.verdict, 2_000)],
-        h.p[f"Cost: {fact.cost}."],
-        h.p[f"{note}, {summary.status}: {fact.decisions}."],
+        h.p(".note")[words],
         [h.p[f"Warning: {limit.fit(warning, 1_000)}."] for warning in summary.warnings[:MAX_ROWS]],
     ]
 
 
-# ----------------------------------------------------------------------------------- score by step
+# ----------------------------------------------------------------------------- verdict and scores
 
 
-def _build_scores_section(history: RunHistory) -> page.PageSection:
-    points = list(_list_points(history))
-    if not points:
-        return page.PageSection("scores", "Score by step", (h.p["Nothing is measured yet."],))
-    chart = page.draw_series(
-        "scores-chart",
-        "Validation score",
-        points[-MAX_STEPS:],
-        [(0, points[0].value), *((r.step, r.current.score) for r in history.steps)][-MAX_STEPS:],
-        unit="step",
-    )
-    caption = (
-        "Filled diamonds are accepted documents, hollow circles others; vertical lines are 95% "
-        "intervals. The line is the current document. Best and final were selected by these scores."
-    )
-    left_out = len(history.steps) - MAX_STEPS
-    content = (
-        page.build_figure(caption, chart),
-        left_out > 0 and h.p(".note")[f"The first {left_out:,} steps are left out."],
-        bool(history.steps) and _build_steps(history),
-    )
-    return page.PageSection("scores", "Score by step", content)
-
-
-def _build_steps(history: RunHistory) -> h.Element:
-    limit = page.TextLimit(OTHER_BYTES)
-    rows = []
-    for record in history.steps[-MAX_STEPS:]:
-        reason = limit.fit(record.verdict.veto or record.verdict.reason, 300)
-        rows.append({**facts.StepFact.of(record).row, "reason": reason})
-    return h.details[
-        h.summary[f"All {name_count(len(history.steps), 'step')} as a table"],
-        page.build_row_table("Steps", rows, prose=("decision", "val", "reason")),
-        h.p(".note")[f"{facts.STEP_LEGEND.replace('val:', 'validation:')}."],
-    ]
-
-
-def _list_points(history: RunHistory) -> Iterator[page.ScorePoint]:
-    """Yield the measured documents: the initial one first, then those of steps, then of epochs."""
-    for event in history.events:
-        if isinstance(event, events.BaselineMeasured):
-            yield _build_point(0, "initial document", event.score, event.n, is_accepted=True)
-    judged: list[tuple[float, str, Verdict | None]] = [
-        *((record.step, f"step {record.step}", record.verdict) for record in history.steps),
-        *((e.step + 0.5, f"slow update of epoch {e.epoch}", e.verdict) for e in history.epochs),
-    ]
-    for at, label, verdict in judged:
-        if verdict is not None and verdict.candidate_score is not None:
-            words = f"{label}, {facts.ACTION_WORDS[verdict.action]}"
-            n = _count_items(verdict)
-            score = verdict.candidate_score
-            yield _build_point(at, words, score, n, is_accepted=verdict.accepted)
-
-
-def _count_items(verdict: Verdict) -> int:
-    """Return how many items a candidate's score covers; several trials of an item count once."""
-    measured = verdict.candidate
-    if measured is None:
-        return 0
-    passes = () if verdict.ranked is None else verdict.ranked.passes
-    trials = [each.trial for each in passes if each.skill_hash == measured.skill_hash]
-    return measured.n // (max(trials, default=0) + 1)
-
-
-def _build_point(
-    at: float, label: str, score: float, n: int, *, is_accepted: bool
-) -> page.ScorePoint:
-    label = f"{label}: {score:.2f}"
-    look: page.MarkStyle = "after" if is_accepted else "before"
-    if not n:
-        return page.ScorePoint(at, label, score, None, look)
-    low, high = wilson_interval(min(max(score, 0.0), 1.0) * n, n)
-    return page.ScorePoint(at, f"{label} [{low:.2f}, {high:.2f}]", score, (low, high), look)
-
-
-# --------------------------------------------------------------------- the test, cost and settings
-
-
-def _build_test_section(history: RunHistory) -> page.PageSection:
+def _build_verdict_section(history: RunHistory) -> page.PageSection:
     summary = history.summary
-    heading = "The sealed test"
+    heading = "Verdict and scores"
+    if history.evaluation is not None:
+        compared = [_build_scores((each.skill, *each.others)) for each in history.evaluations]
+        nothing = h.p["Not all items are measured yet."]
+        return page.PageSection("verdict", heading, (compared or nothing,))
     if summary is None:
         sealed = h.p["The test split stays sealed until the run ends."]
-        return page.PageSection("test", heading, (sealed,))
+        return page.PageSection("verdict", heading, (sealed,))
     limit = page.TextLimit(OTHER_BYTES)
     tables = []
     for split in (Split.test, Split.val):
@@ -211,26 +163,30 @@ def _build_test_section(history: RunHistory) -> page.PageSection:
         and not has_test
         and h.p["There was no sealed test, so these scores are those of the validation items."],
         tables,
-        bool(notes) and h.ul[(h.li[limit.fit(note, 1_000)] for note in notes)],
+        bool(notes) and h.ul(".note")[(h.li[limit.fit(note, 1_000)] for note in notes)],
     )
-    return page.PageSection("test", heading, content)
+    return page.PageSection("verdict", heading, content)
 
 
 def _build_scores(scores: Sequence[SkillScore]) -> h.Node:
     rows: list[dict[str, h.Node]] = []
     named = facts.name_scores(scores)
     for (name, score), row in zip(named, facts.list_score_rows(scores), strict=True):
-        del row["split"]
         words = h.small[escape_line(facts.describe_document(score))]
-        rows.append({**row, "document": [shorten(name, MAX_NAME_CHARS), words]})
+        counts = {"items": f"{score.n // score.trials:,}", "trials": f"{score.trials:,}"}
+        figures = {key: row[key] for key in row if key not in {"document", "split", "answers"}}
+        rows.append({"document": [shorten(name, MAX_NAME_CHARS), words], **counts, **figures})
     split = facts.SPLIT_WORDS[scores[0].split].capitalize()
     return page.build_row_table(f"{split} scores", rows)
+
+
+# ------------------------------------------------------------------------------ cost and settings
 
 
 def _build_cost_section(history: RunHistory) -> page.PageSection:
     summary = history.summary
     if summary is None:
-        state = "The run has not ended yet; these are its calls so far."
+        state = f"So far: {facts.SpendFact(usage=history.usage).words}."
         spend = [entry for cost in history.costs for entry in cost.spend]
     else:
         state = f"In total: {facts.ResultFact(summary=summary).cost}."

@@ -6,16 +6,17 @@ change.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import anyio
-import htpy as h
 import uvicorn
 from anyio import to_thread
 from starlette.applications import Starlette
@@ -28,14 +29,13 @@ from starlette.routing import Route
 
 from reflact.errors import ReflactError, StoreError, UsageError
 from reflact.reporting import facts
-from reflact.reporting.history import (
-    RunListing,
-    list_databases,
-    list_runs,
-)
-from reflact.reporting.html import page
+from reflact.reporting.history import list_databases, list_runs, open_run
+from reflact.reporting.html.page import LiveBar
 from reflact.reporting.html.run import read_report, render_run_page
-from reflact.text import escape_line, name_count
+from reflact.reporting.html.runs import ServedRun, describe_runs, render_index
+from reflact.reporting.progress import RunProgress, list_draft_parts, read_live_events
+from reflact.text import escape_controls, escape_line, shorten
+from reflact.training.items import read_config
 
 ADDRESS = "127.0.0.1"
 
@@ -52,17 +52,9 @@ HEADERS = {
 
 POLL_SECONDS = 0.5
 BEAT_SECONDS = 15.0
-MAX_RUNS = 1_000
-MAX_ERRORS = 20
-TEXT_BYTES = 500_000
-
-
-class ServedRun(NamedTuple):
-    """A run of the list, with its database and the key of its address."""
-
-    key: str
-    database: Path
-    listing: RunListing
+N_ANSWERS = 3
+ANSWER_CHARS = 300
+DRAFT_CHARS = 1_500
 
 
 class RunPages:
@@ -75,14 +67,16 @@ class RunPages:
     async def index(self, _: Request) -> Response:
         """Return the list of runs."""
         runs, errors = await self._list_runs()
-        return HTMLResponse(render_index(self._root, runs, errors), headers=HEADERS)
+        document = render_index(self._root, runs, errors, version=_compute_version(runs))
+        return HTMLResponse(document, headers=HEADERS)
 
     async def run(self, request: Request) -> Response:
         """Return the page of a run."""
         run = await self._find(request.path_params["key"])
         report = await read_report(run.database, run.listing.run_id)
         state = facts.describe_listing(run.listing)
-        bar = page.LiveBar(f"/runs/{run.key}/events", _compute_version([run]), state)
+        rows = await _list_live_rows(run)
+        bar = LiveBar(f"/runs/{run.key}/events", _compute_version([run]), state, rows=rows)
         document = await to_thread.run_sync(partial(render_run_page, report, live=bar))
         return HTMLResponse(document, headers=HEADERS)
 
@@ -103,10 +97,12 @@ class RunPages:
                 quiet = 0.0
                 runs, _ = await self._list_runs()
                 shown = [run for run in runs if key in {None, run.key}]
-                text = _describe_list(runs)
+                text = describe_runs(runs)
+                rows: list[tuple[str, str]] = []
                 if key and shown:
                     text = facts.describe_listing(shown[0].listing)
-                progress = {"text": text, "version": _compute_version(shown)}
+                    rows = await _list_live_rows(shown[0])
+                progress = {"text": text, "rows": rows, "version": _compute_version(shown)}
                 yield f"event: progress\ndata: {json.dumps(progress)}\n\n"
             elif quiet >= BEAT_SECONDS:
                 quiet = 0.0
@@ -118,11 +114,12 @@ class RunPages:
         return (self._root,) if self._root.is_file() else list_databases(self._root)
 
     def _stat_files(self) -> list[tuple[str, int, int]]:
-        """Return what changes when a process commits."""
+        """Return what changes when a process commits, or tells how far a run is."""
         files = []
         for database in self._list_databases():
-            for path in (database, database.with_name(f"{database.name}-wal")):
-                if path.exists():
+            live = database.parent.glob(f"{glob.escape(database.name)}-*.live")
+            for path in (database, database.with_name(f"{database.name}-wal"), *live):
+                with suppress(OSError):
                     state = path.stat()
                     files.append((str(path), state.st_size, state.st_mtime_ns))
         return files
@@ -149,42 +146,34 @@ class RunPages:
         raise HTTPException(404, "there is no run at this address")
 
 
+async def _list_live_rows(run: ServedRun) -> list[tuple[str, str]]:
+    """Return how far a run under way is, as a terminal shows it, with its latest answers."""
+    if run.listing.status != "running":
+        return []
+    async with open_run(run.database, run.listing.run_id) as (store, row):
+        durable = await store.events(row.run_id)
+        is_alone = len(await store.runs()) == 1
+        # Rollouts belong to no run, so those of a shared store may be of another one.
+        answers = await store.latest_rollouts(N_ANSWERS) if is_alone else ()
+    progress = RunProgress(epochs=read_config(row).train.planned_epochs)
+    for event in (*durable, *read_live_events(run.database, row.run_id)):
+        progress.update(event, event.at.timestamp())
+    now = time.time()
+    rows = [(each.label, escape_controls(each.text)) for each in progress.list_rows(now)]
+    draft = "\n".join(list_draft_parts(progress.draft))[-DRAFT_CHARS:]
+    if draft:
+        rows.append(("", escape_controls(draft)))
+    for rollout in answers:
+        score = facts.describe_score(rollout.score)
+        answer = shorten(" ".join(rollout.answer.split()), ANSWER_CHARS)
+        rows.append(("answer", escape_controls(f"{rollout.item_id}: {answer} (score {score})")))
+    return rows
+
+
 def _compute_version(runs: Sequence[ServedRun]) -> str:
     """Return a text that changes when a page of these runs has something new to show."""
     states = [run.listing.model_dump_json(exclude={"usage"}) for run in runs]
     return hashlib.sha256(json.dumps(states).encode()).hexdigest()[:16]
-
-
-def _describe_list(runs: Sequence[ServedRun]) -> str:
-    n_open = sum(run.listing.status in {None, "running"} for run in runs)
-    not_ended = f", {n_open:,} not ended" if n_open else ""
-    return f"{name_count(len(runs), 'run')}{not_ended}."
-
-
-def render_index(root: Path, runs: Sequence[ServedRun], errors: Sequence[str]) -> str:
-    """Return the list of runs as an HTML document."""
-    limit = page.TextLimit(TEXT_BYTES)
-    shown = runs[:MAX_RUNS]
-    rows: list[dict[str, h.Node]] = []
-    for run in shown:
-        row = facts.build_run_row(run.listing, root)
-        link = h.a(href=f"/runs/{run.key}")[limit.fit(row["folder"], 200)]
-        folder = [link, h.small[row.pop("run")]]
-        rows.append({**row, "folder": folder})
-    left_out = len(runs) - len(shown)
-    content = (
-        not rows and h.p["There is no run yet. The page shows the first one when it begins."],
-        bool(rows) and page.build_row_table("Runs, the newest first", rows, prose=("status",)),
-        left_out > 0 and h.p(".note")[f"{left_out:,} older runs are left out."],
-        [
-            h.p(".note")[f"A database cannot be read: {limit.fit(error, 500)}"]
-            for error in errors[:MAX_ERRORS]
-        ],
-    )
-    bar = page.LiveBar("/events", _compute_version(runs), _describe_list(runs), home=None)
-    return page.build_document(
-        "Runs", h.h1(".title")["Runs"], [page.PageSection("runs", "", content)], live=bar
-    )
 
 
 # ------------------------------------------------------------------------------------- the server
