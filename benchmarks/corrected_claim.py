@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pool
 from typing import NamedTuple
 
 from harness import at_most, write_results
 
-from reflact.gate.corrected_claim import JudgedPair, Preference, correct_claim, order_pairs
+from reflact.gate.corrected_claim import LOOKS, JudgedPair, correct_claim, order_pairs
 
 RUNS = 2_000
 PAIRS = 200
@@ -27,16 +27,16 @@ TIES = 0.4
 ANSWERS = (30, 60, 120)
 GAINS = (0.0, 0.05, 0.1, 0.2)
 
-Draw = Callable[[], Preference]
-Judge = Callable[[random.Random, Preference, Draw], Callable[[], int]]
+Draw = Callable[[], int]
+Judge = Callable[[random.Random, int, Draw], Callable[[], int]]
 
 
-def find_right(chance: random.Random, right: Preference, draw: Draw) -> Callable[[], int]:
+def find_right(chance: random.Random, right: int, draw: Draw) -> Callable[[], int]:
     """A judge whose votes are right, or as good as drawn; its verdicts have a kappa of .6."""
     return lambda: right if chance.random() < 0.61 else draw()
 
 
-def forgive(chance: random.Random, right: Preference, draw: Draw) -> Callable[[], int]:
+def forgive(chance: random.Random, right: int, draw: Draw) -> Callable[[], int]:
     """A lenient judge, which seldom says that the candidate is worse."""
 
     def vote() -> int:
@@ -46,23 +46,23 @@ def forgive(chance: random.Random, right: Preference, draw: Draw) -> Callable[[]
     return vote
 
 
-def like_long(chance: random.Random, right: Preference, draw: Draw) -> Callable[[], int]:
+def like_long(chance: random.Random, right: int, draw: Draw) -> Callable[[], int]:
     """A judge that is fond of the longer answer, which is the candidate's in three of four pairs."""
     longer = 1 if chance.random() < 0.75 else -1
     return lambda: right if chance.random() < 0.35 else longer
 
 
-def like_candidate(chance: random.Random, right: Preference, draw: Draw) -> Callable[[], int]:
+def like_candidate(chance: random.Random, right: int, draw: Draw) -> Callable[[], int]:
     """A judge that is fond of the candidate."""
     return lambda: right if chance.random() < 0.4 else 1
 
 
-def say_opposite(chance: random.Random, right: Preference, draw: Draw) -> Callable[[], int]:
+def say_opposite(chance: random.Random, right: int, draw: Draw) -> Callable[[], int]:
     """An adversarial judge, which mostly says the opposite of what is right."""
     return lambda: -right if chance.random() < 0.5 else draw()
 
 
-def say_equal(chance: random.Random, right: Preference, draw: Draw) -> Callable[[], int]:
+def say_equal(chance: random.Random, right: int, draw: Draw) -> Callable[[], int]:
     """No judge: all answers are equal to it."""
     return lambda: 0
 
@@ -86,12 +86,14 @@ class Cell(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Claims of a cell: with the judge, without it, without it but half as many answers more, and at three looks."""
+    """Claims of a cell at any look so far: with the judge, without it, and without it from half as many more answers.
+
+    Then the intervals that hold the gain.
+    """
 
     claims: int
     alone: int
-    alone_with_half_more: int
-    in_three_looks: int
+    alone_with_more: int
     covered: int
 
 
@@ -109,28 +111,27 @@ def play_run(cell: Cell, chance: random.Random) -> Counts:
     order = order_pairs(pairs, seed=chance.randrange(2**32))
     known = {pair.pair_id: right for pair, right in zip(pairs, rights, strict=True)}
 
-    def claims(n: int, n_earlier_looks: int = 0) -> bool:
-        answers = {pair_id: known[pair_id] for pair_id in order[:n]}
-        return correct_claim(pairs, answers, n_earlier_looks=n_earlier_looks).proven == "better"
+    def prove(pairs: list[JudgedPair], order: Sequence[str], looks: Sequence[int]) -> bool:
+        for number, look in enumerate(looks, 1):
+            answers = {pair_id: known[pair_id] for pair_id in order[:look]}
+            if correct_claim(pairs, answers, look=number).proven == "better":
+                return True
+        return False
 
-    def claims_alone(n: int) -> bool:
-        blind = list(judge_pairs(say_equal, rights, cell.gain, chance))
-        answers = {pair.pair_id: known[pair.pair_id] for pair in chance.sample(blind, n)}
-        return correct_claim(blind, answers).proven == "better"
-
-    n = cell.n_answers
-    first = {pair_id: known[pair_id] for pair_id in order[:n]}
-    gain = correct_claim(pairs, first).gain
+    looks = [look for look in LOOKS if look <= cell.n_answers]
+    blind = list(judge_pairs(say_equal, rights, cell.gain, chance))
+    unsorted = order_pairs(blind, seed=chance.randrange(2**32))
+    answers = {pair_id: known[pair_id] for pair_id in order[: cell.n_answers]}
+    gain = correct_claim(pairs, answers).gain
     return Counts(
-        claims=claims(n),
-        alone=claims_alone(n),
-        alone_with_half_more=claims_alone(n * 3 // 2),
-        in_three_looks=any(claims(each, look) for look, each in enumerate(ANSWERS)),
+        claims=prove(pairs, order, looks),
+        alone=prove(blind, unsorted, looks),
+        alone_with_more=prove(blind, unsorted, [look * 3 // 2 for look in looks]),
         covered=gain.low <= cell.gain <= gain.high,
     )
 
 
-def draw_preference(chance: random.Random, gain: float) -> Preference:
+def draw_preference(chance: random.Random, gain: float) -> int:
     """Draw whether the candidate's answer is better, equal or worse."""
     place = chance.random()
     better = (1 - TIES + gain) / 2
@@ -140,7 +141,7 @@ def draw_preference(chance: random.Random, gain: float) -> Preference:
 
 
 def judge_pairs(
-    judge: Judge, rights: list[Preference], gain: float, chance: random.Random
+    judge: Judge, rights: list[int], gain: float, chance: random.Random
 ) -> Iterator[JudgedPair]:
     """Give the pairs with the votes of a judge."""
     for number, right in enumerate(rights):
@@ -160,20 +161,20 @@ def main() -> None:
         for cell, counts in pool.imap(play_cell, cells):
             results[cell] = counts
     columns = " | ".join(f"gain {100 * gain:.0f}" for gain in GAINS[1:])
-    print(f"| judge | answers | false claims | at most | after three looks | covered | {columns} |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(f"| judge | answers | false claims | at most | intervals hold | {columns} |")
+    print("|---|---|---|---|---|---|---|---|")
     for judge in JUDGES:
         for n in ANSWERS:
-            null = results[Cell(judge, 0.0, n, runs)]
+            false = results[Cell(judge, 0.0, n, runs)].claims
             covered = min(results[Cell(judge, gain, n, runs)].covered for gain in GAINS)
-            shares = (null.claims / runs, at_most(null.claims, runs), null.in_three_looks / runs)
-            power = []
+            texts = [
+                f"{share:.1%}" for share in (false / runs, at_most(false, runs), covered / runs)
+            ]
             for gain in GAINS[1:]:
                 counts = results[Cell(judge, gain, n, runs)]
-                both = (counts.claims, counts.alone, counts.alone_with_half_more)
-                power.append(" / ".join(f"{100 * count / runs:.0f}" for count in both))
-            texts = [f"{share:.1%}" for share in (*shares, covered / runs)]
-            print(f"| {judge} | {n} | {' | '.join(texts)} | {' | '.join(power)} |")
+                both = (counts.claims, counts.alone, counts.alone_with_more)
+                texts.append(" / ".join(f"{100 * count / runs:.0f}" for count in both))
+            print(f"| {judge} | {n} | {' | '.join(texts)} |")
     write_results("corrected_claim", [[*cell, *counts] for cell, counts in results.items()])
 
 

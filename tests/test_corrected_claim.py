@@ -13,15 +13,15 @@ from reflact.gate.corrected_claim import (
     TORN_WEIGHT,
     CorrectedClaim,
     JudgedPair,
-    Preference,
     correct_claim,
+    list_looks,
     order_pairs,
 )
 
-LIKES: tuple[Preference, ...] = (1, 1, 0, -1)
+LIKES: tuple[int, ...] = (1, 1, 0, -1)
 
 
-def make_pairs(rights: list[Preference], *, right: float, fond: float = 0.0) -> list[JudgedPair]:
+def make_pairs(rights: list[int], *, right: float, fond: float = 0.0) -> list[JudgedPair]:
     """Return pairs with two votes, each of which is right, or for the candidate, with these probabilities."""
     chance = random.Random(7)
     pairs = []
@@ -35,14 +35,14 @@ def make_pairs(rights: list[Preference], *, right: float, fond: float = 0.0) -> 
     return pairs
 
 
-def draw_rights(n: int, likes: tuple[Preference, ...] = LIKES) -> list[Preference]:
+def draw_rights(n: int, likes: tuple[int, ...] = LIKES) -> list[int]:
     chance = random.Random(5)
     return [chance.choice(likes) for _ in range(n)]
 
 
-def ask(pairs: list[JudgedPair], rights: list[Preference], n: int, *, looks: int = 0) -> CorrectedClaim:
+def ask(pairs: list[JudgedPair], rights: list[int], n: int) -> CorrectedClaim:
     answers = {pair_id: rights[int(pair_id)] for pair_id in order_pairs(pairs, seed=3)[:n]}
-    return correct_claim(pairs, answers, n_earlier_looks=looks)
+    return correct_claim(pairs, answers)
 
 
 def test_a_judge_that_agrees_narrows_the_interval() -> None:
@@ -82,7 +82,7 @@ def test_a_worse_candidate_is_proven_worse() -> None:
 
 
 def test_few_answers_prove_nothing() -> None:
-    rights: list[Preference] = [1] * 100
+    rights: list[int] = [1] * 100
     pairs = make_pairs(rights, right=1.0)
     assert ask(pairs, rights, MIN_ANSWERS - 1).proven is None
     assert ask(pairs, rights, MIN_ANSWERS).proven == "better"
@@ -95,12 +95,37 @@ def test_equal_answers_have_an_interval_with_a_width() -> None:
     assert claim.agreement == 1
 
 
-def test_a_second_look_has_a_smaller_level() -> None:
-    rights = draw_rights(200)
+def test_a_later_look_has_a_smaller_level() -> None:
+    rights = draw_rights(100)
     pairs = make_pairs(rights, right=0.7)
-    levels = [ask(pairs, rights, 30, looks=looks).level for looks in range(200)]
+    answers = {pair_id: rights[int(pair_id)] for pair_id in order_pairs(pairs, seed=3)[:30]}
+    levels = [correct_claim(pairs, answers, look=look).level for look in range(1, 200)]
     assert levels == sorted(levels, reverse=True)
     assert 0.024 < sum(levels) < 0.025
+
+
+@pytest.mark.parametrize(
+    ("n_answers", "looks"), [(0, ()), (29, ()), (30, (30,)), (99, (30, 60)), (100, (30, 60, 100))]
+)
+def test_claims_are_made_at_fixed_numbers_of_answers(n_answers: int, looks: tuple[int, ...]) -> None:
+    assert list_looks(n_answers, 100) == looks
+
+
+def test_pairs_of_one_text_are_equal_and_not_asked() -> None:
+    rights = draw_rights(100, (1, 1, 1, -1))
+    differing = make_pairs(rights, right=0.8)
+    same = [JudgedPair(pair_id=f"same {n}", votes=(0.0,), is_same=True) for n in range(300)]
+    assert set(order_pairs([*differing, *same], seed=3)) == {pair.pair_id for pair in differing}
+    answers = {pair_id: rights[int(pair_id)] for pair_id in order_pairs(differing, seed=3)[:40]}
+    alone = correct_claim(differing, answers)
+    among = correct_claim([*differing, *same], answers)
+    assert among.n_same == 300
+    assert among.gain.value == pytest.approx(alone.gain.value / 4)
+    assert among.judged == pytest.approx(alone.judged / 4)
+    assert 0 < among.gain.low < among.gain.high < alone.gain.low
+    assert among.proven == "better"
+    with pytest.raises(ValueError, match="there is no pair same 1 to ask about"):
+        correct_claim([*differing, *same], {"same 1": 1})
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(0, 9))
@@ -122,5 +147,5 @@ def test_what_is_unknown_is_refused() -> None:
     pairs = make_pairs([1, 0], right=1.0)
     with pytest.raises(ValueError, match="no pair is answered"):
         correct_claim(pairs, {})
-    with pytest.raises(ValueError, match="there is no pair 9"):
+    with pytest.raises(ValueError, match="there is no pair 9 to ask about"):
         correct_claim(pairs, {"9": 1})

@@ -22,9 +22,6 @@ from reflact.gate.intervals import CLAIM_LEVEL, Z_95, expand_student
 from reflact.records import IntervalEstimate
 from reflact.types import FrozenModel
 
-# What a person said of a pair, from the candidate's side: worse, equal, better.
-Preference = Literal[-1, 0, 1]
-
 # Pairs on which the judge's votes differ are asked so many times as often: there it errs more.
 TORN_WEIGHT = 1.5
 
@@ -38,11 +35,19 @@ PRIOR_ANSWERS = 0.5
 MORE_ANSWERS = 30
 
 
+# Claims are made at these numbers of answers, and when all pairs are answered.
+LOOKS = (30, 60, 120, 240)
+
+
 class JudgedPair(FrozenModel):
-    """A pair and the judge's votes, -1..1: 1 says that the candidate's answer is better."""
+    """A pair and the judge's votes, -1..1: 1 says that the candidate's answer is better.
+
+    ``is_same`` says that both answers are one text: they are equal, and nobody is asked.
+    """
 
     pair_id: str
     votes: tuple[float, ...]
+    is_same: bool = False
 
     @property
     def vote(self) -> float:
@@ -60,7 +65,8 @@ class CorrectedClaim(FrozenModel):
 
     Args:
         n_pairs: The pairs that the judge saw.
-        n_answers: Those of them that the person answered.
+        n_same: Those of them whose answers are one text.
+        n_answers: The others that the person answered.
         gain: The gain in -1..1, corrected, with its 95% interval.
         judged: The judge's own mean, without a correction; no claim.
         answered: The gain that the person's answers show without the judge.
@@ -74,6 +80,7 @@ class CorrectedClaim(FrozenModel):
     """
 
     n_pairs: int
+    n_same: int
     n_answers: int
     gain: IntervalEstimate
     judged: float
@@ -92,7 +99,7 @@ class _Stratum(NamedTuple):
 
     n_pairs: int
     votes: tuple[float, ...]
-    answers: tuple[Preference, ...]
+    answers: tuple[float, ...]
 
 
 class _Estimate(NamedTuple):
@@ -107,19 +114,20 @@ class _Estimate(NamedTuple):
 
 
 def order_pairs(pairs: Sequence[JudgedPair], *, seed: int) -> tuple[str, ...]:
-    """Return the ids of pairs in the order in which a person is asked.
+    """Return the ids of pairs in the order in which a person is asked; those of one text are not.
 
     Each beginning of the order is a random sample in which torn pairs have ``TORN_WEIGHT`` times
     their share.
     """
-    strata = [[pair.pair_id for pair in pairs if pair.is_torn is torn] for torn in (False, True)]
+    asked = [pair for pair in pairs if not pair.is_same]
+    strata = [[pair.pair_id for pair in asked if pair.is_torn is torn] for torn in (False, True)]
     chance = random.Random(seed)  # noqa: S311
     for stratum in strata:
         chance.shuffle(stratum)
     weights = [float(len(strata[0])), TORN_WEIGHT * len(strata[1])]
     ordered: list[str] = []
     taken = [0, 0]
-    while len(ordered) < len(pairs):
+    while len(ordered) < len(asked):
         left = [n for n in (0, 1) if taken[n] < len(strata[n])]
         n = min(left, key=lambda n: (taken[n] + 1) / weights[n])
         ordered.append(strata[n][taken[n]])
@@ -127,58 +135,74 @@ def order_pairs(pairs: Sequence[JudgedPair], *, seed: int) -> tuple[str, ...]:
     return tuple(ordered)
 
 
+def list_looks(n_answers: int, n_pairs: int) -> tuple[int, ...]:
+    """Return the numbers of answers at which claims have been made so far, in order.
+
+    Args:
+        n_answers: The answers that there are.
+        n_pairs: The pairs that can be asked.
+    """
+    looks = [look for look in LOOKS if look <= n_answers and look < n_pairs]
+    if 0 < n_pairs <= n_answers:
+        looks.append(n_pairs)
+    return tuple(looks)
+
+
 def correct_claim(
-    pairs: Sequence[JudgedPair], answers: Mapping[str, Preference], *, n_earlier_looks: int = 0
+    pairs: Sequence[JudgedPair], answers: Mapping[str, float], *, look: int = 1
 ) -> CorrectedClaim:
     """Return what the judge's votes and the answers to some of the pairs show.
 
-    The answered pairs are a beginning of ``order_pairs``. Each look at the claim before the last
-    answer costs a part of the error probability: the k-th is tested at ``CLAIM_LEVEL * 6 / (pi *
-    k) ** 2``, and these sum to ``CLAIM_LEVEL``.
+    An answer is 1 if the candidate's is better, 0 if both are equal, -1 if it is worse, or the mean
+    of what several persons said. The answered pairs are a beginning of ``order_pairs``. Each look
+    costs a part of the error probability: the k-th is tested at ``CLAIM_LEVEL * 6 / (pi * k) ** 2``,
+    and these sum to ``CLAIM_LEVEL``.
 
     Raises:
-        ValueError: No pair is answered, or an answer is about an unknown pair.
+        ValueError: No pair is answered, or an answer is about none that can be asked.
     """
-    unknown = sorted(set(answers) - {pair.pair_id for pair in pairs})
+    asked = [pair for pair in pairs if not pair.is_same]
+    unknown = sorted(set(answers) - {pair.pair_id for pair in asked})
     if unknown:
-        raise ValueError(f"there is no pair {unknown[0]}")
+        raise ValueError(f"there is no pair {unknown[0]} to ask about")
     if not answers:
         raise ValueError("no pair is answered")
-    strata = _stratify(pairs, answers)
-    judged = fmean(pair.vote for pair in pairs)
-    alone = _estimate(strata, judged=0.0, slope=0.0)
+    strata = _stratify(asked, answers)
     slope = _fit_slope(strata)
-    corrected = _estimate(strata, judged=judged, slope=slope)
+    alone = _estimate(strata, len(pairs), judged=0.0, slope=0.0)
+    judged = fmean(pair.vote for pair in asked)
+    corrected = _estimate(strata, len(pairs), judged=judged, slope=slope)
     is_judge_used = slope > 0 and corrected.error < alone.error
     used = corrected if is_judge_used else alone
-    level = CLAIM_LEVEL * 6 / (math.pi * (n_earlier_looks + 1)) ** 2
+    level = CLAIM_LEVEL * 6 / (math.pi * look) ** 2
     reach = expand_student(-NormalDist().inv_cdf(level), used.freedom) * used.error
     proven: Literal["better", "worse"] | None = None
     if len(answers) >= MIN_ANSWERS and abs(used.mean) > reach:
         proven = "better" if used.mean > 0 else "worse"
-    agreement, kappa = _measure_agreement(pairs, answers)
-    n_more = min(len(pairs), len(answers) + MORE_ANSWERS)
+    agreement, kappa = _measure_agreement(asked, answers)
+    n_more = min(len(asked), len(answers) + MORE_ANSWERS)
     narrower = used._replace(
-        sampling=used.sampling * _shrink(len(answers), n_more, len(pairs)),
+        sampling=used.sampling * _shrink(len(answers), n_more, len(asked)),
         freedom=used.freedom + n_more - len(answers),
     )
     return CorrectedClaim(
         n_pairs=len(pairs),
+        n_same=len(pairs) - len(asked),
         n_answers=len(answers),
         gain=_give_interval(used),
-        judged=judged,
+        judged=judged * len(asked) / len(pairs),
         answered=_give_interval(alone),
         agreement=agreement,
         kappa=kappa,
         is_judge_used=is_judge_used,
-        n_saved=_count_saved(alone, used, len(answers), len(pairs)),
+        n_saved=_count_saved(alone, used, len(answers), len(asked)),
         width_with_more=2 * expand_student(Z_95, narrower.freedom) * narrower.error,
         level=level,
         proven=proven,
     )
 
 
-def _stratify(pairs: Sequence[JudgedPair], answers: Mapping[str, Preference]) -> list[_Stratum]:
+def _stratify(pairs: Sequence[JudgedPair], answers: Mapping[str, float]) -> list[_Stratum]:
     """Return torn pairs and others, or all as one stratum where one has fewer than 2 answers."""
     groups = [[pair for pair in pairs if pair.is_torn is torn] for torn in (False, True)]
     groups = [group for group in groups if group]
@@ -207,11 +231,11 @@ def _fit_slope(strata: Sequence[_Stratum]) -> float:
     return max(0.0, covariance / variance) if variance else 0.0
 
 
-def _estimate(strata: Sequence[_Stratum], *, judged: float, slope: float) -> _Estimate:
+def _estimate(strata: Sequence[_Stratum], n_all: int, *, judged: float, slope: float) -> _Estimate:
     """Return the mean of the answers, with the votes of all pairs as a covariate, and its variance.
 
     The variance has two parts: the pairs that were drawn for the person, and the pairs that there
-    are.
+    are. Of ``n_all`` pairs, those that are in no stratum have equal answers.
     """
     n_pairs = sum(stratum.n_pairs for stratum in strata)
     n_answers = sum(len(stratum.answers) for stratum in strata)
@@ -230,10 +254,16 @@ def _estimate(strata: Sequence[_Stratum], *, judged: float, slope: float) -> _Es
         share = stratum.n_pairs / n_pairs
         sampling += share**2 * variance / n * (1 - n / stratum.n_pairs)
     sampling *= max(1, n_answers - len(strata)) / freedom
-    answered = _weigh(strata, [stratum.answers for stratum in strata])
-    squares = [[(answer - answered) ** 2 for answer in stratum.answers] for stratum in strata]
-    population = (_weigh(strata, squares) + PRIOR_ANSWERS / n_answers) / n_pairs
-    return _Estimate(mean=mean, sampling=sampling, population=population, freedom=freedom)
+    differing = n_pairs / n_all
+    answered = differing * _weigh(strata, [stratum.answers for stratum in strata])
+    squares = [[answer**2 for answer in stratum.answers] for stratum in strata]
+    spread = differing * (_weigh(strata, squares) + PRIOR_ANSWERS / n_answers) - answered**2
+    return _Estimate(
+        mean=differing * mean,
+        sampling=differing**2 * sampling,
+        population=spread / n_all,
+        freedom=freedom,
+    )
 
 
 def _weigh(strata: Sequence[_Stratum], values: Sequence[Sequence[float]]) -> float:
@@ -271,12 +301,12 @@ def _give_interval(estimate: _Estimate) -> IntervalEstimate:
 
 
 def _measure_agreement(
-    pairs: Sequence[JudgedPair], answers: Mapping[str, Preference]
+    pairs: Sequence[JudgedPair], answers: Mapping[str, float]
 ) -> tuple[float, float | None]:
     """Return how often the judge's verdict is the person's answer, and Cohen's kappa."""
     asked = [pair for pair in pairs if pair.pair_id in answers]
-    verdicts = [(pair.vote > 0) - (pair.vote < 0) for pair in asked]
-    said = [answers[pair.pair_id] for pair in asked]
+    verdicts = [_round(pair.vote) for pair in asked]
+    said = [_round(answers[pair.pair_id]) for pair in asked]
     equal = [verdict == answer for verdict, answer in zip(verdicts, said, strict=True)]
     by_chance = math.fsum(
         verdicts.count(value) * said.count(value) / len(asked) ** 2 for value in (-1, 0, 1)
@@ -284,3 +314,8 @@ def _measure_agreement(
     agreement = fmean(equal)
     kappa = (agreement - by_chance) / (1 - by_chance) if by_chance < 1 else None
     return agreement, kappa
+
+
+def _round(preference: float) -> int:
+    """Return the verdict of votes or answers: 1, 0 or -1."""
+    return (preference > 0) - (preference < 0)
