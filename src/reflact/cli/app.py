@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from reflact.cli.ask import ask
 from reflact.cli.calibrate import calibrate
 from reflact.cli.common import discard_output, print_error
 from reflact.cli.gate import gate
@@ -108,5 +109,6 @@ app.command("diff")(print_diff)
 app.command("export")(export)
 app.command("compare")(compare)
 app.command("gate")(gate)
+app.command("ask")(ask)
 app.command("calibrate")(calibrate)
 app.add_typer(memory_app)
