@@ -20,6 +20,7 @@ from reflact.cli.init import init
 from reflact.cli.memory import memory_app
 from reflact.cli.runs import compare, export, print_diff, runs, serve, show
 from reflact.cli.train import check, demo, evaluate, train
+from reflact.cli.verify import verify
 from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
 
 # Errors of an output that cannot take more.
@@ -110,5 +111,6 @@ app.command("export")(export)
 app.command("compare")(compare)
 app.command("gate")(gate)
 app.command("ask")(ask)
+app.command("verify")(verify)
 app.command("calibrate")(calibrate)
 app.add_typer(memory_app)

@@ -60,7 +60,12 @@ def ask(
     """
     from rich.console import Console
 
-    from reflact.reporting.asking import AnswerFile, format_questions, list_questions, read_choices
+    from reflact.reporting.asking import (
+        find_answer_file,
+        format_questions,
+        list_questions,
+        read_choices,
+    )
     from reflact.reporting.history import find_run
     from reflact.types import Split
 
@@ -73,7 +78,7 @@ def ask(
             f"run {run_id} has no two different answers to a {Split.test.value} item; nothing can "
             "be asked"
         )
-    file = AnswerFile(_find_folder(folder) / f"answers-{run_id}.jsonl")
+    file = find_answer_file(folder, run_id)
     if export is not None:
         export.write_text(format_questions(questions, rater), encoding="utf-8")
         typer.echo(f"{name_count(len(questions), 'question')} in {export}")
@@ -101,13 +106,6 @@ async def _read_ends(folder: Path, run_id: str) -> ItemMatrix:
     from reflact.types import Split
 
     return await read_matrix(folder, run_id, split=Split.test, ends_only=True)
-
-
-def _find_folder(path: Path) -> Path:
-    """Return the folder of a run that is named by its folder, its database, or an id behind one."""
-    while not path.exists():
-        path = path.parent
-    return path if path.is_dir() else path.parent
 
 
 def _ask_questions(

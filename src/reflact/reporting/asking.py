@@ -140,6 +140,14 @@ class AnswerFile:
             self._answers[key] = answer
 
 
+def find_answer_file(path: Path, run_id: str) -> AnswerFile:
+    """Return the answers about a run that is named by its folder, its database, or an id behind one."""
+    while not path.exists():
+        path = path.parent
+    folder = path if path.is_dir() else path.parent
+    return AnswerFile(folder / f"answers-{run_id}.jsonl")
+
+
 def list_pairs(matrix: ItemMatrix) -> tuple[JudgedPair, ...]:
     """Return the items with an answer under both documents, and the gain of each trial's score."""
     pairs = []
