@@ -14,12 +14,14 @@ class Terminal:
     Attributes:
         scrolled: Lines that have left the screen at its top.
         cursor_shown: Whether the cursor can be seen.
+        keyboard: The file that a program reads from, if it runs here.
     """
 
     def __init__(self, width: int = 80, height: int = 24) -> None:
         self.width, self.height = width, height
         self.scrolled: list[str] = []
         self.cursor_shown = True
+        self.keyboard = -1
         self._held = ""
         self._lines = [""]
         self._row = self._column = 0

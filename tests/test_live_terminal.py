@@ -54,6 +54,7 @@ def run_at(
         start_new_session=True,
     )
     os.close(theirs)
+    terminal.keyboard = ours
     decoder, written = codecs.getincrementaldecoder("utf-8")(), ""
     while True:
         try:

@@ -150,6 +150,15 @@ class Trainer:
         """
         return self._prepare().run_id
 
+    @property
+    def identity(self) -> Mapping[str, JsonValue]:
+        """What ``run_id`` is made of, by key: settings, data, prompts, initial skill, your objects.
+
+        Raises:
+            UsageError: As ``run_id``.
+        """
+        return self._prepare().identity
+
     async def train(self, *, show: bool = False, raise_on_failure: bool = False) -> RunSummary:
         """Run to the end, or resume where an earlier start stopped, and return the summary.
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from reflact.cli.ask import ask
 from reflact.cli.calibrate import calibrate
 from reflact.cli.common import discard_output, print_error
 from reflact.cli.gate import gate
@@ -19,6 +20,7 @@ from reflact.cli.init import init
 from reflact.cli.memory import memory_app
 from reflact.cli.runs import compare, export, print_diff, runs, serve, show
 from reflact.cli.train import check, demo, evaluate, train
+from reflact.cli.verify import verify
 from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
 
 # Errors of an output that cannot take more.
@@ -108,5 +110,7 @@ app.command("diff")(print_diff)
 app.command("export")(export)
 app.command("compare")(compare)
 app.command("gate")(gate)
+app.command("ask")(ask)
+app.command("verify")(verify)
 app.command("calibrate")(calibrate)
 app.add_typer(memory_app)

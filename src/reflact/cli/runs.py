@@ -331,7 +331,7 @@ def print_diff(
         terminal.print_diff(Console(), "\n".join((head, *diff.split("\n")[2:])))
 
 
-def export(
+def export(  # noqa: PLR0917 - one for each option of the command
     folder: RunArgument,
     out: Annotated[
         Path,
@@ -359,6 +359,14 @@ def export(
     version: Annotated[
         str, typer.Option(metavar="VERSION", help="A number, or baseline, best or final.")
     ] = "best",
+    receipt: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a receipt of the run instead, which reflact verify checks.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write a skill as a folder for agents.
 
@@ -372,6 +380,9 @@ def export(
     from reflact.store.artifacts import write_package
 
     run_id = _find_run(folder)
+    if receipt is not None:
+        _write_receipt(folder, run_id, receipt)
+        return
     package = anyio.run(
         partial(read_package, folder, version, run_id, name=name, description=description)
     )
@@ -390,6 +401,15 @@ def export(
         more = f" and {rest} more" if rest > 0 else ""
         listed = ", ".join(package.left_out[:MAX_LISTED_FILES])
         typer.echo(escape_line(f"left out of the folder (hidden, caches or links): {listed}{more}"))
+
+
+def _write_receipt(folder: Path, run_id: str, path: Path) -> None:
+    from reflact.reporting.asking import find_answer_file
+    from reflact.reporting.receipt import build_receipt, describe_receipt
+
+    made = anyio.run(build_receipt, folder, run_id, find_answer_file(folder, run_id))
+    path.write_text(f"{made.model_dump_json(indent=1)}\n", encoding="utf-8")
+    typer.echo(f"wrote {escape_line(str(path))}: {escape_line(describe_receipt(made))}")
 
 
 def compare(  # noqa: PLR0917 - one for each option of the command

@@ -134,14 +134,19 @@ def compute_chance(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def student_quantile(freedom: int) -> float:
-    """Return the 97.5% quantile of Student's t for degrees of freedom, to three decimals.
-
-    From 10 on it uses an expansion in their inverse (M. Abramowitz and I. Stegun, Handbook of
-    Mathematical Functions, 1964, 26.7.5).
-    """
+    """Return the 97.5% quantile of Student's t for degrees of freedom, to three decimals."""
     if freedom <= len(_T_95):
         return _T_95[freedom - 1]
-    z = Z_95
+    return expand_student(Z_95, freedom)
+
+
+def expand_student(z: float, freedom: int) -> float:
+    """Return the quantile of Student's t that belongs to one of the normal distribution.
+
+    The expansion in the inverse of the degrees of freedom is good to three decimals from 10 on.
+
+    Source: M. Abramowitz and I. Stegun, Handbook of Mathematical Functions, 1964, 26.7.5.
+    """
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
