@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def verify(  # noqa: PLR0917 - one for each option of the command
-    receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", show_default=False)],
+    receipt: Annotated[
+        Path, typer.Argument(metavar="RECEIPT", help="The receipt.", show_default=False)
+    ],
     config: Annotated[
         Path, typer.Argument(metavar="CONFIG", help="The run's configuration.", show_default=False)
     ],

@@ -22,8 +22,6 @@ from reflact.reporting.items import ItemMatrix
 from reflact.text import list_items, name_count
 from reflact.types import FrozenModel, Split, digest_json
 
-RECEIPT_FORMAT = 1
-
 # What a part of a run's identity is called, if it is no key of the configuration.
 PART_NAMES = {
     "data": "the items (data)",
@@ -67,7 +65,7 @@ class Receipt(FrozenModel):
         corrected: The claim that these answers make.
     """
 
-    format: Literal[1] = RECEIPT_FORMAT
+    format: Literal[1] = 1
     reflact: str
     run_id: str
     identity: dict[str, str]
@@ -230,7 +228,9 @@ def describe_receipt(receipt: Receipt) -> str:
 def _list_items(matrix: ItemMatrix) -> Iterator[ReceiptItem]:
     for row in matrix.rows:
         ends = (row.results[0], row.results[-1])
-        answers = [[rollout.answer for rollout in result.rollouts] for result in ends]
+        answers: list[JsonValue] = [
+            [rollout.answer for rollout in result.rollouts] for result in ends
+        ]
         yield ReceiptItem(
             item_id=row.item_id,
             before=row.results[0].hard,
