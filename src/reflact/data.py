@@ -33,6 +33,7 @@ from reflact.config.fields import (
 from reflact.config.loading import LARGE_RATIO
 from reflact.errors import DataError
 from reflact.jsonutil import build_object
+from reflact.text import suggest_path
 from reflact.types import FrozenModel, Item, Split, canonical_json, digest_json
 
 T = TypeVar("T")
@@ -130,6 +131,7 @@ def load_dataset(
         else:
             raise DataError(
                 f"there is no data at {path}: give a folder with train, val and test, or one file"
+                f"{suggest_path(path)}"
             )
     except OSError as error:
         raise DataError(

@@ -23,6 +23,7 @@ from pydantic import Field, JsonValue, ValidationError
 from reflact.config.training import PromptsConfig, TrainerConfig
 from reflact.errors import PromptError
 from reflact.messages import Message, RenderedPrompt
+from reflact.text import suggest_path
 from reflact.types import FrozenModel
 
 VARIABLE = re.compile(r"\{\{([a-z_]+)\??\}\}")
@@ -163,7 +164,8 @@ def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = N
     own = {"prompts.folder": config.folder, "the environment's prompt_folder": folder}
     for key, place in own.items():
         if place is not None and not place.is_dir():
-            raise PromptError(f"{key}: {place} is not a folder; name the one that has NAME/vN.md")
+            advice = f"name the one that has NAME/vN.md{suggest_path(place)}"
+            raise PromptError(f"{key}: {place} is not a folder; {advice}")
         folders += [] if place is None else [place]
     folders.append(packaged)
     prompts = {name: _find_prompt(name, pinned.get(name), folders) for name in names}

@@ -34,6 +34,7 @@ from reflact.jsonutil import describe_problems
 from reflact.processes.sandbox import TRUNCATION_VERSION, read_landlock_version
 from reflact.protocols import RequestSender
 from reflact.skills.package import MAIN_FILE, build_package, load_skill
+from reflact.text import suggest_path
 from reflact.types import Skill, canonical_json, digest_json
 
 # Version of what a command gets, part of every rollout's key; raise it if that changes.
@@ -130,7 +131,8 @@ class CommandTarget(GatewayTarget):
                 'command is a list of the program and its arguments: ["my-agent", "{task}"]'
             )
         if workspace is not None and not Path(workspace).is_dir():
-            raise ConfigError(f"workspace: there is no folder {Path(workspace).resolve()}")
+            folder = Path(workspace).resolve()
+            raise ConfigError(f"workspace: there is no folder {folder}{suggest_path(folder)}")
         if (skill_file is None) == (seed is None):
             raise ConfigError(
                 "a command needs either skill_file, where it reads the skill, or seed, which it "
@@ -307,7 +309,8 @@ class CommandSession(GatewaySession):
                 )
         words = " ".join(end.errors[-WORDS_OF_ERROR:].split())
         how = end.how if isinstance(end.how, str) else f"ended with {end.how}"
-        raise ReplyError(f"the command {how}" + (f": {words}" if words else ""), reasons=())
+        cause = f": {words}" if words else ""
+        raise ReplyError(f"the command {how}{cause}{self._explain_null()}", reasons=())
 
     def _read_answer(self, folder: Path, output: str) -> str:
         if self._target.answer_file is None:

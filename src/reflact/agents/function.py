@@ -144,7 +144,7 @@ class FunctionSession(GatewaySession):
                     raise
                 except Exception as error:
                     raise self._failure or EnvironmentFailure(
-                        f"the agent failed: {type(error).__name__}: {error}"
+                        f"the agent failed: {type(error).__name__}: {error}{self._explain_null()}"
                     ) from error
         if self._failure is not None:
             raise self._failure

@@ -21,6 +21,7 @@ from reflact.concurrency import fan_out
 from reflact.errors import DataError, StoreError
 from reflact.memory.cards import TraceIdentity, extend_content_hash, hash_purpose
 from reflact.memory.models import Evaluation, Label, ScoreEvent, StateScore, StoredTrace, Transition
+from reflact.text import suggest_path
 from reflact.types import FrozenModel, canonical_json, digest_json
 
 if TYPE_CHECKING:
@@ -407,6 +408,7 @@ class Trace:
         if not folder.is_dir():
             raise DataError(
                 f"{folder} is not a folder of traces; name the one that holds their .jsonl files"
+                f"{suggest_path(folder)}"
             )
         for path in sorted(folder.rglob("*.json")):
             if path.is_file() and path.stat().st_size <= MAX_LOG_BYTES:

@@ -9,7 +9,7 @@ import anyio
 import typer
 
 from reflact.errors import DataError, UsageError
-from reflact.text import escape_controls, escape_line, shorten
+from reflact.text import escape_controls, escape_line, shorten, suggest_path
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -319,7 +319,7 @@ def _read_source(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
     try:
         lines = source.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {source}: {error}") from None
+        raise UsageError(f"cannot read {source}: {error}{suggest_path(source)}") from None
     try:
         first = json.loads(lines[0])
     except (ValueError, RecursionError):
@@ -359,7 +359,8 @@ def _use_store(
             return await work(memory)
 
     if not path.is_file():
-        raise UsageError(f"there is no memory at {path}; pass the path of its file")
+        advice = suggest_path(path) or "; pass the path of its file"
+        raise UsageError(f"there is no memory at {path}{advice}")
     return anyio.run(run)
 
 

@@ -15,7 +15,7 @@ import typer
 
 from reflact.cli.common import print_error
 from reflact.errors import StoreError, UsageError
-from reflact.text import escape_controls, escape_line, name_count
+from reflact.text import escape_controls, escape_line, name_count, suggest_path
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -71,6 +71,7 @@ def runs(folder: FolderArgument = Path("runs"), as_json: JsonLinesOption = False
     if not paths:
         raise UsageError(
             f"there is no run in {folder}; name the out_dir of a run, or a folder above it"
+            f"{suggest_path(folder)}"
         )
     listings: list[RunListing] = []
     n_unreadable = 0

@@ -16,6 +16,7 @@ import typer
 from reflact.cli.common import (
     ConfigArgument,
     OverrideOption,
+    PaidCalls,
     ShowMode,
     ShowOption,
     TimesOption,
@@ -32,7 +33,14 @@ from reflact.errors import (
     RunConflict,
     UsageError,
 )
-from reflact.text import escape_controls, escape_line, format_count, format_duration, shorten
+from reflact.text import (
+    escape_controls,
+    escape_line,
+    format_count,
+    format_duration,
+    shorten,
+    suggest_path,
+)
 
 if TYPE_CHECKING:
     from reflact.config.training import TrainerConfig
@@ -197,9 +205,12 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     controls: dict[str, Control] = {name: name for name in get_args(Control)}
     others = [controls.get(name) or load_skill(Path(name)) for name in named]
     console = Console()
-    with build_view(show, console, name=settings.out_dir.name) as view:
+    paid = PaidCalls()
+    view = build_view(show, console, name=settings.out_dir.name)
+    with paid.exit_if_none(), view:
 
         async def emit(event: Event) -> None:
+            paid.observe(event)
             view.show_event(event)
 
         measure = partial(
@@ -230,7 +241,7 @@ def use_all_items(config: TrainerConfig, data: Path) -> TrainerConfig:
     from reflact.errors import UsageError
 
     if not data.is_file():
-        raise UsageError(f"--data needs one data file, and {data} is none")
+        raise UsageError(f"--data needs one data file, and {data} is none{suggest_path(data)}")
     changes = {"path": data.absolute(), "ratio": "0:1:0"}
     source = config.data.model_copy(update=changes)
     out_dir = config.out_dir / f"eval-{data.stem}"

@@ -296,11 +296,12 @@ class Account:
     on_attempt: AttemptCallback = ignore_attempt
 
 
-def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
+def require_caps(config: TrainerConfig, *, passed: Collection[str], trains: bool = True) -> None:
     """Raise ConfigError, naming the setting, if a budget could not know the worst case of every
     call.
 
-    reflact does not see the calls of the ``passed`` roles, which are Python objects.
+    reflact does not see the calls of the ``passed`` roles, which are Python objects. A measurement
+    does not ask the optimizer; only a run that ``trains`` does.
     """
     counted = [key for key in COUNTED_LIMITS if getattr(config.budget, key) is not None]
     for role, advice in UNSEEN_ADVICE.items():
@@ -309,7 +310,12 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
                 f"budget.{counted[0]} is not possible with the {role} passed in Python, because "
                 f"its calls are not seen: {advice}"
             )
-    for role in ("target", "optimizer", *(["critic"] if config.uses_critic else [])):
+    roles = ["target"]
+    if trains:
+        roles.append("optimizer")
+    if config.uses_critic:
+        roles.append("critic")
+    for role in roles:
         model = getattr(config.models, role)
         require_cap(config.budget, model, role=role, seen=role not in passed)
 

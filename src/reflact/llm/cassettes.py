@@ -28,7 +28,11 @@ from reflact.llm.cache_keys import drop_stream_fields
 from reflact.llm.completions import AgentTransport, AnswerFault, read_completion, select_headers
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.redaction import RedactingTransport
+from reflact.text import suggest_path
 from reflact.types import FrozenModel, canonical_json, digest_json
+
+# What to do if a cassette cannot be read or written.
+ADVICE = "; mend that and run the same command again, which keeps what is recorded"
 
 # Long lines are split here before they are compared.
 CLAUSE_END = re.compile("(?<=[.,;!?]) ")
@@ -108,8 +112,8 @@ def _explain(path: Path, verb: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise CassetteError(
-            f"cannot {verb} the cassette {path}: {error.strerror or error}; mend that and run the "
-            "same command again, which keeps what is recorded"
+            f"cannot {verb} the cassette {path}: {error.strerror or error}"
+            f"{suggest_path(path) or ADVICE}"
         ) from None
 
 

@@ -35,7 +35,7 @@ from reflact.reporting.history import (
 )
 from reflact.reporting.html import page
 from reflact.reporting.html.run import read_report, render_run_page
-from reflact.text import escape_line, name_count
+from reflact.text import escape_line, name_count, suggest_path
 
 ADDRESS = "127.0.0.1"
 
@@ -235,6 +235,7 @@ def serve_runs(root: Path, *, port: int, on_start: Callable[[str], None]) -> Non
     if not root.exists():
         raise UsageError(
             f"{root} does not exist; name the out_dir of a run, or a folder above several"
+            f"{suggest_path(root)}"
         )
     try:
         listener = socket.create_server((ADDRESS, port))
