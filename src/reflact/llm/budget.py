@@ -1,8 +1,9 @@
 """Hard limits of a run on calls, tokens, money and time.
 
 Before each call, reflact reserves its worst-case cost; after the call, it settles the real cost. A
-call that does not fit waits for calls in flight, which may cost less. If no call is in flight, the
-budget is spent.
+call that does not fit waits for calls in flight, which may cost less. If no call is in flight, its
+answer is limited to what the role's answers so far need; if that does not fit either, the budget is
+spent. So the last calls cost little more than they reserve, and no limit is exceeded.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ from reflact.protocols import DecisionLog, ResponseStore
 from reflact.records import FaultKind, Spend, Usage
 
 RAISE_HINT = "set a larger one to go on"
+
+# A shortened answer may have so many times the mean tokens of its role's answers, and so many at
+# least.
+SPARE_FACTOR = 4
+FEWEST_TOKENS = 64
 
 COUNTED_LIMITS = ("max_calls", "max_tokens", "max_usd")
 
@@ -104,11 +110,15 @@ def describe_overrun(usage: Usage, worst: Usage) -> str | None:
 class Reservation:
     """The reserved worst case of one call, until its cost is known.
 
-    ``uncertain`` is the most that the call may have used beyond ``usage``.
+    ``uncertain`` is the most that the call may have used beyond ``usage``. ``shorter`` is the worst
+    case with a shorter answer, which the call gets if it would not fit otherwise.
     """
 
-    def __init__(self, worst: Usage) -> None:
+    def __init__(self, worst: Usage, shorter: Usage | None = None, role: str = "") -> None:
         self.worst = worst
+        self.role = role
+        self._shorter = shorter
+        self.is_shortened = False
         self.amount = amount_of(worst)
         self.usage = self.uncertain = Usage()
         self.decided = anyio.Event()
@@ -117,6 +127,15 @@ class Reservation:
     def cost(self) -> Usage:
         """What the call counts against the limits."""
         return self.usage + self.uncertain
+
+    def shorten(self) -> bool:
+        """Reserve the worst case of a shorter answer; False if there is none."""
+        if self.is_shortened or self._shorter is None:
+            return False
+        self.is_shortened = True
+        self.worst = self._shorter
+        self.amount = amount_of(self.worst)
+        return True
 
     def mark_sent(self) -> None:
         """Count the worst case, since the provider may charge for the call from now on."""
@@ -169,6 +188,7 @@ class Budget:
         self._on_usage = on_usage
         self._used = self._uncertain = Usage()
         self._charged = Amount()
+        self._answered: dict[str, Usage] = {}
         self._since = 0.0
         self._admitted: set[Reservation] = set()
         self._waiting: deque[Reservation] = deque()
@@ -185,6 +205,8 @@ class Budget:
         self.answered_roles = frozenset(entry.role for entry in spent if entry.usage.calls)
         self._uncertain = sum((entry.worst_case for entry in spent), Usage())
         self._charged = _sum_charges(spent)
+        for entry in spent:
+            self._note_answer(entry.role, entry.usage)
         self._since = anyio.current_time() - seconds
         if self._limits.max_seconds is not None:
             self._late = seconds >= self._limits.max_seconds
@@ -196,8 +218,12 @@ class Budget:
             self._on_usage(self._used, self._uncertain, anyio.current_time() - self._since)
 
     @asynccontextmanager
-    async def reserve(self, worst: Usage) -> AsyncIterator[Reservation]:
+    async def reserve(
+        self, worst: Usage, shorter: Usage | None = None, *, role: str = ""
+    ) -> AsyncIterator[Reservation]:
         """Wait until the worst case of a call fits, and reserve it until the block ends.
+
+        ``shorter`` is reserved instead if only that fits; see ``Reservation.is_shortened``.
 
         Raises:
             BudgetSpent: The call does not fit, and no call in flight can leave room for it.
@@ -205,7 +231,7 @@ class Budget:
         self.check()
         if self._late or anyio.current_time() >= self.deadline:
             raise self.out_of_time()
-        reservation = Reservation(worst)
+        reservation = Reservation(worst, shorter, role)
         self._waiting.append(reservation)
         self._admit()
         try:
@@ -214,6 +240,24 @@ class Budget:
             yield reservation
         finally:
             self._leave(reservation)
+
+    def find_shorter_cap(self, role: str) -> int | None:
+        """Return the tokens that an answer of a role needs, by its answers so far, if any."""
+        used = self._answered.get(role)
+        if used is None:
+            return None
+        return max(FEWEST_TOKENS, math.ceil(SPARE_FACTOR * used.output_tokens / used.calls))
+
+    def end_at_cut_answer(self, tokens: int) -> BudgetSpent:
+        """Refuse all further calls because a shortened answer was cut, and return the error."""
+        return self._refuse(
+            f"what is left of the budget allowed an answer of {tokens:,} tokens, which was cut "
+            f"there; {RAISE_HINT}"
+        )
+
+    def _note_answer(self, role: str, usage: Usage) -> None:
+        if usage.calls > usage.uncounted:
+            self._answered[role] = self._answered.get(role, Usage()) + usage
 
     def check_ledger(self, spent: Iterable[Spend], call: Usage) -> None:
         """Raise BudgetSpent if a call does not fit beside what all that share the limits have spent
@@ -238,7 +282,9 @@ class Budget:
     def _admit(self) -> None:
         while self._waiting:
             first = self._waiting[0]
-            reason = self._overrun or find_exceeded_limit(self._limits, self._charged, first.amount)
+            reason = self._find_reason(first)
+            if reason is not None and not self._admitted and first.shorten():
+                reason = self._find_reason(first)
             if reason is None:
                 self._charged += first.amount
                 self._admitted.add(first)
@@ -247,6 +293,10 @@ class Budget:
                 return
             else:
                 self._refuse(reason)
+
+    def _find_reason(self, call: Reservation) -> str | None:
+        """Return why a call does not fit; None if it fits."""
+        return self._overrun or find_exceeded_limit(self._limits, self._charged, call.amount)
 
     def _refuse(self, reason: str) -> BudgetSpent:
         self._reason = self._reason or reason
@@ -261,6 +311,7 @@ class Budget:
                 self._overrun = self._overrun or describe_overrun(
                     reservation.cost, reservation.worst
                 )
+            self._note_answer(reservation.role, reservation.usage)
             self._used += reservation.usage
             self._uncertain += reservation.uncertain
             self._charged += amount_of(reservation.cost) + -reservation.amount

@@ -31,6 +31,9 @@ from reflact.llm.redaction import RedactingTransport
 from reflact.text import suggest_path
 from reflact.types import FrozenModel, canonical_json, digest_json
 
+# The extension of a request with the caps of its recording: a nearly spent budget sends lower ones.
+RECORDED_CAPS = "reflact_recorded_caps"
+
 # What to do if a cassette cannot be read or written.
 ADVICE = "; mend that and run the same command again, which keeps what is recorded"
 
@@ -164,11 +167,14 @@ class ReplayTransport(httpx.AsyncBaseTransport):
             CassetteMiss: The cassette has no answer; shows the nearest recorded request and the
                 difference.
         """
+        body = json.loads((await request.aread()).decode("utf-8") or "null")
+        if caps := request.extensions.get(RECORDED_CAPS):
+            body |= caps
         asked = Interaction(
             call_id=request.extensions.get("reflact_call_id", ""),
             method=request.method,
             path=request.url.path,
-            body=json.loads((await request.aread()).decode("utf-8") or "null"),
+            body=body,
             status=200,
             content_type="",
             chunks=(),

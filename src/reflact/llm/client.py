@@ -43,7 +43,7 @@ from reflact.events import ModelCallFinished
 from reflact.jsonutil import replace_surrogates
 from reflact.llm.budget import Account, Reservation
 from reflact.llm.cache_keys import build_cache_key, derive_seed, strip_to_endpoint
-from reflact.llm.cassettes import ReplayTransport
+from reflact.llm.cassettes import RECORDED_CAPS, ReplayTransport
 from reflact.llm.completions import (
     ANSWERER,
     COMPLETIONS_PATH,
@@ -637,11 +637,20 @@ class Client:
         responses = self._account.responses
         at = datetime.now(UTC)
         sent = self._build_request(call, request, body, key)
-        worst = worst_case(len(sent.content), read_cap(body), config, at=at)
+        most = read_cap(body) or 0
+        bound = partial(worst_case, len(sent.content), config=config, at=at)
+        worst = bound(most)
+        cap = budget.find_shorter_cap(self._role) or most
+        shorter = bound(cap) if cap < most and "n" not in body else None
         async with (
-            budget.reserve(worst) as reserved,
+            budget.reserve(worst, shorter, role=self._role) as reserved,
             self._limits.admit(worst.input_tokens + worst.output_tokens) as slot,
         ):
+            worst = reserved.worst
+            if reserved.is_shortened:
+                caps = {name: body[name] for name in CAP_NAMES if name in body}
+                sent = self._build_request(call, request, {**body, **dict.fromkeys(caps, cap)}, key)
+                sent.extensions[RECORDED_CAPS] = caps
             entry = CallReservation(
                 key=request.key,
                 run_id=self._account.run_id,
@@ -668,6 +677,8 @@ class Client:
                     reserved.release()
                 await self._note_attempt(entry, Usage(), classify_failure(error))
                 raise
+            if reserved.is_shortened and is_cut(response):
+                raise budget.end_at_cut_answer(cap)
             tokens = None if usage.uncounted else usage.input_tokens + usage.output_tokens
             asked = read_retry_after(response.headers)
             self._limits.endpoint.observe(slot, response.status_code, asked, tokens)
@@ -868,6 +879,13 @@ def find_answer_fault(completion: Any, asked_for: Any) -> FaultKind | None:
     text = remove_thoughts(message["content"] or message["refusal"] or "")
     has_call = "tools" in asked_for and message.get("tool_calls")
     return None if text.strip() or has_call else "empty answer"
+
+
+def is_cut(response: httpx.Response) -> bool:
+    """Whether an answer ended at its cap."""
+    if not response.is_success:
+        return False
+    return bool(response.json()["choices"][0]["finish_reason"] == "length")
 
 
 def build_url(config: ModelConfig, path: str) -> httpx.URL:
