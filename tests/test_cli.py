@@ -140,14 +140,15 @@ def test_a_dry_run_foresees_that_its_folder_has_another_run(tmp_path: Path) -> N
         refused = reflact("train", path, *changed)
     reason = " ".join(refused.stderr.split()).removeprefix("error: ")
     assert "models.target.max_tokens was" in reason
-    warned = " ".join(reflact("train", path, *changed, "--dry-run").stdout.split())
+    warned = " ".join(reflact("check", path, *changed, "--dry-run").stdout.split())
     assert warned.endswith(f"warning: without a change, reflact train will refuse to start: {reason}")
-    assert "warning" not in reflact("train", path, *changed, "--fork", "--dry-run").stdout
-    words = ("--set", "environment.description=Add numbers.", "--fork")
-    last = reflact("train", path, *words, "--dry-run").stdout.splitlines()[-1]
-    assert last == f"next: reflact train {path} --set 'environment.description=Add numbers.' --fork"
-    estimate = json.loads(reflact("train", path, "--dry-run", "--show", "json").stdout)
-    assert estimate["rows"]
+    assert "warning" not in reflact("check", path, *changed, "--set", "fork=true", "--dry-run").stdout
+    words = ("--set", "environment.description=Add numbers.", "--set", "fork=true")
+    last = reflact("check", path, *words, "--dry-run").stdout.splitlines()[-1]
+    assert last == f"next: reflact check {path} --set 'environment.description=Add numbers.' --set fork=true"
+    found = json.loads(reflact("check", path, "--dry-run", "--json").stdout)
+    assert found["estimate"]["rows"]
+    assert found["trial"] is None
 
 
 def test_a_skill_is_measured_where_the_run_is(tmp_path: Path) -> None:

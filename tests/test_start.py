@@ -65,13 +65,13 @@ def test_init_writes_a_configuration_that_works(tmp_path: Path) -> None:
         assert "60 items: 20 train, 20 validation, 20 test" in result.stdout
         checked = reflact("check", config)
         assert checked.exit_code == 0, checked.output
-        assert re.search(r"time: \d+ calls of the target are likely; at .+ each .+ 4 at once", checked.stdout)
+        assert re.search(r"time: \d+ rollouts are likely; at .+ each .+ 4 run at once", checked.stdout)
     loaded = load_config(config)
     assert loaded.data.fields.input == "prompt"
     assert loaded.data.fields.reference == "gold"
     assert loaded.environment.grader == "numeric"
-    planned = reflact("train", config, "--dry-run")
-    assert "items: 20 train, 20 validation, 20 test" in planned.stdout
+    planned = reflact("check", config, "--dry-run")
+    assert "data: 20 train, 20 validation, 20 test" in planned.stdout
     assert "optimizer" in planned.stdout
 
 
@@ -313,7 +313,9 @@ def test_check_grades_an_item_and_writes_nothing(tmp_path: Path) -> None:
         result = reflact("check", configured(tmp_path, url), *optimizer_of("big"))
         checked = reflact("check", configured(tmp_path, url), *optimizer_of("big"), "--json")
     assert result.exit_code == 0, result.output
-    assert SetupCheck.model_validate_json(checked.stdout).grade.answer == "4"
+    trial = SetupCheck.model_validate_json(checked.stdout).trial
+    assert trial is not None
+    assert trial.grade.answer == "4"
     for words in (
         "typed replies by json_schema",
         "price unknown",
@@ -321,7 +323,6 @@ def test_check_grades_an_item_and_writes_nothing(tmp_path: Path) -> None:
         "4 train, 3 validation, 3 test",
     ):
         assert words in result.stdout
-    assert "Only 3 validation items" not in result.stdout, "init and the start of a training say it"
     assert "hint: environment.description is empty" in result.stdout
     assert set(server.asked) == {"small", "big"}
     assert len(server.asked) <= 6

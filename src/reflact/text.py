@@ -152,11 +152,11 @@ def suggest_path(path: Path) -> str:
     """Return "; did you mean ...?" if a similar name stands where a path leads to nothing; else
     nothing.
     """
-    if path.exists():
-        return ""
-    missing = next(place for place in (path, *path.parents) if place.parent.is_dir())
-    names = []
     with suppress(OSError):
+        if path.exists():
+            return ""
+        missing = next(place for place in (path, *path.parents) if place.parent.is_dir())
         names = [place.name for place in missing.parent.iterdir()]
-    near = get_close_matches(missing.name, names, n=1)
-    return f"; did you mean {missing.parent / near[0]}?" if near else ""
+        for near in get_close_matches(missing.name, names, n=1):
+            return f"; did you mean {missing.parent / near}?"
+    return ""

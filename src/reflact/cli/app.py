@@ -14,12 +14,13 @@ import typer
 from typer.core import TyperGroup
 
 from reflact.cli.calibrate import calibrate
+from reflact.cli.check import check
 from reflact.cli.common import discard_output, print_error
 from reflact.cli.gate import gate
 from reflact.cli.init import init
 from reflact.cli.memory import memory_app
 from reflact.cli.runs import compare, export, print_diff, runs, serve, show
-from reflact.cli.train import check, demo, evaluate, train
+from reflact.cli.train import demo, evaluate, train
 from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
 from reflact.text import suggest_path
 
