@@ -79,4 +79,6 @@ def test_a_check_says_what_a_budget_buys(
     assert found.forecast is not None
     assert (found.forecast.key, found.forecast.passes_first_step) == (key, passes)
     assert found.forecast.steps == min(steps, found.estimate.steps)
-    assert (f"warning: budget.{key} is too small for the first step" in reflact(*command).stdout) is not passes
+    assert (
+        f"warning: budget.{key} is too small for the first step" in reflact(*command).stdout
+    ) is not passes
