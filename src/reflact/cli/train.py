@@ -13,13 +13,17 @@ import typer
 
 from reflact.cli.common import (
     ConfigArgument,
+    InterruptHandler,
     OverrideOption,
     PaidCalls,
     ShowMode,
     ShowOption,
     TimesOption,
     build_view,
+    guard_callback,
     load_trainer_config,
+    open_console,
+    print_error,
     train_and_show,
 )
 from reflact.errors import (
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from reflact.events import Event
     from reflact.protocols import Approver
     from reflact.records import CandidateReview
+    from reflact.sweep import SweepSummary
 
 # The most characters of a document's name in a table.
 MAX_NAME_CHARS = 40
@@ -187,6 +192,13 @@ def train(  # noqa: PLR0917 - one for each option of the command
             "--fork", help="If keys changed, start another run in out_dir and reuse results."
         ),
     ] = False,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Run with so many seeds at once.")
+    ] = 1,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B", help="Run with each of these values at once. Repeatable."),
+    ] = None,
     record: Annotated[
         Path | None,
         typer.Option(
@@ -210,7 +222,8 @@ def train(  # noqa: PLR0917 - one for each option of the command
 
     If a run has stopped, the same command resumes it and repeats no finished call. With --replay no
     network is used; if the recording lacks a request, the run ends and reflact prints the
-    difference.
+    difference. With --seeds or --vary, runs in folders below out_dir share the budget equally, and
+    are compared at the end.
     """
     changes = [*(overrides or ())]
     if fork:
@@ -222,7 +235,92 @@ def train(  # noqa: PLR0917 - one for each option of the command
     if replay is not None:
         changes += _name_cassette(replay, "replay")
     settings = load_trainer_config(config, changes)
+    if seeds > 1 or vary:
+        if review:
+            raise UsageError("--review asks about one run; leave it or --seeds and --vary out")
+        _train_many(settings, seeds, dict(map(_read_values, vary or ())), show)
+        return
     train_and_show(settings, show=show, times=times, approve=create_approver() if review else None)
+
+
+def _read_values(assignment: str) -> tuple[str, list[str]]:
+    """Return the key and the values of an option ``--vary``."""
+    key, sign, values = assignment.partition("=")
+    if not sign or not key or not all(values.split(",")):
+        raise UsageError(f"--vary takes section.key=value,value, got {assignment!r}")
+    return key, values.split(",")
+
+
+def _train_many(
+    config: TrainerConfig, seeds: int, vary: dict[str, list[str]], show: ShowMode
+) -> None:
+    """Run a sweep, with a line for each important event of each run, and show how it ended."""
+    from reflact.reporting.live import EventLines
+    from reflact.sweep import plan_sweep, run_sweep
+    from reflact.trainer import Trainer
+
+    configs = plan_sweep(config, seeds=seeds, vary=vary)
+    trainers = {name: Trainer(each) for name, each in configs.items()}
+    lines = {name: EventLines() for name in trainers}
+
+    @guard_callback
+    def show_event(entry: tuple[str, Event]) -> None:
+        name, event = entry
+        if show is ShowMode.json:
+            typer.echo(event.model_dump_json(ensure_ascii=True))
+        elif show is not ShowMode.quiet and (line := lines[name].format_event(event)):
+            typer.echo(escape_controls(f"{name}: {line}"))
+
+    def stop(reason: str) -> None:
+        for trainer in trainers.values():
+            trainer.stop(reason)
+
+    async def run(interrupts: InterruptHandler) -> SweepSummary | None:
+        with anyio.CancelScope() as scope:
+            interrupts.bind(stop=stop, cancel=scope.cancel)
+            return await run_sweep(trainers, lambda name, event: show_event((name, event)))
+        return None
+
+    with InterruptHandler(config.train.grace_seconds) as interrupts:
+        sweep = anyio.run(run, interrupts)
+    if sweep is not None:
+        _print_sweep(sweep, as_json=show is ShowMode.json)
+    if sweep is None or interrupts.exit_code is not None:
+        raise typer.Exit(interrupts.exit_code or 1)
+    failed = [run for run in sweep.runs if run.summary.status != "completed"]
+    for one in failed:
+        print_error(f"run {one.name} ended as {one.summary.status}: {one.summary.reason}")
+    if failed:
+        spend = [entry for one in sweep.runs for entry in one.summary.spend]
+        raise typer.Exit(1 if any(entry.usage.calls or entry.unsettled for entry in spend) else 2)
+
+
+def _print_sweep(sweep: SweepSummary, *, as_json: bool) -> None:
+    from reflact.reporting import facts
+    from reflact.reporting.terminal import build_table
+
+    if as_json:
+        typer.echo(sweep.model_dump_json(ensure_ascii=True))
+        return
+    console = open_console()
+    if sweep.comparison is not None:
+        rows = [facts.build_compared_row(run) for run in sweep.comparison.runs]
+        optional = ("characters", "calls", "steps")
+        console.print(build_table(rows, console.width, optional=optional, wrapped=("run",)))
+    scores = []
+    for score in sweep.scores:
+        row = {"setting": score.setting or "all", "runs": str(score.n), "split": score.split.value}
+        spread = "-" if score.spread is None else facts.format_score(score.spread)
+        row |= {
+            "baseline": facts.format_score(score.baseline),
+            "best": facts.format_score(score.best),
+        }
+        scores.append({**row, "spread": spread})
+    if scores:
+        console.print(build_table(scores, console.width, wrapped=("setting",)))
+        typer.echo("best: the mean of the best skills; spread: its standard deviation between runs")
+    for line in () if sweep.comparison is None else facts.list_gain_lines(sweep.comparison):
+        typer.echo(escape_line(line))
 
 
 def _name_cassette(cassette: Path, mode: str) -> list[str]:
