@@ -19,6 +19,7 @@ from reflact.cli.common import discard_output, print_error
 from reflact.cli.gate import gate
 from reflact.cli.init import init
 from reflact.cli.memory import memory_app
+from reflact.cli.prompts import prompts
 from reflact.cli.runs import compare, export, print_diff, runs, serve, show
 from reflact.cli.train import demo, evaluate, train
 from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
@@ -120,4 +121,5 @@ app.command("export")(export)
 app.command("compare")(compare)
 app.command("gate")(gate)
 app.command("calibrate")(calibrate)
+app.command("prompts")(prompts)
 app.add_typer(memory_app)

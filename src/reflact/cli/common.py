@@ -19,6 +19,7 @@ import anyio
 import typer
 
 from reflact.errors import (
+    AccessDenied,
     BudgetSpent,
     EnvironmentFailure,
     ModelError,
@@ -285,14 +286,16 @@ class PaidCalls:
     """Notes whether a measurement sends calls that may be charged, from its events."""
 
     def __init__(self) -> None:
-        self._counts: list[int] = []
+        self._answered = set[int]()
+        self._open = set[int]()
 
     def observe(self, event: Event) -> None:
         """Note the calls of the run so far."""
         from reflact.events import BudgetUpdated
 
         if isinstance(event, BudgetUpdated):
-            self._counts.append(event.usage.calls + event.worst_case.calls)
+            self._answered.add(event.usage.calls)
+            self._open.add(event.worst_case.calls)
 
     @contextmanager
     def exit_if_none(self) -> Iterator[None]:
@@ -300,7 +303,9 @@ class PaidCalls:
         try:
             yield
         except (ModelError, RunFailed, EnvironmentFailure, BudgetSpent) as error:
-            if len(set(self._counts)) > 1:
+            # A refused key cancels the calls beside it, which would be refused as well.
+            is_open = len(self._open) > 1 and not isinstance(error, AccessDenied)
+            if is_open or len(self._answered) > 1:
                 raise
             print_error(str(error))
             raise typer.Exit(2) from None
