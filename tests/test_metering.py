@@ -307,9 +307,13 @@ async def test_nine_tenths_of_a_budget_are_spent(limit: str) -> None:
     most = {"max_usd": 200 * (usd_of(usage, settings) or 0), "max_tokens": 200 * 260}[limit]
     store, held, endpoint = await opened(), budget(**{limit: most}), Endpoint(reply)
     async with connected(endpoint, settings, store=store, budget=held) as client:
-        with pytest.raises(BudgetSpent):
+
+        async def ask_all() -> None:
             for number in range(1000):
                 await client.ask(PROMPT, Text, call_id=call_id(str(number)))
+
+        with pytest.raises(BudgetSpent):
+            await ask_all()
     used, unsettled, _ = await taken(store)
     spent = used.usd or 0 if limit == "max_usd" else used.input_tokens + used.output_tokens
     assert unsettled == 0

@@ -166,13 +166,16 @@ def _score_settings(runs: Sequence[SweepRun]) -> list[SettingScore]:
                 pairs.append((baseline.value or 0.0, best.value or 0.0))
         if pairs:
             bests = [best for _, best in pairs]
+            spread = None
+            if len(bests) > 1:
+                spread = stdev(bests)
             score = SettingScore(
                 setting=setting,
                 split=split,
                 n=len(pairs),
                 baseline=fmean(baseline for baseline, _ in pairs),
                 best=fmean(bests),
-                spread=stdev(bests) if len(bests) > 1 else None,
+                spread=spread,
             )
             scores.append(score)
     return scores

@@ -20,7 +20,7 @@ from reflact.cli.gate import gate
 from reflact.cli.init import init
 from reflact.cli.memory import memory_app
 from reflact.cli.prompts import prompts
-from reflact.cli.runs import compare, export, print_diff, runs, serve, show
+from reflact.cli.runs import compare, export, runs, serve, show
 from reflact.cli.train import demo, evaluate, train
 from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
 from reflact.text import suggest_path
@@ -116,7 +116,6 @@ app.command("demo")(demo)
 app.command("runs")(runs)
 app.command("show")(show)
 app.command("serve")(serve)
-app.command("diff")(print_diff)
 app.command("export")(export)
 app.command("compare")(compare)
 app.command("gate")(gate)

@@ -267,9 +267,13 @@ def train_and_show(
         is_read = show is not ShowMode.json and _is_shared_output()
         cause = "; the cause is above" if is_read else f": {summary.reason}"
         print_error(f"the run ended as {summary.status}{cause}")
-        raise typer.Exit(
-            1 if any(entry.usage.calls or entry.unsettled for entry in summary.spend) else 2
-        )
+        raise typer.Exit(choose_exit_code(summary))
+
+
+def choose_exit_code(summary: RunSummary) -> int:
+    """Return the exit code of a run that did not complete: 2 if no call may have been charged."""
+    is_paid = any(entry.usage.calls or entry.unsettled for entry in summary.spend)
+    return 1 if is_paid else 2
 
 
 def _is_shared_output() -> bool:

@@ -20,6 +20,7 @@ from reflact.cli.common import (
     ShowOption,
     TimesOption,
     build_view,
+    choose_exit_code,
     guard_callback,
     load_trainer_config,
     open_console,
@@ -291,8 +292,7 @@ def _train_many(
     for one in failed:
         print_error(f"run {one.name} ended as {one.summary.status}: {one.summary.reason}")
     if failed:
-        spend = [entry for one in sweep.runs for entry in one.summary.spend]
-        raise typer.Exit(1 if any(entry.usage.calls or entry.unsettled for entry in spend) else 2)
+        raise typer.Exit(min(map(choose_exit_code, [run.summary for run in failed])))
 
 
 def _print_sweep(sweep: SweepSummary, *, as_json: bool) -> None:

@@ -108,7 +108,7 @@ def build_diff(diff: str) -> list[h.Node]:
         elif not line.startswith("@@"):
             shown.append(kinds.get(line[:1], h.span(".same"))[limit.fit(line, 2_000), "\n"])
     left_out = len(lines) - MAX_DIFF_LINES
-    note = f"{left_out:,} more lines are left out. reflact diff prints all."
+    note = f"{left_out:,} more lines are left out. reflact show --skill A..B prints all."
     return [
         h.pre(".diff", tabindex="0", role="region", aria_label="Difference of the documents")[
             shown
