@@ -39,8 +39,8 @@ def check(
     The command prints the likely calls, tokens and dollars, what the budget buys, and why a start
     would be refused. It makes one small call to each model, and lets the target answer one train
     item, so that the time is known too. If the agent is a command, it first tests, without a model,
-    whether the skill reaches the agent. It writes nothing to the run's folder. If a key, a model, an
-    address or the data is wrong, it ends with exit code 2.
+    whether the skill reaches the agent. It writes nothing to the run's folder. If a key, a model,
+    an address or the data is wrong, it ends with exit code 2.
     """
     from rich.console import Console
 
@@ -79,12 +79,8 @@ def check(
     if found.trial is not None:
         _print_lines(f"warning: {warning}" for warning in found.trial.warnings)
     if not settings.environment.description.strip():
-        _print_lines(
-            [
-                "hint: environment.description is empty; the optimizer reads it, so say what a good "
-                "answer is"
-            ]
-        )
+        hint = "the optimizer reads it, so say what a good answer is"
+        _print_lines([f"hint: environment.description is empty; {hint}"])
     if found.conflict is not None:
         line = f"warning: without a change, reflact train will refuse to start: {found.conflict}"
         _print_lines([line])

@@ -355,17 +355,17 @@ def require_caps(config: TrainerConfig, *, passed: Collection[str], trains: bool
     does not ask the optimizer; only a run that ``trains`` does.
     """
     counted = [key for key in COUNTED_LIMITS if getattr(config.budget, key) is not None]
-    for role, advice in UNSEEN_ADVICE.items():
-        if counted and role in passed:
-            raise ConfigError(
-                f"budget.{counted[0]} is not possible with the {role} passed in Python, because "
-                f"its calls are not seen: {advice}"
-            )
     roles = ["target"]
     if trains:
         roles.append("optimizer")
     if config.uses_critic:
         roles.append("critic")
+    for role, advice in UNSEEN_ADVICE.items():
+        if counted and role in roles and role in passed:
+            raise ConfigError(
+                f"budget.{counted[0]} is not possible with the {role} passed in Python, because "
+                f"its calls are not seen: {advice}"
+            )
     for role in roles:
         model = getattr(config.models, role)
         require_cap(config.budget, model, role=role, seen=role not in passed)

@@ -2,9 +2,9 @@
 
 A cassette is a file of JSON lines, one per answered request. Hosts, keys and other headers are
 never written. A line before them has the identity of the run that was recorded, so that a miss can
-name what has changed since. An answer is found by method, path, body and call, independent of order. A request
-without a recorded answer is an error and is not sent. A recording serves streamed and plain
-requests alike.
+name what has changed since. An answer is found by method, path, body and call, independent of
+order. A request without a recorded answer is an error and is not sent. A recording serves streamed
+and plain requests alike.
 """
 
 from __future__ import annotations
