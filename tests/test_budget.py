@@ -285,7 +285,7 @@ def test_a_measurement_asks_nothing_of_the_optimizer() -> None:
         config = TrainerConfig.model_validate({"budget": {limit: 1}, "models": models})
         require_caps(config, passed=(), trains=False)
         require_caps(config, passed=("optimizer",), trains=False)
-        with pytest.raises(ConfigError, match="models.optimizer|with the optimizer"):
+        with pytest.raises(ConfigError, match=r"models.optimizer|with the optimizer"):
             require_caps(config, passed=())
 
 
