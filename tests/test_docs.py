@@ -274,6 +274,11 @@ def test_the_documents_name_no_command_that_is_missing() -> None:
     assert missing == []
 
 
+def test_there_are_at_most_eighteen_commands() -> None:
+    commands = re.findall(r"^## (reflact .+)$", read(ROOT / "docs" / "cli.md"), re.MULTILINE)
+    assert len(commands) <= 18
+
+
 def test_help_fits_80_columns() -> None:
     def list_commands(command: typer.core.TyperGroup, path: tuple[str, ...]) -> list[tuple[str, ...]]:
         below = getattr(command, "commands", {})
