@@ -291,7 +291,7 @@ def play(folder: Path) -> str:
 ADDRESS = "http://127.0.0.1:8000/v1"
 UNSETTLED = (
     (r" +\d+(\.\d+)? s\b", " 1 s"),
-    (r"they take about .* if its server", "they take about 2 min if its server"),
+    (r"they take about .* if 4 run", "they take about 2 min if 4 run"),
     (r"and up to .* if not", "and up to 7 min if not"),
     (r"\brun r[0-9a-f]{12}\b", "run r0123456789ab"),
     (r" +$", ""),

@@ -67,6 +67,20 @@ def test_a_merge_does_not_depend_on_the_order_of_reports(
     assert run(merged, shuffled, ScriptedLLM(merge), size) == expected
 
 
+async def test_the_support_of_a_merged_edit_is_that_of_its_sources() -> None:
+    """Edits of one report together have at most all of its cases."""
+
+    def propose(index: int, *supports: int) -> AnalystReport:
+        plain = report("failure", index, *(f"- {index} {n}" for n in range(len(supports))))
+        pairs = zip(plain.patch.edits, supports, strict=True)
+        edits = tuple(edit.model_copy(update={"support_count": n}) for edit, n in pairs)
+        patch = plain.patch.model_copy(update={"edits": edits})
+        return plain.model_copy(update={"patch": patch, "item_ids": tuple("abcdefgh")})
+
+    pool = await merged([propose(0, 2, 1), propose(1, 6, 5)], ScriptedLLM(merge))
+    assert [edit.support_count for edit in pool.patch.edits] == [3 + 8]
+
+
 @pytest.mark.parametrize("patches", [1, 2, 3, 8, 9, 30])
 async def test_a_tree_of_merges_ends(patches: int) -> None:
     llm = ScriptedLLM(merge)

@@ -275,6 +275,20 @@ def test_a_budget_that_cannot_hold_names_the_key(
         require_caps(configured({limits: 1}, model), passed=passed)
 
 
+def test_a_measurement_asks_nothing_of_the_optimizer() -> None:
+    """Neither its cap nor its price, and not whether its calls are seen: it is not called."""
+    models = {
+        "target": {**CAPPED, "price": {"input": 1, "output": 1}},
+        "optimizer": LOCAL | {"max_tokens": None},
+    }
+    for limit in ("max_tokens", "max_usd"):
+        config = TrainerConfig.model_validate({"budget": {limit: 1}, "models": models})
+        require_caps(config, passed=(), trains=False)
+        require_caps(config, passed=("optimizer",), trains=False)
+        with pytest.raises(ConfigError, match=r"models.optimizer|with the optimizer"):
+            require_caps(config, passed=())
+
+
 class Swallowing(ToyEnvironment):
     """Takes every error for a wrong answer."""
 

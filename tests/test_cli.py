@@ -5,16 +5,30 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import anyio
 import pytest
 
 from reflact.events import EVENT_ADAPTER, RunFinished, RunStarted
+from reflact.prompts import find_prompt_file
 from reflact.records import RunSummary, SkillScore
 from reflact.types import Split
-from served import assert_refused, configured, reflact, say_four, say_four_and_append, serving
+from served import (
+    MAIN,
+    asked_of,
+    assert_refused,
+    configured,
+    reflact,
+    reflact_process,
+    say_four,
+    say_four_and_append,
+    send,
+    serving,
+)
 from toy_runs import build_learning_trainer
 
 
@@ -131,6 +145,136 @@ def test_a_recorded_run_replays_without_its_server(tmp_path: Path) -> None:
     assert table(replayed.stdout) == table(recorded.stdout) != []
 
 
+def test_a_miss_names_what_changed_since_the_recording(tmp_path: Path) -> None:
+    """A changed prompt, and a changed grader although the keys of its rollouts changed with it; no host is written."""
+    cassette = tmp_path / "c.jsonl"
+    once = ("--set", "train.num_epochs=1", "--set", "search.sources=[edits]")
+    with serving(say_four_and_append) as url:
+        path = configured(tmp_path, url)
+        assert reflact("train", path, "--record", cassette, *once).exit_code == 0
+    assert url.removeprefix("http://").removesuffix("/v1") not in cassette.read_text(encoding="utf-8")
+    (tmp_path / "own" / "analyst_failure").mkdir(parents=True)
+    changed = find_prompt_file("analyst_failure").read_text(encoding="utf-8").replace("Work in", "Go in")
+    (tmp_path / "own" / "analyst_failure" / "v2.md").write_text(changed, encoding="utf-8")
+    for number, (change, words) in enumerate(
+        (
+            (f"prompts.folder={tmp_path / 'own'}", "prompts.analyst_failure was"),
+            ("environment.grader=exact", "environment.grader was"),
+        )
+    ):
+        out = f"out_dir={tmp_path / str(number)}"
+        missed = reflact("train", path, "--replay", cassette, *once, "--set", change, "--set", out)
+        assert missed.exit_code == 2, missed.output
+        assert "since it was recorded, " in missed.stderr
+        assert words in missed.stderr
+
+
+def test_two_folders_of_one_store_are_two_runs(tmp_path: Path) -> None:
+    """Both are listed, each with its own files; the second takes all answers from the store."""
+    once = ("--set", "train.num_epochs=1", "--set", f"store={tmp_path / 'shared.db'}", "--show", "quiet")
+    with serving(say_four_and_append) as url:
+        path = configured(tmp_path, url)
+        for name in "ab":
+            done = reflact("train", path, *once, "--set", f"out_dir={tmp_path / name}")
+            assert done.exit_code == 0, done.output
+            assert (tmp_path / name / "summary.json").exists()
+    listed = [
+        json.loads(line) for line in reflact("runs", tmp_path / "shared.db", "--json").stdout.splitlines()
+    ]
+    assert len({row["run_id"] for row in listed}) == 2
+    first, second = (
+        RunSummary.model_validate_json((tmp_path / name / "summary.json").read_text(encoding="utf-8"))
+        for name in "ab"
+    )
+    assert first.scores == second.scores
+    assert sum(entry.usage.calls for entry in second.spend) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "near"),
+    [
+        ("train {folder}/rum.yaml", "run.yaml"),
+        ("train {run} --set data.path=item.jsonl", "items.jsonl"),
+        ("train {run} --set skill=skil.md", "skill.md"),
+        ("train {run} --replay {folder}/cassete.jsonl", "cassette.jsonl"),
+        ("train {run} --set prompts.folder=prompt", "prompts"),
+        ("eval {run} --skill {folder}/skil.md", "skill.md"),
+        ("show {folder}/out_run", "out-run"),
+        ("runs {folder}/out_run/below", "out-run"),
+        ("memory list {folder}/memry.db", "memory.db"),
+        ("calibrate {folder}/rum.yaml", "run.yaml"),
+        ("init {folder}/item.jsonl --model m --out {folder}/new.yaml", "items.jsonl"),
+    ],
+)
+def test_a_near_name_is_suggested_for_a_missing_file_or_folder(
+    tmp_path: Path, command: str, near: str
+) -> None:
+    run = configured(tmp_path)
+    for name in ("skill.md", "cassette.jsonl", "memory.db"):
+        (tmp_path / name).touch()
+    for name in ("out-run", "prompts"):
+        (tmp_path / name).mkdir()
+    result = reflact(*(part.format(folder=tmp_path, run=run) for part in command.split()))
+    assert_refused(result, f"did you mean {tmp_path / near}?")
+
+
+def refuse_key(handler: BaseHTTPRequestHandler) -> None:
+    asked_of(handler)
+    error = {"message": "Incorrect API key provided", "type": "invalid_request_error"}
+    send(handler, {"error": error}, 401)
+
+
+@pytest.mark.parametrize("command", ["check", "train", "eval", "gate"])
+def test_a_wrong_key_is_code_2_and_the_words_of_its_endpoint(tmp_path: Path, command: str) -> None:
+    """No call was paid; the endpoint's JSON is not repeated."""
+    skill = tmp_path / "s.md"
+    skill.write_text("Add.\n", encoding="utf-8")
+    options = {"eval": ("--skill", skill), "gate": ("--skill", skill, "--against", skill)}
+    with serving(refuse_key) as url:
+        result = reflact(command, configured(tmp_path, url), *options.get(command, ()))
+    assert result.exit_code == 2, result.output
+    assert result.stderr.splitlines()[-1].endswith("Incorrect API key provided")
+    assert "{" not in result.output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes differ")
+def test_a_reader_that_goes_ends_a_command_quietly(tmp_path: Path) -> None:
+    """A training goes on to its end; commands that print end with code 0; nothing is written to standard error."""
+    with serving(say_four_and_append) as url:
+        path = configured(tmp_path, url)
+        once = ("--set", "train.num_epochs=1")
+        commands: list[tuple[object, ...]] = [
+            ("train", path, *once),
+            ("train", path, *once, "--show", "json"),
+            ("show", tmp_path / "run", "--json"),
+            ("show", tmp_path / "run"),
+            ("runs", tmp_path),
+            ("check", path, "--dry-run"),
+            ("prompts", "merge"),
+        ]
+        for command in commands:
+            with reflact_process(*command) as process:
+                assert process.stdout is not None
+                assert process.stderr is not None
+                process.stdout.close()
+                said = process.stderr.read()
+            assert (process.returncode, said) == (0, ""), command
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.slow
+def test_a_failure_is_printed_once_if_both_streams_are_read_together(tmp_path: Path) -> None:
+    with serving(refuse_key) as url:
+        command = [sys.executable, "-c", MAIN, "train", str(configured(tmp_path, url))]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert done.stdout.count("Incorrect API key provided") == 1
+    assert done.stdout.splitlines()[-1] == "error: the run ended as failed; the cause is above"
+
+
 def test_a_dry_run_foresees_that_its_folder_has_another_run(tmp_path: Path) -> None:
     """After a change that makes another run, the plan warns with the words of the refusal; with --fork it does not."""
     changed = ("--set", "models.target.max_tokens=24")
@@ -140,14 +284,15 @@ def test_a_dry_run_foresees_that_its_folder_has_another_run(tmp_path: Path) -> N
         refused = reflact("train", path, *changed)
     reason = " ".join(refused.stderr.split()).removeprefix("error: ")
     assert "models.target.max_tokens was" in reason
-    warned = " ".join(reflact("train", path, *changed, "--dry-run").stdout.split())
+    warned = " ".join(reflact("check", path, *changed, "--dry-run").stdout.split())
     assert warned.endswith(f"warning: without a change, reflact train will refuse to start: {reason}")
-    assert "warning" not in reflact("train", path, *changed, "--fork", "--dry-run").stdout
-    words = ("--set", "environment.description=Add numbers.", "--fork")
-    last = reflact("train", path, *words, "--dry-run").stdout.splitlines()[-1]
-    assert last == f"next: reflact train {path} --set 'environment.description=Add numbers.' --fork"
-    estimate = json.loads(reflact("train", path, "--dry-run", "--show", "json").stdout)
-    assert estimate["rows"]
+    assert "warning" not in reflact("check", path, *changed, "--set", "fork=true", "--dry-run").stdout
+    words = ("--set", "environment.description=Add numbers.", "--set", "fork=true")
+    last = reflact("check", path, *words, "--dry-run").stdout.splitlines()[-1]
+    assert last == f"next: reflact check {path} --set 'environment.description=Add numbers.' --set fork=true"
+    found = json.loads(reflact("check", path, "--dry-run", "--json").stdout)
+    assert found["estimate"]["rows"]
+    assert found["trial"] is None
 
 
 def test_a_skill_is_measured_where_the_run_is(tmp_path: Path) -> None:

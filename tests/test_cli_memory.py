@@ -99,7 +99,7 @@ def test_a_list_shows_pairs_or_traces(filled: Path, tmp_path: Path) -> None:
 
 def test_what_a_model_wrote_cannot_steer_the_terminal(filled: Path, tmp_path: Path) -> None:
     """Controls are written out, and a line break in a name or a cell forges no line."""
-    shown = run("show", filled, PAIR.id[:16]).stdout
+    shown = run("list", filled, "--id", PAIR.id[:16]).stdout
     for text in ("promoted, since", "2 -> 9", "zebra", r"\x1b]0;done\x07"):
         assert text in shown
     assert "\x1b" not in shown + run("list", filled).stdout
@@ -114,7 +114,7 @@ def test_what_a_model_wrote_cannot_steer_the_terminal(filled: Path, tmp_path: Pa
     lines = run("list", path, "--kind", "trace").stdout.splitlines()
     assert len(lines) == 2
     for one in (name, make_pair(1).id):
-        lines += run("show", path, one).stdout.splitlines()
+        lines += run("list", path, "--id", one).stdout.splitlines()
     assert not any(line.lstrip().startswith(("forged", "it.")) for line in lines)
     assert_refused(run("label", path, name, 9, "--after", 1), r"trace real\nforged-trace")
     rows = [("name", "n", "says"), ("one\nforged", "3", "a\ttab"), ("検", "12", "\x1b[2J\ud800")]
@@ -129,14 +129,14 @@ def test_commands_that_read_change_nothing(filled: Path) -> None:
     """They leave the memory and its folder as they were, to the byte."""
     folder = filled.parent
     before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    for command, *arguments in (["list"], ["list", "report"], ["export"], ["show", "monday-1"]):
+    for command, *arguments in (["list"], ["list", "report"], ["export"], ["list", "--id", "monday-1"]):
         done = reflact("memory", command, filled, *arguments)
         assert (done.exit_code, bool(done.stdout)) == (0, True), command
         assert before == {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
 
 def read_labels(store: Path) -> list[object]:
-    (trace,) = read_lines("show", store, "monday-1")
+    (trace,) = read_lines("list", store, "--id", "monday-1")
     return [one["label"] for one in trace["events"]]
 
 
@@ -213,9 +213,9 @@ def test_each_error_is_one_sentence(store: Path, tmp_path: Path) -> None:
         (("list", "nowhere.db"), "no memory at nowhere.db"),
         (("list", store, "zebra", "--kind", "trace"), "cannot be combined"),
         (("list", foreign), "not a SQLite database"),
-        (("show", store, "zzzz"), "has no pair or trace 'zzzz'"),
-        (("show", store, "mon"), "at least 4 characters"),
-        (("show", store, "mond"), "monday-1, monday-2, monday-22"),
+        (("list", store, "--id", "zzzz"), "has no pair or trace 'zzzz'"),
+        (("list", store, "--id", "mon"), "at least 4 characters"),
+        (("list", store, "--id", "mond"), "monday-1, monday-2, monday-22"),
         (("import", store, "nowhere.jsonl"), "cannot read nowhere.jsonl"),
         (("import", store, foreign), "holds no trace"),
         (("export", store, "nowhere/out"), "nowhere/out: No such file"),

@@ -380,7 +380,9 @@ async def test_a_check_says_that_the_skill_reaches_the_agent(tmp_path: Path) -> 
         overrides = Overrides(environment=environment, target=target, transport=endpoint, optimizer=optimizer)
         return await check_setup(TrainerConfig.model_validate(settings), overrides)
 
-    assert (await check("SKILL.md")).skill == "the agent's request has it, so it is in force"
+    trial = (await check("SKILL.md")).trial
+    assert trial is not None
+    assert trial.skill == "the agent's request has it, so it is in force"
     asked = len(endpoint.bodies)
     with pytest.raises(EnvironmentFailure, match="so the skill has no effect"):
         await check("AGENTS.md")

@@ -118,6 +118,28 @@ def test_the_index_lists_every_page() -> None:
     assert [name for name in pages if f"({name})" not in index] == []
 
 
+def test_lists_of_pages_begin_after_an_empty_line() -> None:
+    """Otherwise the site shows their bullets as one paragraph."""
+    joined = []
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", read(page), flags=re.MULTILINE | re.DOTALL)
+        joined += [
+            f"{page.name}: {line}" for line in re.findall(r"^\S(?<![-*|>]).*\n([-*] .*)", text, re.MULTILINE)
+        ]
+    assert joined == []
+
+
+def test_the_picture_of_the_live_view_shows_its_words_of_today(tmp_path: Path) -> None:
+    picture = tmp_path / "live-view.svg"
+    program = ROOT / "scripts" / "screenshot.py"
+    run(
+        f"import runpy, sys; sys.argv = ['x', {str(picture)!r}]; runpy.run_path({str(program)!r}, "
+        "run_name='__main__')",
+        ROOT,
+    )
+    assert picture.read_bytes() == (ROOT / "docs" / "live-view.svg").read_bytes()
+
+
 def test_generated_pages_are_current() -> None:
     run(
         f"import runpy, sys; sys.argv = ['x', '--check']; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')",
@@ -250,6 +272,11 @@ def test_the_documents_name_no_command_that_is_missing() -> None:
             if f"## reflact {command}" not in commands
         ]
     assert missing == []
+
+
+def test_there_are_at_most_eighteen_commands() -> None:
+    commands = re.findall(r"^## (reflact .+)$", read(ROOT / "docs" / "cli.md"), re.MULTILINE)
+    assert len(commands) <= 18
 
 
 def test_help_fits_80_columns() -> None:

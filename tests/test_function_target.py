@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,3 +177,29 @@ async def test_the_test_of_the_skill_is_made_once(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailure, match="the skill had no effect"):
         await trainer.evaluate(Skill(text=RULE))
     assert len(endpoint.bodies) == asked
+
+
+async def test_an_agent_that_breaks_at_an_answer_without_text_is_told_so() -> None:
+    """Its exception is quoted, and the sentence says that the model's answer had no text."""
+
+    class Silent(Sender):
+        async def forward(self, body: Any, *, call_id: CallId) -> str:
+            completion = json.loads(await super().forward(body, call_id=call_id))
+            del completion["choices"][0]["message"]["content"]
+            return json.dumps(completion, separators=(",", ":"))
+
+    async def strip(rollout: AgentRollout) -> str:
+        async with httpx.AsyncClient() as client:
+            response = await client.post(**build_request(rollout, rollout.skill))
+        content = response.json()["choices"][0]["message"].get("content")
+        return str(content.strip())
+
+    with pytest.raises(EnvironmentFailure, match=r"AttributeError: 'NoneType'.*content is null"):
+        await start(strip, sender=Silent()).reply("What is it?")
+    with pytest.raises(EnvironmentFailure, match=r"^the agent failed: ValueError: mine$"):
+        await start(fail_after_answer).reply("What is it?")
+
+
+async def fail_after_answer(rollout: AgentRollout) -> str:
+    await ask(rollout)
+    raise ValueError("mine")

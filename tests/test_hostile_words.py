@@ -158,7 +158,7 @@ def test_words_of_others_steer_no_terminal(runs: tuple[Path, Path], tmp_path: Pa
         *(["show", second, str(step.step)] for step in anyio.run(read_run, runs[1]).steps),
         ["show", second, "--item", f"test-000{WORDS}"],
         ["show", second, "--costs"],
-        ["diff", second],
+        ["show", second, "--skill", "baseline..best"],
         ["export", second, "--name", "words", "--description", "Use it.", "--out", str(tmp_path / STEERING)],
     ]
     code, written = run_at(Terminal(100, 40), json.dumps(commands), program=AT_TERMINAL)

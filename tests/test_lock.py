@@ -163,6 +163,6 @@ def test_a_run_under_way_can_be_looked_at(busy: Busy) -> None:
     step = reflact("show", busy.out_dir, 1)
     assert step.exit_code == 0, step.output
     assert "verdict: " in step.stdout
-    left = reflact("train", busy.config, "--dry-run")
+    left = reflact("check", busy.config, "--dry-run")
     assert left.exit_code == 0, left.output
     assert "1 steps to take, 1 taken" in left.stdout

@@ -44,17 +44,17 @@ def test_a_step_of_a_run_is_shown(folder: Path) -> None:
 
 
 def test_the_difference_of_versions_is_printed(folder: Path) -> None:
-    shown = reflact("diff", folder).stdout.splitlines()
+    shown = reflact("show", folder, "--skill", "baseline..best").stdout.splitlines()
     assert shown[0] == "--- v0 (initial)"
     assert re.fullmatch(r"\+\+\+ v\d \(step \d\)", shown[1])
     added = {line[1:] for line in shown[2:] if line.startswith("+")}
     best = (folder / "best_skill.md").read_text(encoding="utf-8")
     assert added == {line for line in best.splitlines() if line or "" in added}
     assert added & set(LINES.values())
-    between = json.loads(reflact("diff", folder, "1", "0", "--json").stdout)
+    between = json.loads(reflact("show", folder, "--skill", "1..0", "--json").stdout)
     assert (between["a"]["number"], between["b"]["number"]) == (1, 0)
     assert "\n-" in between["diff"]
-    assert reflact("diff", folder, "1", "1").stdout == "v1 and v1 have the same text\n"
+    assert reflact("show", folder, "--skill", "1..1").stdout == "v1 and v1 have the same text\n"
 
 
 def test_versions_are_printed_exactly_and_runs_as_json(folder: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_folder_with_several_runs_says_which_one_is_taken(tmp_path: Path) -> N
     for trainer in (first, second):
         anyio.run(trainer.train)
     note = f"{out} has 2 runs; this is the newest, {second.run_id} ({out / first.run_id} names another)"
-    assert reflact("diff", out).stderr == f"note: {note}\n"
+    assert reflact("show", out, "--skill", "baseline..best").stderr == f"note: {note}\n"
     assert note in reflact("compare", out, out / first.run_id[:6]).stderr
     for run in (first, second):
         named = reflact("show", out / run.run_id[:6])
@@ -135,7 +135,11 @@ def test_a_folder_with_several_runs_says_which_one_is_taken(tmp_path: Path) -> N
 def test_commands_print_nothing_that_steers(tmp_path: Path) -> None:
     """A run whose data, answers and proposals hold terminal codes is shown without them."""
     anyio.run(build_hostile_trainer(tmp_path / "run", epochs=1).train)
-    for command in (["show", tmp_path / "run"], ["diff", tmp_path / "run"], ["show", tmp_path / "run", 1]):
+    for command in (
+        ["show", tmp_path / "run"],
+        ["show", tmp_path / "run", "--skill", "baseline..best"],
+        ["show", tmp_path / "run", 1],
+    ):
         result = reflact(*command)
         assert result.exit_code == 0, result.output
         assert not {"\x1b", "\x07", "\r", "\u202e", "\u200b"} & set(result.output)

@@ -296,3 +296,46 @@ async def test_a_reply_of_another_model_is_counted() -> None:
         for number in range(5):
             await client.ask(PROMPT, Text, call_id=call_id(f"c{number}"))
     assert [(each.kind, each.count) for each in await store.faults(RUN)] == [("other model", 1)]
+
+
+@pytest.mark.parametrize("limit", ["max_usd", "max_tokens"])
+async def test_nine_tenths_of_a_budget_are_spent(limit: str) -> None:
+    """The last calls get shorter caps than the configured one, by the answers so far; no limit is exceeded."""
+    settings = config(max_tokens=16_384, price=Price(input=0.1, output=10.0), max_retries=0)
+    reply = completion("fine", tokens=(60, 0, 200))
+    usage = Usage(calls=1, input_tokens=60, output_tokens=200)
+    most = {"max_usd": 200 * (usd_of(usage, settings) or 0), "max_tokens": 200 * 260}[limit]
+    store, held, endpoint = await opened(), budget(**{limit: most}), Endpoint(reply)
+    async with connected(endpoint, settings, store=store, budget=held) as client:
+
+        async def ask_all() -> None:
+            for number in range(1000):
+                await client.ask(PROMPT, Text, call_id=call_id(str(number)))
+
+        with pytest.raises(BudgetSpent):
+            await ask_all()
+    used, unsettled, _ = await taken(store)
+    spent = used.usd or 0 if limit == "max_usd" else used.input_tokens + used.output_tokens
+    assert unsettled == 0
+    assert 0.9 * most <= spent <= most
+    caps = [json.loads(request.content)["max_tokens"] for request in endpoint.requests]
+    assert caps[0] == 16_384
+    assert caps[-1] == 800
+
+
+async def test_an_answer_cut_at_a_shorter_cap_ends_the_budget_and_is_asked_again_with_more() -> None:
+    """It counts at its worst case and is not stored, so a larger budget asks for it at the whole cap."""
+    settings = config(max_tokens=1000, max_retries=0)
+    short, cut = completion("fine", tokens=(10, 0, 10)), completion("fi", tokens=(10, 0, 64), finish="length")
+    trial = Endpoint(short)
+    await ask(Text, trial, settings)
+    whole = len(trial.requests[0].content) + OVERHEAD_TOKENS + 1000
+    store, held = await opened(), budget(max_tokens=whole)
+    async with connected(Endpoint(short, cut), settings, store=store, budget=held) as client:
+        await client.ask(PROMPT, Text, call_id=call_id("0"))
+        with pytest.raises(BudgetSpent, match="an answer of 64 tokens, which was cut there"):
+            await client.ask(PROMPT, Text, call_id=call_id("1"))
+    assert (await taken(store))[1] == 1
+    endpoint = Endpoint(short)
+    await ask(Text, endpoint, settings, store=store, part="1")
+    assert json.loads(endpoint.requests[0].content)["max_tokens"] == 1000

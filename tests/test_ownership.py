@@ -27,7 +27,7 @@ from reflact.testing import toy_optimizer
 from reflact.testing.llm import Script, ScriptedAnswer
 from served import Endpoint, serving
 from toy_runs import build_trainer, settings
-from training_process import REFUSED, STOPPED, train
+from training_process import REFUSED, STOPPED, train_below
 
 FOLDERS, TOGETHER, IN_FLIGHT, LIMIT = 3, 2, 16, 120
 HANGS = 120
@@ -127,9 +127,10 @@ class Contest:
         self._context.set_forkserver_preload(["reflact.llm.client", "reflact.store.runs", "training_process"])
 
     def start(self, **sections: Any) -> BaseProcess:
-        out_dir = self._folder / f"run-{self._chance.randrange(FOLDERS)}"
-        plain = pure_world.settings(self._world, out_dir, train={"num_epochs": 2}, **sections)
-        process = self._context.Process(target=train, args=({**plain, "store": str(self.store)}, self._port))
+        folder = self._folder / f"folder-{self._chance.randrange(FOLDERS)}"
+        plain = pure_world.settings(self._world, Path("run"), train={"num_epochs": 2}, **sections)
+        config = {**plain, "store": str(self.store)}
+        process = self._context.Process(target=train_below, args=(folder, config, self._port))
         process.start()
         return process
 

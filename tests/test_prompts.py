@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,15 @@ from prompt_examples import CASSETTE, examples, outcome
 from reflact.config.training import PromptsConfig
 from reflact.errors import PromptError
 from reflact.llm.cassettes import open_cassette, read_cassette
-from reflact.prompts import VARIABLE, Prompt, find_data_folder, load_prompts, read_prompt
+from reflact.prompts import (
+    VARIABLE,
+    Prompt,
+    find_data_folder,
+    find_prompt_file,
+    load_prompts,
+    read_prompt,
+)
+from served import assert_refused, reflact
 
 FOLDER = find_data_folder("prompts")
 PROMPT_NAMES = {path.name for path in FOLDER.iterdir() if path.is_dir()}
@@ -103,6 +112,33 @@ def test_a_malformed_file_is_one_sentence(tmp_path: Path, before: str, after: st
         read_prompt(path)
     assert str(path) in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("reply", ["RankReply", "MergeReply"])
+def test_a_front_matter_names_a_reply_that_its_prompt_can_have(tmp_path: Path, reply: str) -> None:
+    """An unknown one and that of another prompt are refused with the right one."""
+    path = written(tmp_path, re.sub("reply: .*", f"reply: {reply}", PLAIN))
+    with pytest.raises(PromptError, match="a prompt ranking has ReasonedRankReply") as refusal:
+        load_prompts(PromptsConfig(folder=tmp_path))
+    assert str(path) in str(refusal.value)
+
+
+def test_a_prompt_is_listed_printed_and_copied_to_be_changed(tmp_path: Path) -> None:
+    """A changed copy is what a run uses; an existing file stays, and a near name is suggested."""
+    listed = reflact("prompts").stdout
+    assert [name for name in FOLDER.iterdir() if name.is_dir() and name.name not in listed] == []
+    newest = find_prompt_file("ranking")
+    text = newest.read_text(encoding="utf-8")
+    assert reflact("prompts", "ranking").stdout == text
+    copied = reflact("prompts", "ranking", "--copy", tmp_path)
+    assert copied.exit_code == 0, copied.output
+    path = tmp_path / "ranking" / newest.name
+    assert path.read_text(encoding="utf-8") == text
+    path.write_text(text.replace("\n---\n", "\n---\nBe brief.\n", 1), encoding="utf-8")
+    assert load_prompts(PromptsConfig(folder=tmp_path)).prompts["ranking"].system.startswith("Be brief.")
+    assert_refused(reflact("prompts", "ranking", "--copy", tmp_path), "exists already")
+    assert_refused(reflact("prompts", "rankin"), "did you mean ranking?")
+    assert_refused(reflact("prompts", "--copy", tmp_path), "--copy needs the NAME")
 
 
 VERSIONS = sorted(

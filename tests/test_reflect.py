@@ -14,7 +14,7 @@ from reflact.config.training import UpdateConfig
 from reflact.errors import ContextOverflow, ReplyError
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.stages.prompt_sections import show_edits
-from reflact.stages.reflect import Analyst, Minibatch
+from reflact.stages.reflect import Analyst, Minibatch, count_cases
 from reflact.store.runs import open_store
 from reflact.testing import ScriptedLLM, ToyEnvironment, ToyTarget, toy_optimizer
 from reflact.testing.llm import ScriptedAnswer
@@ -68,6 +68,21 @@ async def test_reasoning_is_kept_and_patterns_are_tied_to_items() -> None:
     assert str(EDIT["evidence"]) in show_edits([edit])
     plain = edit.model_copy(update={"evidence": ""})
     assert "Cases behind them: proposal 1 from 2 failure cases." in show_edits([plain])
+
+
+@pytest.mark.parametrize(
+    ("evidence", "count"),
+    [
+        ("Cases 1, 3 and 5 name no year.", 3),
+        ("In case #2 the sum is wrong, and in case 4 too.", 2),
+        ("Cases 2-4 and 7 show it.", 4),
+        ("cases 1 to 99", 8),
+        ("All of them; no case says it.", 8),
+    ],
+)
+def test_support_counts_the_cases_that_ask_for_an_edit(evidence: str, count: int) -> None:
+    """They are those that its evidence names; all of the batch if it names none."""
+    assert count_cases(evidence, 8) == count
 
 
 @pytest.mark.parametrize("placeholder", ["<task>", "<Right_Answer>", "<case_1>", "</rejected>"])

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -16,7 +20,7 @@ from reflact.config.loading import load_config
 from reflact.data import load_dataset
 from reflact.training.check import SetupCheck
 from reflact.types import Split
-from served import asked_of, assert_refused, completion, configured, reflact, say_four, send, serving
+from served import MAIN, asked_of, assert_refused, completion, configured, reflact, say_four, send, serving
 
 ANSWERS = {"big": '{"word": "ready"}', "small": "4"}
 
@@ -65,13 +69,13 @@ def test_init_writes_a_configuration_that_works(tmp_path: Path) -> None:
         assert "60 items: 20 train, 20 validation, 20 test" in result.stdout
         checked = reflact("check", config)
         assert checked.exit_code == 0, checked.output
-        assert re.search(r"time: \d+ calls of the target are likely; at .+ each .+ 4 at once", checked.stdout)
+        assert re.search(r"time: \d+ rollouts are likely; at .+ each .+ 4 run at once", checked.stdout)
     loaded = load_config(config)
     assert loaded.data.fields.input == "prompt"
     assert loaded.data.fields.reference == "gold"
     assert loaded.environment.grader == "numeric"
-    planned = reflact("train", config, "--dry-run")
-    assert "items: 20 train, 20 validation, 20 test" in planned.stdout
+    planned = reflact("check", config, "--dry-run")
+    assert "data: 20 train, 20 validation, 20 test" in planned.stdout
     assert "optimizer" in planned.stdout
 
 
@@ -89,7 +93,7 @@ GUESSES = [
     (["question", "first_answer", "second_answer"], "several columns may be the right answer; name it with"),
     (["input_text", "user_message"], "several columns may be the task; name it with --input"),
     (["foo", "bar"], "no column looks like the task; name it with --input (the columns are 'foo', 'bar')"),
-    (["question", "note"], "grader critic: No column is plainly the right answer"),
+    (["question", "note"], "no column looks like the right answer; name it with --reference"),
     (
         ["What is the problem with this answer?", "yes"],
         "if the first row is an item, write a header above it",
@@ -107,19 +111,69 @@ def test_columns_are_found_by_telling_names(tmp_path: Path, columns: list[str], 
 
 @pytest.mark.parametrize("empty", ["answer", "label"])
 def test_an_empty_column_is_never_the_answer(tmp_path: Path, empty: str) -> None:
-    """Another one is, or a critic grades."""
+    """Another one is, or the command says how to let a critic grade."""
     guess, _ = init_columns(tmp_path, {"question": REVIEWS, empty: EMPTY, "output": MOODS})
     assert "reference from 'output'" in guess
     (tmp_path / "run.yaml").unlink()
-    assert init_columns(tmp_path, {"question": REVIEWS, empty: EMPTY})[1] == "critic"
+    assert init_columns(tmp_path, {"question": REVIEWS, empty: EMPTY})[1] == ""
+    assert init_columns(tmp_path, {"question": REVIEWS, empty: EMPTY}, "--grader", "critic")[1] == "critic"
 
 
-def init_columns(folder: Path, columns: dict[str, list[str]]) -> tuple[str, str]:
+def test_without_a_terminal_a_doubt_ends_with_the_complete_command(tmp_path: Path) -> None:
+    """It has what was typed, the column that is in doubt, and the model if that is missing too; typed, it works."""
+    data = tmp_path / "data.csv"
+    with data.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["question", "note"], *zip(REVIEWS, MOODS, strict=True)])
+    result = reflact("init", data, "--out", tmp_path / "run.yaml", "--description", "Sort mails.")
+    assert_refused(result, "no column looks like the right answer")
+    typed = result.stderr.strip().partition("type: reflact ")[2]
+    assert typed.endswith(" --description 'Sort mails.' --reference COLUMN --model NAME")
+    words = shlex.split(typed.replace("COLUMN", "note").replace("NAME", "m"))
+    assert reflact(*words).exit_code == 0
+    loaded = load_config(tmp_path / "run.yaml")
+    assert (loaded.data.fields.reference, loaded.environment.description) == ("note", "Sort mails.")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_at_a_terminal_init_asks_what_it_doubts(tmp_path: Path) -> None:
+    """Three rows are shown; an empty answer takes the guess, and another one is written."""
+    import pty
+
+    data, config = tmp_path / "data.csv", tmp_path / "run.yaml"
+    with data.open("w", newline="", encoding="utf-8") as file:
+        rows = zip(REVIEWS, MOODS, MOODS, strict=True)
+        csv.writer(file).writerows([["question", "first_answer", "second_answer"], *rows])
+    ours, theirs = pty.openpty()
+    os.write(ours, b"second_answer\n\nsmall\nSort mails.\n")
+    command = [sys.executable, "-c", MAIN, "init", str(data), "--out", str(config)]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        said = ""
+        while chunk := read_terminal(ours):
+            said += chunk
+    os.close(ours)
+    assert process.returncode == 0, said
+    assert [f"row {number}: " in said for number in range(1, 5)] == [True, True, True, False]
+    loaded = load_config(config)
+    assert (loaded.data.fields.reference, loaded.environment.grader) == ("second_answer", "normalized")
+    assert (loaded.models.target.model, loaded.environment.description) == ("small", "Sort mails.")
+
+
+def read_terminal(terminal: int) -> str:
+    """Return what a process wrote next; empty at its end."""
+    try:
+        return os.read(terminal, 65536).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def init_columns(folder: Path, columns: dict[str, list[str]], *options: str) -> tuple[str, str]:
     """Return what `init` says of a CSV file with these columns, and the grader that it writes."""
     data, config = folder / "data.csv", folder / "run.yaml"
     with data.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([columns, *zip(*columns.values(), strict=True)])
-    result = reflact("init", data, "--out", config, "--model", "m")
+    result = reflact("init", data, "--out", config, "--model", "m", *options)
     return result.output, load_config(config).environment.grader if config.exists() else ""
 
 
@@ -303,7 +357,9 @@ def test_check_grades_an_item_and_writes_nothing(tmp_path: Path) -> None:
         result = reflact("check", configured(tmp_path, url), *optimizer_of("big"))
         checked = reflact("check", configured(tmp_path, url), *optimizer_of("big"), "--json")
     assert result.exit_code == 0, result.output
-    assert SetupCheck.model_validate_json(checked.stdout).grade.answer == "4"
+    trial = SetupCheck.model_validate_json(checked.stdout).trial
+    assert trial is not None
+    assert trial.grade.answer == "4"
     for words in (
         "typed replies by json_schema",
         "price unknown",
@@ -311,7 +367,6 @@ def test_check_grades_an_item_and_writes_nothing(tmp_path: Path) -> None:
         "4 train, 3 validation, 3 test",
     ):
         assert words in result.stdout
-    assert "Only 3 validation items" not in result.stdout, "init and the start of a training say it"
     assert "hint: environment.description is empty" in result.stdout
     assert set(server.asked) == {"small", "big"}
     assert len(server.asked) <= 6

@@ -28,6 +28,7 @@ RANKS = (
     {"integrations", "training", "executors"},
     {"reporting"},
     {"trainer"},
+    {"sweep"},
     {"cli", "testing"},
 )
 RANK = {name: rank for rank, names in enumerate(RANKS) for name in names}

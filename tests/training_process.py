@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -25,6 +27,13 @@ class ToPort(httpx.AsyncHTTPTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         request.url = request.url.copy_with(host="127.0.0.1", port=self._port)
         return await super().handle_async_request(request)
+
+
+def train_below(folder: Path, config: dict[str, Any], port: int) -> None:
+    """Train with a folder as the current one, from which a relative ``out_dir`` counts."""
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    train(config, port)
 
 
 def train(config: dict[str, Any], port: int) -> None:

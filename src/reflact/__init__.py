@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         export_skill,
         read_run,
     )
+    from reflact.sweep import SweepSummary, train_many
     from reflact.trainer import Trainer
     from reflact.types import Grade, Item, Rollout, Score, Skill, Split
 
@@ -56,6 +57,7 @@ __all__ = [
     "Skill",
     "Split",
     "Stream",
+    "SweepSummary",
     "Target",
     "Trace",
     "Trainer",
@@ -64,6 +66,7 @@ __all__ = [
     "compare_runs",
     "export_skill",
     "read_run",
+    "train_many",
 ]
 
 _load = load_exports(
@@ -86,6 +89,7 @@ _load = load_exports(
             "export_skill",
             "read_run",
         ),
+        "sweep": ("SweepSummary", "train_many"),
         "trainer": ("Trainer",),
         "types": ("Grade", "Item", "Rollout", "Score", "Skill", "Split"),
     },

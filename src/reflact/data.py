@@ -34,6 +34,7 @@ from reflact.config.loading import LARGE_RATIO
 from reflact.errors import DataError
 from reflact.jsonutil import build_object
 from reflact.skill_evals import unfold_case
+from reflact.text import suggest_path
 from reflact.types import FrozenModel, Item, Split, canonical_json, digest_json
 
 T = TypeVar("T")
@@ -154,6 +155,7 @@ def load_dataset(
         else:
             raise DataError(
                 f"there is no data at {path}: give a folder with train, val and test, or one file"
+                f"{suggest_path(path)}"
             )
     except OSError as error:
         raise DataError(

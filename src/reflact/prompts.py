@@ -13,6 +13,7 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +24,7 @@ from pydantic import Field, JsonValue, ValidationError
 from reflact.config.training import PromptsConfig, TrainerConfig
 from reflact.errors import PromptError
 from reflact.messages import Message, RenderedPrompt
+from reflact.text import suggest_path
 from reflact.types import FrozenModel
 
 VARIABLE = re.compile(r"\{\{([a-z_]+)\??\}\}")
@@ -148,7 +150,7 @@ def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = N
     config = config or PromptsConfig()
     packaged = find_data_folder("prompts")
     pinned = config.versions
-    names = sorted(path.name for path in packaged.iterdir() if path.is_dir())
+    names = list_prompt_names()
     unknown = set(pinned) - set(names)
     if unknown:
         raise PromptError(
@@ -159,11 +161,33 @@ def load_prompts(config: PromptsConfig | None = None, *, folder: Path | None = N
     own = {"prompts.folder": config.folder, "the environment's prompt_folder": folder}
     for key, place in own.items():
         if place is not None and not place.is_dir():
-            raise PromptError(f"{key}: {place} is not a folder; name the one that has NAME/vN.md")
+            advice = f"name the one that has NAME/vN.md{suggest_path(place)}"
+            raise PromptError(f"{key}: {place} is not a folder; {advice}")
         folders += [] if place is None else [place]
     folders.append(packaged)
     prompts = {name: _find_prompt(name, pinned.get(name), folders) for name in names}
     return PromptBook(prompts=prompts)
+
+
+def list_prompt_names() -> list[str]:
+    """Return the names of the packaged prompts."""
+    return sorted(path.name for path in find_data_folder("prompts").iterdir() if path.is_dir())
+
+
+def find_prompt_file(name: str) -> Path:
+    """Return the file of the newest version of a packaged prompt; PromptError if there is none."""
+    names = list_prompt_names()
+    if name not in names:
+        near = [f"; did you mean {one}?" for one in get_close_matches(name, names, n=1)]
+        listed = f"; there are {_join_names(names)}"
+        raise PromptError(f"no prompt is called {name}{(near or [listed])[0]}")
+    return max(list_versions(find_data_folder("prompts"), name).items())[1]
+
+
+def list_versions(folder: Path, name: str) -> dict[int, Path]:
+    """Return the files of a prompt in a folder by version."""
+    files = (folder / name).glob("v*.md")
+    return {int(file.stem[1:]): file for file in files if file.stem[1:].isdigit()}
 
 
 def list_used_prompts(config: TrainerConfig) -> frozenset[str]:
@@ -254,12 +278,25 @@ def _parse_prompt(path: Path, text: str) -> Prompt:
 def _find_prompt(name: str, version: int | None, folders: Sequence[Path]) -> Prompt:
     """Return the pinned or the newest version of a prompt, of the first folder that has it."""
     for folder in folders:
-        paths = {int(p.stem[1:]): p for p in (folder / name).glob("v*.md") if p.stem[1:].isdigit()}
+        paths = list_versions(folder, name)
         chosen = version if version is not None else max(paths, default=None)
         if chosen in paths:
-            return read_prompt(paths[chosen])
+            prompt = read_prompt(paths[chosen])
+            _check_reply(prompt, paths[chosen])
+            return prompt
     wanted = f"v{version}" if version is not None else "any version"
     raise PromptError(f"prompt {name}: {wanted} is not in {_join_names(str(p) for p in folders)}")
+
+
+def _check_reply(prompt: Prompt, path: Path) -> None:
+    """Raise PromptError if the front matter names a reply that no call asks such a prompt for."""
+    packaged = list_versions(find_data_folder("prompts"), prompt.header.name)
+    known = {read_prompt(file).header.reply for file in packaged.values()}
+    if prompt.header.reply not in known:
+        raise PromptError(
+            f"{path}: its front matter names the reply {prompt.header.reply}; a prompt "
+            f"{prompt.header.name} has {' or '.join(sorted(known))}"
+        )
 
 
 def _join_names(names: Iterable[str]) -> str:

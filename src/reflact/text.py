@@ -8,6 +8,8 @@ import json
 import unicodedata
 from collections.abc import Iterable
 from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -73,14 +75,23 @@ def shorten(text: str, length: int) -> str:
 
 def shorten_reason(reason: str) -> str:
     """Return a reason for a line, with the message alone of an endpoint's JSON."""
-    head, brace, tail = reason.partition("{")
+    return shorten(replace_json(reason), MAX_REASON_CHARS)
+
+
+def replace_json(text: str) -> str:
+    """Return a text with the message alone of an endpoint's JSON, if it has one."""
+    head, brace, tail = text.partition("{")
     with suppress(ValueError, RecursionError):
         body, end = json.JSONDecoder().raw_decode(brace + tail)
         error = body.get("error", body)
-        message = error.get("message") if isinstance(error, dict) else error
-        if isinstance(message, str):
-            reason = head + message + (brace + tail)[end:]
-    return shorten(reason, MAX_REASON_CHARS)
+        message = error
+        if isinstance(error, dict):
+            message = error.get("message", error.get("detail"))
+        if isinstance(message, list):  # FastAPI lists what is wrong with a request
+            message = "; ".join(str(part["msg"]) for part in message if "msg" in part)
+        if message and isinstance(message, str):
+            return head + message + (brace + tail)[end:]
+    return text
 
 
 def name_count(count: int, noun: str, plural: str | None = None) -> str:
@@ -154,3 +165,17 @@ def format_value(value: JsonValue) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def suggest_path(path: Path) -> str:
+    """Return "; did you mean ...?" if a similar name stands where a path leads to nothing; else
+    nothing.
+    """
+    with suppress(OSError):
+        if path.exists():
+            return ""
+        missing = next(place for place in (path, *path.parents) if place.parent.is_dir())
+        names = [place.name for place in missing.parent.iterdir()]
+        for near in get_close_matches(missing.name, names, n=1):
+            return f"; did you mean {missing.parent / near}?"
+    return ""

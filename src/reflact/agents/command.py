@@ -30,6 +30,7 @@ from reflact.processes.sandbox import TRUNCATION_VERSION, read_landlock_version
 from reflact.protocols import RequestForwarder
 from reflact.skill_evals import CaseAnswer, read_case_files
 from reflact.skills.package import MAIN_FILE, build_package, load_skill
+from reflact.text import suggest_path
 from reflact.types import Item, Skill, canonical_json, digest_json
 
 # Version of what a command gets, part of every rollout's key; raise it if that changes.
@@ -129,7 +130,8 @@ class CommandTarget(GatewayTarget):
             raise ConfigError(f"limits: {describe_problems(error)}") from error
         self.seconds = self.all_limits.seconds
         if self.workspace is not None and not Path(self.workspace).is_dir():
-            raise ConfigError(f"workspace: there is no folder {Path(self.workspace).resolve()}")
+            folder = Path(self.workspace).resolve()
+            raise ConfigError(f"workspace: there is no folder {folder}{suggest_path(folder)}")
         if (self.skill_file is None) == (self.seed is None):
             raise ConfigError(
                 "give either skill_file, the skill's place, or seed, which it replaces"
@@ -327,7 +329,8 @@ class CommandSession(GatewaySession):
                 )
         words = " ".join(end.errors[-WORDS_OF_ERROR:].split())
         how = end.how if isinstance(end.how, str) else f"ended with {end.how}"
-        raise ReplyError(f"the command {how}" + (f": {words}" if words else ""), reasons=())
+        cause = f": {words}" if words else ""
+        raise ReplyError(f"the command {how}{cause}{self._explain_null()}", reasons=())
 
     def _read_answer(self, folder: Path, output: str) -> str:
         """Return the answer; in a case with the files that the agent made or changed."""

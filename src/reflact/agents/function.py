@@ -130,8 +130,11 @@ class FunctionSession(GatewaySession):
                 except ReflactError:
                     raise
                 except Exception as error:
-                    reason = f"the agent failed: {type(error).__name__}: {error}"
-                    raise EnvironmentFailure(reason) from error
+                    raise self._failure or EnvironmentFailure(
+                        f"the agent failed: {type(error).__name__}: {error}{self._explain_null()}"
+                    ) from error
+        if self._failure is not None:
+            raise self._failure
         if scope.cancelled_caught:
             seconds = self._target.seconds
             raise ReplyError(

@@ -111,6 +111,7 @@ class GatewaySession:
         self._adopted: tuple[Turn, ...] | None = None
         self._asked: Counter[str] = Counter()
         self._failure: ReflactError | None = None
+        self._is_textless = False
         self._stop: Callable[[], None] = lambda: None
         self._folder = SHOWN_FOLDER
 
@@ -162,6 +163,15 @@ class GatewaySession:
         if self._failure is not None:
             raise self._failure
 
+    def _explain_null(self) -> str:
+        """Return what to say of an agent that failed after an answer without text."""
+        if not self._is_textless:
+            return ""
+        return (
+            "; the last answer of models.target had no text (its content is null), which the agent "
+            "may not expect; raise models.target.max_tokens if the model thinks first"
+        )
+
     def _refuse(self, reason: str) -> None:
         """End the agent, which asks for something that the gateway does not have."""
         self._fail(EnvironmentFailure(f"the gateway refused a request of the agent: {reason}"))
@@ -186,6 +196,9 @@ class GatewaySession:
         except ReflactError as error:
             self._fail(error)
             raise
+        self._is_textless = not any(
+            f'"{name}":' in completion for name in ("content", "tool_calls")
+        )
         completion = completion.replace(SHOWN_FOLDER, self._folder)
         return completion.replace(_flatten(SHOWN_FOLDER), _flatten(self._folder))
 

@@ -22,6 +22,7 @@ from reflact.errors import DataError, StoreError
 from reflact.jsonutil import describe_problems
 from reflact.memory.cards import TraceIdentity, extend_content_hash, hash_purpose
 from reflact.memory.models import Evaluation, Label, ScoreEvent, StateScore, StoredTrace, Transition
+from reflact.text import suggest_path
 from reflact.types import FrozenModel, canonical_json, digest_json
 
 if TYPE_CHECKING:
@@ -333,6 +334,7 @@ class Trace:
         if not folder.is_dir():
             raise DataError(
                 f"{folder} is not a folder of traces; name the one that holds their .jsonl files"
+                f"{suggest_path(folder)}"
             )
         paths = sorted(folder.rglob("*"))
         traces = tuple(cls.load(path) for path in paths if path.suffix.lower() in TRACE_SUFFIXES)

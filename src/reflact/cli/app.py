@@ -7,6 +7,7 @@ Exit codes: 0 completed; 1 a run did not complete; 2 the input is wrong and no c
 from __future__ import annotations
 
 from errno import EDQUOT, EFBIG, EIO, ENOSPC
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,14 +15,17 @@ from typer.core import TyperGroup
 
 from reflact.cli.ask import ask
 from reflact.cli.calibrate import calibrate
+from reflact.cli.check import check
 from reflact.cli.common import discard_output, print_error
 from reflact.cli.gate import gate
 from reflact.cli.init import init
 from reflact.cli.memory import memory_app
-from reflact.cli.runs import compare, export, print_diff, runs, serve, show
-from reflact.cli.train import check, demo, evaluate, train
+from reflact.cli.prompts import prompts
+from reflact.cli.runs import compare, export, runs, serve, show
+from reflact.cli.train import demo, evaluate, train
 from reflact.cli.verify import verify
 from reflact.errors import CassetteError, ReflactError, StoreError, UsageError
+from reflact.text import suggest_path
 
 # Errors of an output that cannot take more.
 FULL = frozenset({ENOSPC, EDQUOT, EFBIG, EIO})
@@ -45,6 +49,10 @@ class CommandGroup(TyperGroup):
         except RecursionError:
             print_error("a folder or a value is nested too deeply; name another, or flatten it")
             code = 2
+        except SystemExit as ending:  # rich ends the process if its reader has gone
+            if not isinstance(ending.__context__, BrokenPipeError):
+                raise
+            code = _report_os_error(ending.__context__)
         except KeyboardInterrupt:
             typer.echo("interrupted; run the same command again to resume", err=True)
             code = 130
@@ -54,9 +62,13 @@ class CommandGroup(TyperGroup):
 def _report_os_error(error: OSError) -> int:
     """Print what cannot be read or written, and return the exit code."""
     if error.filename is not None:
-        path = f"{error.filename}: {error.strerror}"
-        print_error(f"{path}; correct the path, or the permissions of the file or folder")
+        advice = suggest_path(Path(str(error.filename)))
+        advice = advice or "; correct the path, or the permissions of the file or folder"
+        print_error(f"{error.filename}: {error.strerror}{advice}")
         return 2
+    if isinstance(error, BrokenPipeError):  # the reader of the output has gone
+        discard_output()
+        return 0
     if error.errno not in FULL:
         raise error
     discard_output()
@@ -106,11 +118,11 @@ app.command("demo")(demo)
 app.command("runs")(runs)
 app.command("show")(show)
 app.command("serve")(serve)
-app.command("diff")(print_diff)
 app.command("export")(export)
 app.command("compare")(compare)
 app.command("gate")(gate)
 app.command("ask")(ask)
 app.command("verify")(verify)
 app.command("calibrate")(calibrate)
+app.command("prompts")(prompts)
 app.add_typer(memory_app)

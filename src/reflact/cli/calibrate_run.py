@@ -25,7 +25,13 @@ from reflact.cli.calibrate_output import (
     print_calibration_spend,
     print_estimate,
 )
-from reflact.cli.common import InterruptHandler, ShowMode, guard_callback, ignore_broken_pipe
+from reflact.cli.common import (
+    InterruptHandler,
+    ShowMode,
+    guard_callback,
+    ignore_broken_pipe,
+    open_console,
+)
 from reflact.cli.memory import print_incomplete_files
 from reflact.config.loading import load_section
 from reflact.errors import BudgetSpent, ConfigError, DataError, ModelError, RunFailed
@@ -38,6 +44,7 @@ from reflact.prompts import load_prompts
 from reflact.reporting.html.calibration import render_calibration_page
 from reflact.store.artifacts import write_atomically
 from reflact.store.runs import open_store
+from reflact.text import suggest_path
 from reflact.training.shutdown import GracefulStop, StoppableLLM
 
 CRITIC_ROLE = "critic"
@@ -77,6 +84,7 @@ def read_pairs(path: Path) -> list[ContrastPair]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"cannot read the anchors {path}: {getattr(error, 'strerror', error)}"
+            f"{suggest_path(path)}"
         ) from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -197,12 +205,7 @@ def calibrate_and_show(
 def _print_report(
     report: CalibrationReport, display: CalibrationDisplay, html: Path | None
 ) -> None:
-
-    class Pipe(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would end the process with code 1
-
-    console = Pipe()
+    console = open_console()
     print_calibration(console, report)
     print_calibration_spend(console, display.spend_before, display.spend_after)
     if html is not None:

@@ -20,13 +20,21 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeVar
 import anyio
 import typer
 
-from reflact.errors import RunFailed, StoreError
+from reflact.errors import (
+    AccessDenied,
+    BudgetSpent,
+    EnvironmentFailure,
+    ModelError,
+    RunFailed,
+    StoreError,
+)
 from reflact.text import escape_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from reflact.config.training import TrainerConfig
+    from reflact.events import Event
     from reflact.protocols import Approver
     from reflact.records import RunSummary
     from reflact.reporting.items import ItemMatrix
@@ -180,7 +188,7 @@ def build_view(
     if show is ShowMode.quiet:
         return RunView()
     if show is ShowMode.json:
-        return JsonView(typer.echo)
+        return JsonView(guard_callback(typer.echo))
     live = show is ShowMode.live and not asks
     return choose_view(console, name=name, epochs=epochs, times=times, live=live)
 
@@ -279,14 +287,12 @@ def train_and_show(
             because a key, model or port is wrong; 128 plus the signal's number if a signal stopped
             it.
     """
-    from rich.console import Console
-
     from reflact.reporting.terminal import print_summary
     from reflact.store.artifacts import find_exports
     from reflact.trainer import Trainer
 
     trainer = Trainer(config, approve=approve)
-    console = Console()
+    console = open_console()
     name = config.out_dir.name
     epochs = config.train.planned_epochs
     asks = approve is not None
@@ -312,12 +318,55 @@ def train_and_show(
         if summary is None or (summary.status == "cancelled" and interrupts.exit_code is not None):
             raise typer.Exit(interrupts.exit_code or 1)
     if summary.status != "completed":
-        is_read = summary.status == "failed" and console.is_terminal and sys.stderr.isatty()
+        is_read = show is not ShowMode.json and _is_shared_output()
         cause = "; the cause is above" if is_read else f": {summary.reason}"
         print_error(f"the run ended as {summary.status}{cause}")
-        raise typer.Exit(
-            1 if any(entry.usage.calls or entry.unsettled for entry in summary.spend) else 2
-        )
+        raise typer.Exit(choose_exit_code(summary))
+
+
+def choose_exit_code(summary: RunSummary) -> int:
+    """Return the exit code of a run that did not complete: 2 if no call may have been charged."""
+    is_paid = any(entry.usage.calls or entry.unsettled for entry in summary.spend)
+    return 1 if is_paid else 2
+
+
+def _is_shared_output() -> bool:
+    """Whether standard output and standard error are read together."""
+    if sys.stdout.isatty() and sys.stderr.isatty():
+        return True
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError):  # a stream is no file
+        return False
+
+
+class PaidCalls:
+    """Notes whether a measurement sends calls that may be charged, from its events."""
+
+    def __init__(self) -> None:
+        self._answered = set[int]()
+        self._open = set[int]()
+
+    def observe(self, event: Event) -> None:
+        """Note the calls of the run so far."""
+        from reflact.events import BudgetUpdated
+
+        if isinstance(event, BudgetUpdated):
+            self._answered.add(event.usage.calls)
+            self._open.add(event.worst_case.calls)
+
+    @contextmanager
+    def exit_if_none(self) -> Iterator[None]:
+        """End the command with code 2 on an error before any call that may be charged."""
+        try:
+            yield
+        except (ModelError, RunFailed, EnvironmentFailure, BudgetSpent) as error:
+            # A refused key cancels the calls beside it, which would be refused as well.
+            is_open = len(self._open) > 1 and not isinstance(error, AccessDenied)
+            if is_open or len(self._answered) > 1:
+                raise
+            print_error(str(error))
+            raise typer.Exit(2) from None
 
 
 async def _follow_run(
@@ -363,6 +412,18 @@ def ignore_broken_pipe() -> Iterator[None]:
         yield
     except BrokenPipeError:
         discard_output()
+
+
+def open_console() -> Console:
+    """Return a console on standard output that is silent after its reader has gone."""
+    from rich.console import Console
+
+    class PipeConsole(Console):
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+            discard_output()  # rich would end the process with code 1
+
+    return PipeConsole()
 
 
 def discard_output() -> None:

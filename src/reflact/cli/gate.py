@@ -12,6 +12,7 @@ import typer
 from reflact.cli.common import (
     ConfigArgument,
     OverrideOption,
+    PaidCalls,
     ShowMode,
     build_view,
     load_trainer_config,
@@ -109,12 +110,15 @@ def gate(  # noqa: PLR0917 - one for each option of the command
 
     # Progress goes to standard error, since a build reads the report from standard output.
     name = settings.out_dir.name
-    with build_view(ShowMode.lines, Console(stderr=True), name=name) as view:
+    paid = PaidCalls()
+    view = build_view(ShowMode.lines, Console(stderr=True), name=name)
+    with paid.exit_if_none(), view:
 
         async def follow(event: Event) -> None:
             nonlocal usage
             if isinstance(event, BudgetUpdated):
                 usage = event.usage
+            paid.observe(event)
             view.show_event(event)
 
         measure = partial(

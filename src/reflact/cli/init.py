@@ -1,4 +1,8 @@
-"""The command ``init``: a first configuration, from the data and the names of its columns."""
+"""The command ``init``: a first configuration, from the data and the names of its columns.
+
+At a terminal it asks what it doubts, with its guess as the default. Elsewhere it stops with the
+command that answers the question.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import math
 import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,13 +20,17 @@ import typer
 
 from reflact.cli.common import load_trainer_config
 from reflact.errors import ConfigError, DataError
-from reflact.text import escape_line
+from reflact.text import escape_line, shorten
 
 if TYPE_CHECKING:
     from reflact.config.fields import FieldsConfig
     from reflact.data import DataSet
 
 OPENAI_URL = "https://api.openai.com/v1"
+
+# The rows that are shown at a terminal, and the most characters of each.
+SHOWN_ROWS = 3
+MAX_ROW_CHARS = 300
 
 DATA_SUFFIXES = (".json", ".jsonl", ".csv")
 
@@ -105,8 +114,8 @@ HIDDEN = frozenset({"files", "expected_output"})
 SKILL_FILE = "initial_skill.md"
 TEMPLATE = """\
 # A training of reflact on {data}. Next:
-#   reflact check {name}             one small call to each model and one graded item
-#   reflact train {name} --dry-run   the plan and its cost; sends nothing
+#   reflact check {name} --dry-run   the plan and its cost; sends nothing
+#   reflact check {name}             the same with one small call to each model and one graded item
 #   reflact train {name}
 
 out_dir: {out_dir}
@@ -125,7 +134,7 @@ environment:
   # json_subset, json_schema, sql, python, checks, rubric, critic.
   grader: {grader}
 {extra}  # What the tasks are and what a good answer is; the optimizer reads it.
-  description: ""
+  description: {description}
   # The message to the target. Other columns of the data may be used too: {columns}.
   template: "{{input}}"
 
@@ -154,6 +163,7 @@ budget:
 
 
 def init(  # noqa: PLR0917 - one for each option of the command
+    context: typer.Context,
     data: Annotated[
         Path,
         typer.Argument(
@@ -161,8 +171,8 @@ def init(  # noqa: PLR0917 - one for each option of the command
         ),
     ],
     model: Annotated[
-        str, typer.Option(metavar="NAME", help="The target's model.", show_default=False)
-    ],
+        str | None, typer.Option(metavar="NAME", help="The target's model.", show_default=False)
+    ] = None,
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="The new configuration; never overwritten.")
     ] = Path("run.yaml"),
@@ -180,6 +190,22 @@ def init(  # noqa: PLR0917 - one for each option of the command
     reference: Annotated[
         str | None,
         typer.Option(metavar="COLUMN", help="Column of the right answer.", show_default=False),
+    ] = None,
+    grader: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="How answers are graded. Default: by the form of the right answers.",
+            show_default=False,
+        ),
+    ] = None,
+    description: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="What the tasks are and what a good answer is.",
+            show_default=False,
+        ),
     ] = None,
     api_key_env: Annotated[
         str | None,
@@ -202,7 +228,9 @@ def init(  # noqa: PLR0917 - one for each option of the command
 ) -> None:
     """Write a first configuration for your data.
 
-    The command knows columns by their names, and chooses the grader. Edit the file as you like.
+    The command knows columns by their names, and chooses the grader. At a terminal it shows three
+    rows and asks what it doubts; Enter takes its guess. Elsewhere it stops with the complete
+    command. Edit the file as you like.
     """
     from reflact.skills.package import load_skill
     from reflact.store.artifacts import write_atomically
@@ -216,7 +244,14 @@ def init(  # noqa: PLR0917 - one for each option of the command
         load_skill(skill)  # says why if it cannot be read
     options = {"input": input_column, "reference": reference}
     columns = {name: column for name, column in options.items() if column is not None}
-    values, notes, prompt = describe_data(data, out, columns)
+    questions = Questions(context)
+    rows = read_sample(data, columns)
+    questions.show_rows(rows)
+    values, notes, prompt = describe_data(data, out, rows, columns, grader, questions)
+    model = model or questions.ask("model", "model that answers", None)
+    if description is None and questions.is_terminal:
+        description = questions.ask("description", "what the tasks are, what a good answer is", "")
+    values["description"] = quote_yaml(description or "")
     if skill is None:
         skill = find_skill(data, prompt, out, notes)
     values["skill"] = "null" if skill is None else write_path(skill, out)
@@ -230,8 +265,55 @@ def init(  # noqa: PLR0917 - one for each option of the command
     if optimizer is None:
         option = "--optimizer, or models.optimizer.model, names another model"
         notes.append(f"the target is also its own optimizer; {option}")
-    for line in (*notes, f"wrote {out}; next: reflact check {shlex.quote(str(out))}"):
+    for line in (*notes, f"wrote {out}; next: reflact check {shlex.quote(str(out))} --dry-run"):
         typer.echo(escape_line(line))
+
+
+class Questions:
+    """Asks at a terminal; elsewhere a question ends the command with the one to type instead."""
+
+    def __init__(self, context: typer.Context) -> None:
+        self._context = context
+        self.is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+
+    def show_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Show the first rows of the data."""
+        for number, row in enumerate(rows[:SHOWN_ROWS] if self.is_terminal else (), 1):
+            text = json.dumps(dict(row), ensure_ascii=False, default=str)
+            typer.echo(escape_line(f"row {number}: {shorten(text, MAX_ROW_CHARS)}"))
+
+    def ask(
+        self, option: str, question: str, guess: str | None, *, problem: str | None = None
+    ) -> str:
+        """Return the answer, by default the guess.
+
+        Raises:
+            DataError: There is no terminal; names the problem and the command with the option.
+        """
+        if self.is_terminal:
+            if problem is not None:
+                typer.echo(escape_line(problem))
+            return str(typer.prompt(question, default=guess)).strip()
+        words = problem or f"name the {question}"
+        raise DataError(f"{words}; type: {spell_command(self._context, option)}")
+
+
+def spell_command(context: typer.Context, option: str) -> str:
+    """Return the command that was typed, with a further option, and the model if it is missing."""
+    words = ["reflact", "init"]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            if parameter.param_type_name == "option":
+                words.append(parameter.opts[0])
+            words.append(str(context.params[name]))
+    missing = [option]
+    if context.params["model"] is None and option != "model":
+        missing.append("model")
+    given = {"input": "COLUMN", "reference": "COLUMN"}
+    ends = [f"--{one} {given.get(one, 'NAME')}" for one in missing]
+    return " ".join([shlex.join(words), *ends])
 
 
 def describe_models(
@@ -281,8 +363,13 @@ def find_skill(data: Path, prompt: str | None, out: Path, notes: list[str]) -> P
     return path
 
 
-def describe_data(
-    data: Path, out: Path, columns: Mapping[str, str]
+def describe_data(  # noqa: PLR0917 - one for each thing that the caller may know
+    data: Path,
+    out: Path,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, str],
+    grader: str | None,
+    questions: Questions,
 ) -> tuple[dict[str, str], list[str], str | None]:
     """Return the values of the template for a data file, what a person should know about them, and
     the system prompt if all rows are chats with the same one.
@@ -290,11 +377,14 @@ def describe_data(
     Args:
         data: The file or folder.
         out: The configuration.
+        rows: Its rows.
         columns: The columns of fields that the caller knows.
+        grader: The grader, if the caller knows it.
+        questions: Asks what is in doubt.
 
     Raises:
-        DataError: The data cannot be read, is not fit for a run, or has no column that could be the
-            input.
+        DataError: The data cannot be read or is not fit for a run, or something is in doubt and
+            nobody can be asked.
     """
     from reflact.config.fields import DEFAULT_COLUMNS, FieldsConfig
     from reflact.environments.dataset import PLAIN_GRADERS, DatasetEnvironment
@@ -302,8 +392,7 @@ def describe_data(
     from reflact.training.gating import FEW_ITEMS, describe_few_items
     from reflact.types import Split
 
-    rows = read_sample(data, columns)
-    used = find_columns(rows, columns, str(data))
+    used = find_columns(rows, columns, str(data), questions, needs_answer=grader != "critic")
     named = {}
     for field, column in used.items():
         usual = next((name for name in DEFAULT_COLUMNS[field] if rows and name in rows[0]), None)
@@ -323,13 +412,13 @@ def describe_data(
     rest = [name for name in items[0].metadata if name not in hidden]
     guess = guess_grader([item.reference for item in items])
     if guess is None:
-        reason = "No column is plainly the right answer, so a critic grades."
-        if rest:
-            reason += (
-                f" If one is, remove {out.name} and name it with --reference ({', '.join(rest)})."
-            )
-        guess = "critic", reason
-    grader, why = guess
+        guess = "critic", "The items have no right answers, so a critic grades."
+    name, why = guess
+    if grader is None and questions.is_terminal:
+        grader = questions.ask("grader", "grader", name, problem=why)
+    if grader not in {None, name}:
+        why = "Chosen by you."
+    grader = grader or name
     if grader in PLAIN_GRADERS:
         # says which rows it cannot grade
         DatasetEnvironment(dataset, grade=PLAIN_GRADERS[grader]())
@@ -396,15 +485,20 @@ def choose_batch_size(n_train: int) -> int:
 
 
 def find_columns(
-    rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, str], where: str
+    rows: Sequence[Mapping[str, Any]],
+    chosen: Mapping[str, str],
+    where: str,
+    questions: Questions,
+    *,
+    needs_answer: bool,
 ) -> dict[str, str]:
     """Return the columns of the task and the right answer by their names.
 
     Columns that are empty in most rows count as absent.
 
     Raises:
-        DataError: No column or several could be the task, several could be the right answer, or
-            there are tests instead.
+        DataError: It is in doubt which column is the task or the right answer, and nobody can be
+            asked; or there are tests instead.
     """
     from reflact.config.fields import DEFAULT_COLUMNS
     from reflact.jsonutil import flatten_fields
@@ -423,13 +517,20 @@ def find_columns(
             refuse_tests(filled, where)
         if len(telling) == 1 or is_default:
             columns[field] = telling[0]
-        elif telling or (field == "input" and rows):
+        elif rows and (field == "input" or needs_answer):
             listed = ", ".join(map(repr, telling or free)) or "none"
-            named = f"name it with --{field} (the columns are {listed})"
-            if telling:
-                raise DataError(f"{where}: several columns may be {what}; {named}")
-            hint = f"; {HEADER}" if where.endswith(".csv") else ""
-            raise DataError(f"{where}: no column looks like {what}; {named}{hint}")
+            problem = (
+                f"several columns may be {what}" if telling else f"no column looks like {what}"
+            )
+            problem = f"{where}: {problem}; name it with --{field} (the columns are {listed})"
+            if not telling and where.endswith(".csv"):
+                problem += f"; {HEADER}"
+            if field == "reference":
+                problem += "; without right answers, --grader critic lets a model grade"
+            guess = (telling or free or [""])[0] if telling or field == "input" else ""
+            question = f"column of {what}"
+            if chosen_column := questions.ask(field, question, guess, problem=problem):
+                columns[field] = chosen_column
     answer = columns.get("reference")
     if answer in filled.get(str(answer), ()):
         raise DataError(f"{where}: {answer!r} is an answer and no name of a column; {HEADER}")

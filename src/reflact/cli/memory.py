@@ -9,7 +9,7 @@ import anyio
 import typer
 
 from reflact.errors import DataError, UsageError
-from reflact.text import escape_controls, escape_line, shorten
+from reflact.text import escape_controls, escape_line, shorten, suggest_path
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -82,14 +82,29 @@ def list_stored(  # noqa: PLR0917 - what the command line offers
     limit: Annotated[
         int, typer.Option(min=1, max=1000, metavar="N", help="Maximum number of pairs.")
     ] = 50,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            metavar="ID",
+            help="Show one pair or trace in full. The beginning of its id is enough.",
+            show_default=False,
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """List pairs or traces.
+    """List pairs or traces, or show one in full.
 
-    The most useful pairs come first.
+    The most useful pairs come first. A trace is shown step by step: the action, the change, the
+    critic's evaluation and the label.
     """
     from reflact.memory.store import MemoryStore
 
+    if name is not None:
+        if words or status:
+            raise UsageError("--id cannot be combined with words or --status; leave them out")
+        _show_stored(store, name, json=json)
+        return
     if kind == "trace" and (words or status):
         raise UsageError("--kind trace cannot be combined with words or --status; list it alone")
     values: Sequence[FrozenModel]
@@ -111,18 +126,8 @@ def list_stored(  # noqa: PLR0917 - what the command line offers
         typer.echo(f"only the first {limit} pairs; --limit shows more", err=True)
 
 
-@memory_app.command()
-def show(
-    store: StoreArgument,
-    name: Annotated[
-        str, typer.Argument(metavar="ID", help="The id of a pair or trace, or its prefix.")
-    ],
-    json: JsonOption = False,
-) -> None:
-    """Show a pair or a trace in full.
-
-    A trace is shown step by step: the action, the change, the critic's evaluation and the label.
-    """
+def _show_stored(store: Path, name: str, *, json: bool) -> None:
+    """Show a pair or a trace in full, by its id or the beginning of it."""
 
     async def read(memory: MemoryStore) -> StoredPair | StoredTrace | None:
         pairs = {stored.pair.id: stored for stored in await memory.pairs()}
@@ -318,7 +323,7 @@ def _read_source(source: Path) -> tuple[tuple[Trace, ...], list[str]]:
     try:
         lines = source.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {source}: {error}") from None
+        raise UsageError(f"cannot read {source}: {error}{suggest_path(source)}") from None
     try:
         first = json.loads(lines[0])
     except (ValueError, RecursionError):
@@ -358,7 +363,8 @@ def _use_store(
             return await work(memory)
 
     if not path.is_file():
-        raise UsageError(f"there is no memory at {path}; pass the path of its file")
+        advice = suggest_path(path) or "; pass the path of its file"
+        raise UsageError(f"there is no memory at {path}{advice}")
     return anyio.run(run)
 
 

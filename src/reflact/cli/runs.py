@@ -1,4 +1,4 @@
-"""The commands on runs: ``runs``, ``show``, ``diff``, ``export``, ``compare`` and ``serve``."""
+"""The commands on runs: ``runs``, ``show``, ``export``, ``compare`` and ``serve``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from reflact.cli.common import (
     print_matrix_items,
 )
 from reflact.errors import StoreError, UsageError
-from reflact.text import escape_controls, escape_line, name_count
+from reflact.text import escape_controls, escape_line, name_count, suggest_path
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -89,6 +89,7 @@ def runs(folder: FolderArgument = Path("runs"), as_json: JsonLinesOption = False
     if not listings and not n_unreadable:
         raise UsageError(
             f"there is no run in {folder}; name the out_dir of a run, or a folder above it"
+            f"{suggest_path(folder)}"
         )
     if as_json:
         _print_json(listings)
@@ -149,7 +150,8 @@ def show(  # noqa: PLR0917 - one for each option of the command
         str | None,
         typer.Option(
             metavar="VERSION",
-            help="Print a version of the skill: a number, or baseline, best or final.",
+            help="Print a version of the skill: a number, or baseline, best or final. A..B prints "
+            "the difference of two.",
         ),
     ] = None,
     as_json: JsonLinesOption = False,
@@ -281,6 +283,9 @@ def _show_run(folder: Path, history: RunHistory, *, costs: bool, as_json: bool) 
 
 def _print_skill(folder: Path, run_id: str, version: str, *, as_json: bool) -> None:
     """Print a version of the skill: exactly in a file or a pipe, escaped at a terminal."""
+    if ".." in version:
+        _print_diff(folder, run_id, version, as_json=as_json)
+        return
     from reflact.reporting.history import read_versions
 
     (found,) = anyio.run(read_versions, folder, [version], run_id)
@@ -294,35 +299,23 @@ def _print_skill(folder: Path, run_id: str, version: str, *, as_json: bool) -> N
         typer.echo(found.skill.text.encode("utf-8"), nl=False)
 
 
-def print_diff(
-    folder: RunArgument,
-    before: Annotated[
-        str, typer.Argument(metavar="A", help="A number, or baseline, best or final.")
-    ] = "baseline",
-    after: Annotated[
-        str, typer.Argument(metavar="B", help="The second version. The same choices.")
-    ] = "best",
-    as_json: JsonLinesOption = False,
-) -> None:
-    """Print the difference between two versions.
-
-    The difference is a unified diff, by default from the initial skill to the best one. A pipe or a
-    file gets the positions of its lines too.
-    """
+def _print_diff(folder: Path, run_id: str, versions: str, *, as_json: bool) -> None:
+    """Print the unified diff of two versions; a pipe or a file gets the positions of its lines."""
     from rich.console import Console
 
     from reflact.reporting import terminal
     from reflact.reporting.history import read_versions
     from reflact.skills.document import diff_texts
 
-    old, new = anyio.run(read_versions, folder, [before, after], _find_run(folder))
+    before, _, after = versions.partition("..")
+    old, new = anyio.run(read_versions, folder, [before, after], run_id)
     diff = diff_texts(old.skill.text, new.skill.text)
     if as_json:
-        versions = {
+        named = {
             "a": old.version.model_dump(mode="json"),
             "b": new.version.model_dump(mode="json"),
         }
-        typer.echo(json.dumps({**versions, "diff": diff}))
+        typer.echo(json.dumps({**named, "diff": diff}))
     elif not diff:
         typer.echo(f"v{old.version.number} and v{new.version.number} have the same text")
     else:

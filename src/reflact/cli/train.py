@@ -1,14 +1,13 @@
-"""The commands that work with models: ``check``, ``train``, ``eval`` and ``demo``."""
+"""The commands that train and measure: ``train``, ``eval`` and ``demo``."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import anyio
 import typer
@@ -17,132 +16,41 @@ from reflact.cli.common import (
     ChangedOption,
     ConfigArgument,
     CsvOption,
+    InterruptHandler,
     ItemFilter,
     ItemsOption,
     OverrideOption,
+    PaidCalls,
     ShowMode,
     ShowOption,
     TaskTypeOption,
     TimesOption,
     WrongOption,
     build_view,
+    choose_exit_code,
+    guard_callback,
     load_trainer_config,
+    open_console,
     print_error,
     print_matrix_items,
     train_and_show,
 )
 from reflact.errors import (
-    BudgetSpent,
     ConfigError,
-    EnvironmentFailure,
-    ModelError,
-    RunConflict,
     UsageError,
 )
 from reflact.text import (
     escape_controls,
     escape_line,
-    format_count,
-    format_duration,
-    format_value,
-    shorten,
+    suggest_path,
 )
 
 if TYPE_CHECKING:
     from reflact.config.training import TrainerConfig
     from reflact.events import Event
     from reflact.protocols import Approver
-    from reflact.records import CandidateReview, Spend
-    from reflact.training.check import SetupCheck
-    from reflact.training.plan import RunPlan
-
-MAX_SHOWN_CHARS = 300
-
-
-def check(
-    config: ConfigArgument,
-    overrides: OverrideOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Test the models and grade one item.
-
-    The command makes one small call to each model, and lets the target answer one train item. If
-    the agent is a command, it first tests, without a model, whether the skill reaches the agent. It
-    writes nothing to the run's folder. If a key, a model, an address or the data is wrong, it ends
-    with exit code 2.
-    """
-    from reflact.training.check import check_setup
-
-    settings = load_trainer_config(config, overrides)
-    try:
-        found = anyio.run(check_setup, settings)
-    except (ModelError, EnvironmentFailure, BudgetSpent) as error:
-        print_error(str(error))
-        raise typer.Exit(2) from None
-    if as_json:
-        typer.echo(found.model_dump_json(ensure_ascii=True))
-        return
-    for line in list_check_lines(found, settings):
-        typer.echo(escape_line(line))
-    typer.echo(escape_line(f"next: {join_command(config, overrides)} --dry-run"))
-
-
-def join_command(config: Path, overrides: Sequence[str] | None, *options: str) -> str:
-    """Return the command that trains under a configuration with its overrides, for a shell."""
-    settings = [word for each in overrides or () for word in ("--set", each)]
-    return shlex.join(["reflact", "train", str(config), *settings, *options])
-
-
-def list_check_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
-    """Yield what a check found: data, models, the graded item, the likely time, and warnings."""
-    from reflact.reporting.facts import SpendFact
-
-    yield f"data: {found.n_train} train, {found.n_val} validation, {found.n_test} test items"
-    if found.skill is not None:
-        yield f"skill: {found.skill}"
-    for role in found.roles:
-        mode = "" if role.mode is None else f", typed replies by {role.mode}"
-        spent = SpendFact(usage=role.usage)
-        price = f", price {spent.price}" if role.usage.usd is None else ""
-        yield f"{role.role}: {role.title}: {role.seconds:.1f} s{mode}, {spent.details}{price}"
-    yield from _list_item_lines(found, config)
-    at_once = config.models.target.concurrency
-    for seconds in [role.seconds for role in found.roles if role.role == "target"]:
-        whole = found.target_calls * seconds
-        yield (
-            f"time: {format_count(round(found.target_calls))} calls of the target are likely; at "
-            f"{format_duration(seconds)} each they take about {format_duration(whole / at_once)} "
-            f"if its server answers {at_once} at once, and up to {format_duration(whole)} if not"
-        )
-    yield from (f"warning: {warning}" for warning in found.warnings)
-    if not config.environment.description.strip():
-        yield (
-            "hint: environment.description is empty; the optimizer reads it, so say what a good "
-            "answer is"
-        )
-
-
-def _list_item_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str]:
-    """Yield the graded item; below a full score also what the grader said."""
-    item = found.item
-    grade = found.grade
-    is_dataset = config.environment.name == "dataset"
-    grader = config.environment.grader if is_dataset else config.environment.name
-    yield (
-        f"item {item.id}, one of {found.n_train} train items, graded by {grader}: score "
-        f"{grade.score.hard:g}"
-    )
-    texts = {"input": item.input, "answer": grade.answer, "expected": item.reference}
-    if grade.score.hard < 1:
-        texts["grader"] = grade.feedback
-    for name, text in texts.items():
-        if text is not None:
-            yield f"  {name}: {shorten(format_value(text), MAX_SHOWN_CHARS)}"
-    if is_dataset and grade.score.hard <= 0:
-        yield (
-            "hint: if the answer is right, another environment.grader may fit; if only its form is "
-            "wrong, training can teach it"
-        )
+    from reflact.records import CandidateReview
+    from reflact.sweep import SweepSummary
 
 
 def evaluate(  # noqa: PLR0917 - one for each option of the command
@@ -214,9 +122,12 @@ def evaluate(  # noqa: PLR0917 - one for each option of the command
     others = [controls.get(name) or load_skill(Path(name)) for name in named]
     # Progress goes to standard error if standard output is a file of values.
     console = Console(stderr=as_csv)
-    with build_view(show, console, name=settings.out_dir.name) as view:
+    paid = PaidCalls()
+    view = build_view(show, console, name=settings.out_dir.name)
+    with paid.exit_if_none(), view:
 
         async def emit(event: Event) -> None:
+            paid.observe(event)
             view.show_event(event)
 
         measure = partial(
@@ -256,7 +167,7 @@ def use_all_items(config: TrainerConfig, data: Path) -> TrainerConfig:
     from reflact.errors import UsageError
 
     if not data.is_file():
-        raise UsageError(f"--data needs one data file, and {data} is none")
+        raise UsageError(f"--data needs one data file, and {data} is none{suggest_path(data)}")
     changes = {"path": data.absolute(), "ratio": "0:1:0"}
     source = config.data.model_copy(update=changes)
     out_dir = config.out_dir / f"eval-{data.stem}"
@@ -289,61 +200,6 @@ def create_approver() -> Approver:
     return approve
 
 
-def print_cost_estimate(config: TrainerConfig, command: str, *, as_json: bool) -> None:
-    """Print the estimated cost of the rest of a run, and the command that trains."""
-    from rich.console import Console
-
-    from reflact.reporting.terminal import build_estimate_table
-    from reflact.training.cost_estimate import estimate_run
-    from reflact.training.gating import estimate_gate_power
-    from reflact.training.plan import Overrides, prepare_run
-
-    plan = prepare_run(config, Overrides())
-    path = config.store or config.out_dir / "run.db"
-    progress = anyio.run(_read_progress, path, plan) if path.is_file() else _Progress()
-    estimate = estimate_run(plan, done=progress.n_done, skill=progress.skill, spent=progress.spent)
-    if as_json:
-        typer.echo(estimate.model_dump_json(ensure_ascii=True))
-        return
-    console = Console()
-    data = plan.data
-    typer.echo(f"run {plan.run_id}: {estimate.steps} steps to take, {progress.n_done} taken")
-    typer.echo(f"items: {len(data.train)} train, {len(data.val)} validation, {len(data.test)} test")
-    console.print(build_estimate_table(estimate, console.width))
-    for line in estimate.assumptions:
-        typer.echo(line)
-    limits = config.budget.model_dump(exclude_none=True)
-    named = ", ".join(f"budget.{name} {limit:g}" for name, limit in limits.items())
-    typer.echo(
-        f"the run stops before it exceeds {named}" if named else "no limit: set budget.max_usd"
-    )
-    typer.echo(estimate_gate_power(plan).description)
-    if progress.conflict is None or config.store is not None or config.fork:
-        typer.echo(f"next: {escape_line(command)}")
-    else:
-        reason = escape_line(str(progress.conflict))
-        typer.echo(f"warning: without a change, reflact train will refuse to start: {reason}")
-
-
-class _Progress(NamedTuple):
-    """What a run has done: its steps, its skill, its spend, and why it cannot go on."""
-
-    n_done: int = 0
-    skill: str | None = None
-    spent: tuple[Spend, ...] = ()
-    conflict: RunConflict | None = None
-
-
-async def _read_progress(path: Path, plan: RunPlan) -> _Progress:
-    from reflact.store.runs import open_store
-
-    async with open_store(path) as store:
-        records = await store.records(plan.run_id)
-        text = (await store.skill(records[-1].current.skill_hash)).text if records else None
-        conflict = await store.find_conflict(plan.run_id, plan.identity)
-        return _Progress(len(records), text, await store.spend(plan.run_id), conflict)
-
-
 def train(  # noqa: PLR0917 - one for each option of the command
     config: ConfigArgument,
     overrides: OverrideOption = None,
@@ -358,10 +214,13 @@ def train(  # noqa: PLR0917 - one for each option of the command
             "--fork", help="If keys changed, start another run in out_dir and reuse results."
         ),
     ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print the plan and its estimated cost; call no model."),
-    ] = False,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Run with so many seeds at once.")
+    ] = 1,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B", help="Run with each of these values at once. Repeatable."),
+    ] = None,
     record: Annotated[
         Path | None,
         typer.Option(
@@ -385,7 +244,8 @@ def train(  # noqa: PLR0917 - one for each option of the command
 
     If a run has stopped, the same command resumes it and repeats no finished call. With --replay no
     network is used; if the recording lacks a request, the run ends and reflact prints the
-    difference.
+    difference. With --seeds or --vary, runs in folders below out_dir share the budget equally, and
+    are compared at the end.
     """
     changes = [*(overrides or ())]
     if fork:
@@ -397,11 +257,91 @@ def train(  # noqa: PLR0917 - one for each option of the command
     if replay is not None:
         changes += _name_cassette(replay, "replay")
     settings = load_trainer_config(config, changes)
-    if dry_run:
-        command = join_command(config, overrides, *(["--fork"] if fork else []))
-        print_cost_estimate(settings, command, as_json=show is ShowMode.json)
+    if seeds > 1 or vary:
+        if review:
+            raise UsageError("--review asks about one run; leave it or --seeds and --vary out")
+        _train_many(settings, seeds, dict(map(_read_values, vary or ())), show)
         return
     train_and_show(settings, show=show, times=times, approve=create_approver() if review else None)
+
+
+def _read_values(assignment: str) -> tuple[str, list[str]]:
+    """Return the key and the values of an option ``--vary``."""
+    key, sign, values = assignment.partition("=")
+    if not sign or not key or not all(values.split(",")):
+        raise UsageError(f"--vary takes section.key=value,value, got {assignment!r}")
+    return key, values.split(",")
+
+
+def _train_many(
+    config: TrainerConfig, seeds: int, vary: dict[str, list[str]], show: ShowMode
+) -> None:
+    """Run a sweep, with a line for each important event of each run, and show how it ended."""
+    from reflact.reporting.live import EventLines
+    from reflact.sweep import plan_sweep, run_sweep
+    from reflact.trainer import Trainer
+
+    configs = plan_sweep(config, seeds=seeds, vary=vary)
+    trainers = {name: Trainer(each) for name, each in configs.items()}
+    lines = {name: EventLines() for name in trainers}
+
+    @guard_callback
+    def show_event(entry: tuple[str, Event]) -> None:
+        name, event = entry
+        if show is ShowMode.json:
+            typer.echo(event.model_dump_json(ensure_ascii=True))
+        elif show is not ShowMode.quiet and (line := lines[name].format_event(event)):
+            typer.echo(escape_controls(f"{name}: {line}"))
+
+    def stop(reason: str) -> None:
+        for trainer in trainers.values():
+            trainer.stop(reason)
+
+    async def run(interrupts: InterruptHandler) -> SweepSummary | None:
+        with anyio.CancelScope() as scope:
+            interrupts.bind(stop=stop, cancel=scope.cancel)
+            return await run_sweep(trainers, lambda name, event: show_event((name, event)))
+        return None
+
+    with InterruptHandler(config.train.grace_seconds) as interrupts:
+        sweep = anyio.run(run, interrupts)
+    if sweep is not None:
+        _print_sweep(sweep, as_json=show is ShowMode.json)
+    if sweep is None or interrupts.exit_code is not None:
+        raise typer.Exit(interrupts.exit_code or 1)
+    failed = [run for run in sweep.runs if run.summary.status != "completed"]
+    for one in failed:
+        print_error(f"run {one.name} ended as {one.summary.status}: {one.summary.reason}")
+    if failed:
+        raise typer.Exit(min(map(choose_exit_code, [run.summary for run in failed])))
+
+
+def _print_sweep(sweep: SweepSummary, *, as_json: bool) -> None:
+    from reflact.reporting import facts
+    from reflact.reporting.terminal import build_table
+
+    if as_json:
+        typer.echo(sweep.model_dump_json(ensure_ascii=True))
+        return
+    console = open_console()
+    if sweep.comparison is not None:
+        rows = [facts.build_compared_row(run) for run in sweep.comparison.runs]
+        optional = ("characters", "calls", "steps")
+        console.print(build_table(rows, console.width, optional=optional, wrapped=("run",)))
+    scores = []
+    for score in sweep.scores:
+        row = {"setting": score.setting or "all", "runs": str(score.n), "split": score.split.value}
+        spread = "-" if score.spread is None else format_score(score.spread)
+        row |= {
+            "baseline": format_score(score.baseline),
+            "best": format_score(score.best),
+        }
+        scores.append({**row, "spread": spread})
+    if scores:
+        console.print(build_table(scores, console.width, wrapped=("setting",)))
+        typer.echo("best: the mean of the best skills; spread: its standard deviation between runs")
+    for line in () if sweep.comparison is None else facts.list_gain_lines(sweep.comparison):
+        typer.echo(escape_line(line))
 
 
 def _name_cassette(cassette: Path, mode: str) -> list[str]:

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 from reflact.config.models import CHANGEABLE, ConfigSection, expand_home, list_kinds
 from reflact.config.training import TrainerConfig
 from reflact.errors import ConfigError
+from reflact.text import suggest_path
 
 S = TypeVar("S", bound=ConfigSection)
 
@@ -193,7 +194,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         value = parsers[path.suffix](path.read_text(encoding="utf-8"))
     except OSError as error:
-        advice = "" if path.exists() else "; `reflact init DATA` writes a configuration"
+        advice = suggest_path(path)
+        if not path.exists():
+            advice = advice or "; `reflact init DATA` writes a configuration"
         raise ConfigError(
             f"cannot read the configuration {path}: {error.strerror or error}{advice}"
         ) from None

@@ -33,6 +33,7 @@ from reflact.environments.sql_worker import MAX_SECONDS, OUT_OF_MEMORY
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.processes.confined import ConfinedProcess, find_last_line
 from reflact.processes.sandbox import can_confine
+from reflact.text import suggest_path
 from reflact.types import Grade, Item, Score
 
 WORKER = Path(__file__).with_name("sql_worker.py")
@@ -276,7 +277,7 @@ def _read_database(file: Path) -> bytes:
 def _read_folder(folder: Path) -> bytes:
     files = sorted(folder.glob("*.csv"))
     if not files:
-        raise ConfigError(f"environment.tables: {folder} holds no .csv file")
+        raise ConfigError(f"environment.tables: {folder} holds no .csv file{suggest_path(folder)}")
     with closing(sqlite3.connect(":memory:")) as connection:
         for file in files:
             _load(connection, file)

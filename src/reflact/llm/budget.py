@@ -1,8 +1,9 @@
 """Hard limits of a run on calls, tokens, money and time.
 
 Before each call, reflact reserves its worst-case cost; after the call, it settles the real cost. A
-call that does not fit waits for calls in flight, which may cost less. If no call is in flight, the
-budget is spent.
+call that does not fit waits for calls in flight, which may cost less. If no call is in flight, its
+answer is limited to what the role's answers so far need; if that does not fit either, the budget is
+spent. So the last calls cost little more than they reserve, and no limit is exceeded.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ from reflact.protocols import DecisionLog, ResponseStore
 from reflact.records import BILLION, FaultKind, Spend, Usage
 
 RAISE_HINT = "set a larger one to go on"
+
+# A shortened answer may have so many times the mean tokens of its role's answers, and so many at
+# least.
+SPARE_FACTOR = 4
+FEWEST_TOKENS = 64
+
 COUNTED_LIMITS = ("max_calls", "max_tokens", "max_usd")
 
 # What to do if a budget counts calls that reflact does not see.
@@ -102,10 +109,14 @@ def describe_overrun(usage: Usage, worst: Usage) -> str | None:
 class Reservation:
     """The reserved worst case of one call, until its cost is known.
 
-    ``uncertain`` is the most that the call may have used beyond ``usage``.
+    ``uncertain`` is the most that the call may have used beyond ``usage``. ``shorter`` is the worst
+    case with a shorter answer, which the call gets if it would not fit otherwise.
     """
 
     worst: Usage
+    shorter: Usage | None = None
+    role: str = ""
+    is_shortened: bool = False
     usage: Usage = field(default_factory=Usage)
     uncertain: Usage = field(default_factory=Usage)
     decided: anyio.Event = field(default_factory=anyio.Event)
@@ -114,6 +125,14 @@ class Reservation:
     def cost(self) -> Usage:
         """What the call counts against the limits."""
         return self.usage + self.uncertain
+
+    def shorten(self) -> bool:
+        """Reserve the worst case of a shorter answer; False if there is none."""
+        if self.is_shortened or self.shorter is None:
+            return False
+        self.is_shortened = True
+        self.worst = self.shorter
+        return True
 
     def mark_sent(self) -> None:
         """Count the worst case, since the provider may charge for the call from now on."""
@@ -165,6 +184,7 @@ class Budget:
         self._used = Usage()
         self._uncertain = Usage()
         self._charged = Amount()
+        self._answered: dict[str, Usage] = {}
         self._since = 0.0
         self._admitted: set[Reservation] = set()
         self._waiting: deque[Reservation] = deque()
@@ -181,6 +201,8 @@ class Budget:
         self._used = sum((entry.usage for entry in spent), Usage())
         self._uncertain = sum((entry.worst_case for entry in spent), Usage())
         self._charged = _sum_charges(spent)
+        for entry in spent:
+            self._note_answer(entry.role, entry.usage)
         self._since = anyio.current_time() - seconds
         if self._limits.max_seconds is not None:
             self._late = seconds >= self._limits.max_seconds
@@ -192,8 +214,12 @@ class Budget:
             self._on_usage(self._used, self._uncertain, anyio.current_time() - self._since)
 
     @asynccontextmanager
-    async def reserve(self, worst: Usage) -> AsyncIterator[Reservation]:
+    async def reserve(
+        self, worst: Usage, shorter: Usage | None = None, *, role: str = ""
+    ) -> AsyncIterator[Reservation]:
         """Wait until the worst case of a call fits, and reserve it until the block ends.
+
+        ``shorter`` is reserved instead if only that fits; see ``Reservation.is_shortened``.
 
         Raises:
             BudgetSpent: The call does not fit, and no call in flight can leave room for it.
@@ -201,7 +227,7 @@ class Budget:
         self.check()
         if self._late or anyio.current_time() >= self.deadline:
             raise self.out_of_time()
-        reservation = Reservation(worst)
+        reservation = Reservation(worst, shorter, role)
         self._waiting.append(reservation)
         self._admit()
         try:
@@ -210,6 +236,24 @@ class Budget:
             yield reservation
         finally:
             self._leave(reservation)
+
+    def find_shorter_cap(self, role: str) -> int | None:
+        """Return the tokens that an answer of a role needs, by its answers so far, if any."""
+        used = self._answered.get(role)
+        if used is None or (self._limits.max_tokens is None and self._limits.max_usd is None):
+            return None
+        return max(FEWEST_TOKENS, math.ceil(SPARE_FACTOR * used.output_tokens / used.calls))
+
+    def end_at_cut_answer(self, tokens: int) -> BudgetSpent:
+        """Refuse all further calls because a shortened answer was cut, and return the error."""
+        return self._refuse(
+            f"what is left of the budget allowed an answer of {tokens:,} tokens, which was cut "
+            f"there; {RAISE_HINT}"
+        )
+
+    def _note_answer(self, role: str, usage: Usage) -> None:
+        if usage.calls > usage.uncounted:
+            self._answered[role] = self._answered.get(role, Usage()) + usage
 
     def check_ledger(self, spent: Iterable[Spend], call: Usage) -> None:
         """Raise BudgetSpent if a call does not fit beside what all that share the limits have spent
@@ -234,16 +278,23 @@ class Budget:
     def _admit(self) -> None:
         while self._waiting:
             first = self._waiting[0]
-            amount = amount_of(first.worst)
-            reason = self._overrun or find_exceeded_limit(self._limits, self._charged, amount)
+            reason = self._find_reason(first)
+            if reason is not None and not self._admitted and first.shorten():
+                reason = self._find_reason(first)
             if reason is None:
-                self._charged += amount
+                self._charged += amount_of(first.worst)
                 self._admitted.add(self._waiting.popleft())
                 first.decided.set()
             elif self._admitted:
                 return
             else:
                 self._refuse(reason)
+
+    def _find_reason(self, call: Reservation) -> str | None:
+        """Return why a call does not fit; None if it fits."""
+        return self._overrun or find_exceeded_limit(
+            self._limits, self._charged, amount_of(call.worst)
+        )
 
     def _refuse(self, reason: str) -> BudgetSpent:
         self._reason = self._reason or reason
@@ -258,6 +309,7 @@ class Budget:
             cost = reservation.cost
             if self._limits.max_tokens is not None or self._limits.max_usd is not None:
                 self._overrun = self._overrun or describe_overrun(cost, reservation.worst)
+            self._note_answer(reservation.role, reservation.usage)
             self._used += reservation.usage
             self._uncertain += reservation.uncertain
             self._charged += amount_of(cost) - amount_of(reservation.worst)
@@ -293,23 +345,28 @@ class Account:
     on_attempt: AttemptCallback = ignore_attempt
 
 
-def require_caps(config: TrainerConfig, *, passed: Collection[str]) -> None:
+def require_caps(config: TrainerConfig, *, passed: Collection[str], trains: bool = True) -> None:
     """Raise ConfigError, naming the setting, if a budget could not know the worst case of every
     call.
 
-    reflact does not see the calls of the ``passed`` roles, which are Python objects.
+    reflact does not see the calls of the ``passed`` roles, which are Python objects. A measurement
+    does not ask the optimizer; only a run that ``trains`` does.
     """
     counted = [key for key in COUNTED_LIMITS if getattr(config.budget, key) is not None]
+    roles = ["target"]
+    if trains:
+        roles.append("optimizer")
+    if config.uses_critic:
+        roles.append("critic")
     for role, advice in UNSEEN_ADVICE.items():
-        if counted and role in passed:
+        if counted and role in roles and role in passed:
             raise ConfigError(
                 f"budget.{counted[0]} is not possible with the {role} passed in Python, because "
                 f"its calls are not seen: {advice}"
             )
-    for role in ("target", "optimizer", "critic"):
-        if role != "critic" or config.uses_critic:
-            model = getattr(config.models, role)
-            require_cap(config.budget, model, role=role, seen=role not in passed)
+    for role in roles:
+        model = getattr(config.models, role)
+        require_cap(config.budget, model, role=role, seen=role not in passed)
 
 
 def require_cap(limits: BudgetConfig, model: ModelConfig, *, role: str, seen: bool = True) -> None:

@@ -1,9 +1,10 @@
 """Cassettes: recorded HTTP requests and answers, replayed by content.
 
 A cassette is a file of JSON lines, one per answered request. Hosts, keys and other headers are
-never written. An answer is found by method, path, body and call, independent of order. A request
-without a recorded answer is an error and is not sent. A recording serves streamed and plain
-requests alike.
+never written. A line before them has the identity of the run that was recorded, so that a miss can
+name what has changed since. An answer is found by method, path, body and call, independent of
+order. A request without a recorded answer is an error and is not sent. A recording serves streamed
+and plain requests alike.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import difflib
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from io import FileIO
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import httpx
 from pydantic import Field, JsonValue, ValidationError
@@ -28,7 +29,20 @@ from reflact.llm.cache_keys import drop_stream_fields
 from reflact.llm.completions import AgentTransport, AnswerFault, read_completion, select_headers
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.redaction import RedactingTransport
+from reflact.text import suggest_path
 from reflact.types import FrozenModel, canonical_json, digest_json
+
+# The method in the line of a run's identity.
+IDENTITY_METHOD = "IDENTITY"
+
+# The scheme and the host of an address, in JSON inside JSON too.
+ADDRESS = re.compile(r"(https?://)[^\s\"\\\\/]*")
+
+# The extension of a request with the caps of its recording: a nearly spent budget sends lower ones.
+RECORDED_CAPS = "reflact_recorded_caps"
+
+# What to do if a cassette cannot be read or written.
+ADVICE = "; mend that and run the same command again, which keeps what is recorded"
 
 # Long lines are split here before they are compared.
 CLAUSE_END = re.compile("(?<=[.,;!?]) ")
@@ -52,11 +66,33 @@ class Interaction(FrozenModel):
         return digest_json([self.call_id, self.method, self.path, body])
 
 
+# Returns a phrase for each difference of two identities.
+DescribeChanges = Callable[[Mapping[str, JsonValue], Mapping[str, JsonValue]], Sequence[str]]
+
+
+class RunIdentity(NamedTuple):
+    """What a run is made of, and how its differences from another one are described."""
+
+    values: Mapping[str, JsonValue]
+    describe_changes: DescribeChanges
+
+    def hide_hosts(self) -> JsonValue:
+        """Return the values without the hosts of addresses."""
+        value: JsonValue = json.loads(ADDRESS.sub(r"\1", canonical_json(dict(self.values))))
+        return value
+
+
 @asynccontextmanager
 async def open_cassette(
-    path: Path, *, mode: Literal["replay", "record"], inner: httpx.AsyncBaseTransport | None = None
+    path: Path,
+    *,
+    mode: Literal["replay", "record"],
+    inner: httpx.AsyncBaseTransport | None = None,
+    identity: RunIdentity | None = None,
 ) -> AsyncIterator[httpx.AsyncBaseTransport]:
     """Open a cassette as a transport; recording asks ``inner`` (default: the network).
+
+    ``identity`` is that of the run.
 
     A last line that was cut off is removed. A new file into which nothing was recorded is removed
     at the end.
@@ -65,13 +101,13 @@ async def open_cassette(
         CassetteError: The file is missing, malformed or cannot be written.
     """
     if mode == "replay":
-        yield ReplayTransport(path, read_cassette(path))
+        yield ReplayTransport(path, read_cassette(path), identity)
         return
     async with AsyncExitStack() as stack:
         file = stack.enter_context(_open_recording(path))
         if inner is None:
             inner = await stack.enter_async_context(PooledTransport())
-        yield RecordTransport(path, file, inner)
+        yield RecordTransport(path, file, inner, identity)
 
 
 @contextmanager
@@ -105,8 +141,8 @@ def _explain(path: Path, verb: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise CassetteError(
-            f"cannot {verb} the cassette {path}: {error.strerror or error}; mend that and run the "
-            "same command again, which keeps what is recorded"
+            f"cannot {verb} the cassette {path}: {error.strerror or error}"
+            f"{suggest_path(path) or ADVICE}"
         ) from None
 
 
@@ -146,9 +182,16 @@ def _read_recorded(path: Path, file: FileIO) -> tuple[Interaction, ...]:
 class ReplayTransport(httpx.AsyncBaseTransport):
     """Answers requests from a cassette."""
 
-    def __init__(self, path: Path, interactions: tuple[Interaction, ...]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        interactions: tuple[Interaction, ...],
+        identity: RunIdentity | None = None,
+    ) -> None:
         self._path = path
-        self._answers = {i.key: i for i in interactions}
+        self._identity = identity
+        self._recorded = [i.body for i in interactions if i.method == IDENTITY_METHOD]
+        self._answers = {i.key: i for i in interactions if i.method != IDENTITY_METHOD}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return the recorded answer.
@@ -157,11 +200,14 @@ class ReplayTransport(httpx.AsyncBaseTransport):
             CassetteMiss: The cassette has no answer; shows the nearest recorded request and the
                 difference.
         """
+        body = json.loads((await request.aread()).decode("utf-8") or "null")
+        if caps := request.extensions.get(RECORDED_CAPS):
+            body |= caps
         asked = Interaction(
             call_id=request.extensions.get("reflact_call_id", ""),
             method=request.method,
             path=request.url.path,
-            body=json.loads((await request.aread()).decode("utf-8") or "null"),
+            body=body,
             status=200,
             content_type="",
             chunks=(),
@@ -177,6 +223,8 @@ class ReplayTransport(httpx.AsyncBaseTransport):
             f"the cassette {self._path} holds no answer to this request ({purpose}, "
             f"{asked.call_id})"
         )
+        if changes := self._list_changes():
+            start += f"; since it was recorded, {', '.join(changes)}"
         near = [i for i in self._answers.values() if i.call_id == asked.call_id]
         near = near or [i for i in self._answers.values() if f"/{purpose}/" in i.call_id]
         if not near:
@@ -197,6 +245,15 @@ class ReplayTransport(httpx.AsyncBaseTransport):
             difference=tuple(line[:200] for line in islice(lines, 12)),
         )
 
+    def _list_changes(self) -> Sequence[str]:
+        """Return what has changed in the run since it was recorded, as far as that is known."""
+        before = self._recorded[-1] if self._recorded else None
+        if self._identity is None or not isinstance(before, dict):
+            return ()
+        after = self._identity.hide_hosts()
+        assert isinstance(after, dict)
+        return self._identity.describe_changes(before, after)
+
 
 # Final statuses; redirects, refused keys and temporary failures are not recorded.
 RECORDED = frozenset({*range(200, 300), 400, 404, 413, 415, 422, 501})
@@ -210,10 +267,16 @@ class RecordTransport(ReplayTransport):
     A successful answer that is no completion is repeated by the client, so it is not recorded.
     """
 
-    def __init__(self, path: Path, file: FileIO, inner: httpx.AsyncBaseTransport) -> None:
+    def __init__(
+        self,
+        path: Path,
+        file: FileIO,
+        inner: httpx.AsyncBaseTransport,
+        identity: RunIdentity | None = None,
+    ) -> None:
         with _explain(path, "write"):
             recorded = _read_recorded(path, file)
-        super().__init__(path, tuple(filter(_is_final, recorded)))
+        super().__init__(path, tuple(filter(_is_final, recorded)), identity)
         self._file = file
         self._inner = RedactingTransport(AgentTransport(inner))
 
@@ -243,9 +306,28 @@ class RecordTransport(ReplayTransport):
         )
         if _is_final(answered):
             with _explain(self._path, "write"):
+                self._append_identity()
                 self._append(answered)
             self._answers[answered.key] = answered
         return _build_response(answered, headers)
+
+    def _append_identity(self) -> None:
+        """Write the identity of the run before its first answer."""
+        if self._identity is None:
+            return
+        identity = self._identity.hide_hosts()
+        if identity not in self._recorded[-1:]:
+            line = Interaction(
+                call_id="",
+                method=IDENTITY_METHOD,
+                path="",
+                body=identity,
+                status=100,
+                content_type="",
+                chunks=(),
+            )
+            self._append(line)
+            self._recorded.append(identity)
 
     def _append(self, interaction: Interaction) -> None:
         """Write a line as a whole, or nothing of it."""
@@ -260,7 +342,11 @@ class RecordTransport(ReplayTransport):
 
 
 def _is_final(answered: Interaction) -> bool:
-    """Whether an answer is one that the client uses; other requests have no call id."""
+    """Whether a line is an answer that the client uses, or an identity; other requests have no call
+    id.
+    """
+    if answered.method == IDENTITY_METHOD:
+        return True
     if answered.status not in RECORDED:
         return False
     if answered.status < 300 and answered.call_id:

@@ -37,7 +37,7 @@ from reflact.llm import completions, pricing, rate_limit, redaction, structured
 from reflact.llm import errors as failures
 from reflact.llm.budget import Account
 from reflact.llm.cache_keys import build_cache_key, derive_seed, strip_to_endpoint
-from reflact.llm.cassettes import ReplayTransport
+from reflact.llm.cassettes import RECORDED_CAPS, ReplayTransport
 from reflact.llm.completions import COMPLETIONS_PATH, JSON, AnswerFault
 from reflact.llm.connection_pool import PooledTransport
 from reflact.llm.drafts import DraftStream
@@ -551,14 +551,19 @@ class Client:
         endpoint = self._limits.endpoint
         at = datetime.now(UTC)
         sent = self._build_request(request, body, key)
-        cap = pricing.read_cap(body)
-        worst = pricing.worst_case(len(sent.content), cap, self.config, at=at)
+        bound = partial(pricing.worst_case, len(sent.content), config=self.config, at=at)
+        worst = bound(pricing.read_cap(body))
+        lower = budget.find_shorter_cap(self.role)
+        is_lower = lower is not None and lower < worst.output_tokens and "n" not in body
+        shorter = bound(lower) if is_lower else None
         async with (
-            budget.reserve(worst) as reserved,
+            budget.reserve(worst, shorter, role=self.role) as reserved,
             self._limits.admit(worst.input_tokens + worst.output_tokens) as slot,
         ):
-            stage = budget.current_stage
-            about = {"worst_case": worst, "step": stage.step, "stage": stage.stage}
+            worst = reserved.worst
+            if reserved.is_shortened:
+                sent = self._shorten(request, body, key, cap=worst.output_tokens)
+            about = {"worst_case": worst, **vars(budget.current_stage)}
             entry = request.entry.model_copy(update=about)
             await self._reserve(entry)
             reserved.mark_sent()
@@ -574,6 +579,8 @@ class Client:
                     reserved.release()
                 await self._note_attempt(entry, Usage(), failures.classify_failure(error))
                 raise
+            if reserved.is_shortened and is_cut(response):
+                raise budget.end_at_cut_answer(worst.output_tokens)
             tokens = None if usage.uncounted else usage.input_tokens + usage.output_tokens
             asked = failures.read_retry_after(response.headers)
             endpoint.observe(slot, response.status_code, asked, tokens)
@@ -619,6 +626,15 @@ class Client:
             completions.ANSWERER: request.call.answerer,
         }
         return httpx.Request("POST", request.url, headers=headers, json=body, extensions=extensions)
+
+    def _shorten(
+        self, request: _Request, body: Mapping[str, Any], key: str | None, *, cap: int
+    ) -> httpx.Request:
+        """Return a request for a shorter answer; a recording has it with its usual caps."""
+        caps = {name: body[name] for name in pricing.CAP_NAMES if name in body}
+        sent = self._build_request(request, {**body, **dict.fromkeys(caps, cap)}, key)
+        sent.extensions[RECORDED_CAPS] = caps
+        return sent
 
     async def _reserve(self, entry: CallReservation) -> None:
         """Store the reservation; release it if the caller is cancelled meanwhile."""
@@ -772,6 +788,13 @@ def find_answer_fault(completion: Any, asked_for: Any) -> FaultKind | None:
     text = structured.remove_thoughts(message["content"] or message["refusal"] or "")
     has_call = "tools" in asked_for and message.get("tool_calls")
     return None if text.strip() or has_call else "empty answer"
+
+
+def is_cut(response: httpx.Response) -> bool:
+    """Whether an answer ended at its cap."""
+    if not response.is_success:
+        return False
+    return bool(response.json()["choices"][0]["finish_reason"] == "length")
 
 
 def build_url(config: ModelConfig, path: str) -> httpx.URL:

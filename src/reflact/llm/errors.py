@@ -28,6 +28,7 @@ from reflact.llm.completions import COMPLETIONS_PATH, AnswerFault
 from reflact.llm.rate_limit import EndpointClient, Outcome
 from reflact.llm.redaction import remove_keys
 from reflact.records import FaultKind
+from reflact.text import replace_json
 
 # Statuses after which a later attempt may succeed.
 RETRIED_STATUSES = frozenset({408, 409, 424, 429, *range(500, 600)} - {501, 505})
@@ -290,7 +291,7 @@ def _translate_refusal(
 ) -> errors.ModelError:
     status = refusal.status_code
     where = f"models.{role}: {config.title}"
-    text = remove_keys(keys, " ".join(refusal.text.split()))[:300]
+    text = remove_keys(keys, " ".join(replace_json(refusal.text).split()))[:300]
     if refusal.has_redirect_location:
         return errors.BadRequest(
             f"{where} {_describe_redirect(refusal, config, role)}", status=status

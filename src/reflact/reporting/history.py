@@ -39,6 +39,7 @@ from reflact.skills.document import diff_texts, remove_markers
 from reflact.skills.package import SkillPackage, build_package, suggest_name
 from reflact.stages.evaluate import GateMetric
 from reflact.stages.final_test import measure_improvement, score_skill
+from reflact.text import suggest_path
 from reflact.training.items import (
     ItemAnswers,
     choose_split,
@@ -769,4 +770,4 @@ def _find_database(path: Path) -> tuple[Path, str | None]:
     advice = (
         f"the runs in it are {inside}" if inside else "name the out_dir of a run, or its database"
     )
-    raise UsageError(f"there is no run at {path}; {advice}")
+    raise UsageError(f"there is no run at {path}; {advice}{suggest_path(path)}")

@@ -26,6 +26,7 @@ from reflact.skills.document import (
     join_files,
     split_files,
 )
+from reflact.text import suggest_path
 from reflact.types import FrozenModel, Skill
 
 MAIN_FILE = "SKILL.md"
@@ -242,7 +243,8 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:
-        raise SkillError(f"cannot read the skill {path}: {error.strerror or error}") from None
+        reason = f"{error.strerror or error}{suggest_path(path)}"
+        raise SkillError(f"cannot read the skill {path}: {reason}") from None
     except UnicodeDecodeError as error:
         raise SkillError(f"the skill {path} is not UTF-8 text: {error.reason}") from None
 

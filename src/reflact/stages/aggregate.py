@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -50,8 +51,8 @@ async def aggregate(
     single patch passes unchanged. If a merge call gives no valid reply, the group's edits are
     concatenated without duplicates, and the result records the fallback.
 
-    No two edits of the result are equal. The support of a merged edit is the number of cases in the
-    reports that it comes from; a report counts once, however many of its edits were merged.
+    No two edits of the result are equal. The support of a merged edit is the sum of the supports of
+    the edits that it comes from; those of one report count at most all of its cases.
     """
     ordered = sorted(reports, key=lambda r: (r.source_type, r.batch, r.index))
     merger = _Merger(
@@ -84,10 +85,10 @@ def _identify(edit: Edit) -> tuple[str, str, str]:
 
 @dataclass(frozen=True)
 class _Proposal:
-    """An edit, and the positions of the reports that it comes from."""
+    """An edit, and the cases that ask for it by the position of their report."""
 
     edit: Edit
-    reports: frozenset[int]
+    cases: Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,9 @@ class _Node:
 def _build_leaf(position: int, patch: Patch) -> _Node:
     """Return one report's patch with each edit once, whose support stays the same."""
     unique = {_identify(edit): edit for edit in reversed(patch.edits)}
-    reports = frozenset({position})
     edits = tuple(edit for edit in patch.edits if unique[_identify(edit)] is edit)
-    return _Node(patch.reasoning, tuple(_Proposal(edit, reports) for edit in edits))
+    proposals = tuple(_Proposal(edit, {position: edit.support_count}) for edit in edits)
+    return _Node(patch.reasoning, proposals)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,9 +187,12 @@ class _Merger:
         )
 
     def _combine(self, edit: Edit, sources: Sequence[_Proposal], **values: object) -> _Proposal:
-        """Return an edit that stands for several, supported by the cases of all their reports."""
+        """Return an edit that stands for several, supported by the cases that ask for them."""
         kinds = {source.edit.source_type for source in sources}
-        reports = frozenset[int]().union(*(source.reports for source in sources))
+        counts = Counter[int]()
+        for source in sources:
+            counts.update(source.cases)
+        cases = {position: min(n, self.cases[position]) for position, n in counts.items()}
         values["source_type"] = kinds.pop() if len(kinds) == 1 else None
-        values["support_count"] = max(1, sum(self.cases[position] for position in reports))
-        return _Proposal(edit.model_copy(update=values), reports)
+        values["support_count"] = max(1, sum(cases.values()))
+        return _Proposal(edit.model_copy(update=values), cases)

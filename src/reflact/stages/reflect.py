@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,12 @@ from reflact.types import (
 )
 
 T = TypeVar("T")
+
+# Cases as evidence names them: "case 2", "cases 1, 3 and 5", "cases 1-4".
+NAMED_CASES = re.compile(
+    r"\bcases?\s+#?((?:\d+|[\s,;&#-]|and|to|through|\u2013)*\d)", re.IGNORECASE
+)
+CASE_RANGE = re.compile(r"(\d+)(?:\s*(?:-|to|through|\u2013)\s*#?(\d+))?")
 
 SOURCES: tuple[RolloutSource, ...] = ("failure", "success")
 
@@ -213,10 +220,25 @@ def _build_report(blank: AnalystReport, reply: AnalysisReply) -> AnalystReport:
     if isinstance(reply, Reasoned):
         reasoning = reply.reasoning
 
-    support = {"source_type": blank.source_type, "support_count": len(blank.item_ids)}
-    edits = tuple(change.build_edit().model_copy(update=support) for change in reply.edits)
-    patch = Patch(reasoning=reasoning, edits=edits)
+    edits = []
+    for change in reply.edits:
+        edit = change.build_edit()
+        support = {
+            "source_type": blank.source_type,
+            "support_count": count_cases(edit.evidence, len(blank.item_ids)),
+        }
+        edits.append(edit.model_copy(update=support))
+    patch = Patch(reasoning=reasoning, edits=tuple(edits))
     return blank.model_copy(update={"patch": patch, "patterns": patterns})
+
+
+def count_cases(evidence: str, most: int) -> int:
+    """Return how many of ``most`` cases the evidence of an edit names; all if it names none."""
+    numbers = set[int]()
+    for named in NAMED_CASES.findall(evidence):
+        for first, last in CASE_RANGE.findall(named):
+            numbers.update(range(int(first), min(int(last or first), most) + 1))
+    return len([number for number in numbers if 1 <= number <= most]) or most
 
 
 def _build_pattern(

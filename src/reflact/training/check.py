@@ -1,25 +1,38 @@
-"""Checks a configuration: the target answers one train item, and each other role a small call."""
+"""Checks a configuration: its data, its likely cost, and what its budget buys.
+
+If requests may be sent, the target answers one train item, and each other role a small call.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+import anyio
 from pydantic import Field
 
 from reflact import events
 from reflact.adapters import describe_exception
 from reflact.config.models import ModelConfig
 from reflact.config.training import ReplayConfig, TrainerConfig
-from reflact.errors import EnvironmentFailure, ReflactError, ReplyError
+from reflact.errors import EnvironmentFailure, ReflactError, ReplyError, RunConflict
 from reflact.llm.pricing import usd_of
 from reflact.messages import CallId, Message, RenderedPrompt, ReplyModel
 from reflact.protocols import Session
-from reflact.records import Usage
-from reflact.training.cost_estimate import estimate_run
+from reflact.records import Spend, Usage
+from reflact.training.cost_estimate import (
+    BudgetForecast,
+    RunCostEstimate,
+    estimate_run,
+    forecast_budget,
+)
+from reflact.training.gating import estimate_gate_power
 from reflact.training.open_run import connect_run, start
-from reflact.training.plan import Overrides, list_roles, prepare_run
+from reflact.training.plan import Overrides, RunPlan, list_roles, prepare_run
 from reflact.training.preflight import test_skill
 from reflact.training.rollouts import manage_environment
 from reflact.training.run import Run
@@ -63,30 +76,59 @@ class RoleCheck(FrozenModel):
     mode: str | None = None
 
 
-class SetupCheck(FrozenModel):
-    """What a check of a configuration found; ``grade`` is that of the target's answer to ``item``.
+class Trial(FrozenModel):
+    """What a check found by requests: ``grade`` is that of the target's answer to ``item``.
 
-    ``skill`` says in words if the skill reaches an agent behind a gateway; None if that was not
-    tested. ``target_calls`` is the likely number of the target's calls in a run. ``warnings`` say
-    if a prompt or an answer was cut, or an answer was empty.
+    ``seconds`` is the time of the rollout. ``skill`` says in words if the skill reaches an agent
+    behind a gateway; None if that was not tested. ``warnings`` say if a prompt or an answer was
+    cut, or an answer was empty.
     """
 
-    n_train: int
-    n_val: int
-    n_test: int
     roles: tuple[RoleCheck, ...]
     item: Item
     grade: Grade
-    target_calls: float
+    seconds: float
     skill: str | None = None
     warnings: tuple[str, ...] = ()
 
 
-async def check_setup(config: TrainerConfig, overrides: Overrides | None = None) -> SetupCheck:
-    """Let the target answer one train item, and make one small call to each other role.
+class SetupCheck(FrozenModel):
+    """What a check of a configuration found.
 
-    The calls have a temporary store: nothing is written to the run's folder. Recordings are
-    ignored.
+    ``estimate`` is the likely cost of the run's remaining steps, after ``n_done`` ones, and
+    ``forecast`` what its budget buys of them. ``gate`` says what the gate can decide. ``conflict``
+    is why a start would be refused. ``trial`` is None if nothing was sent.
+    """
+
+    run_id: str
+    n_train: int
+    n_val: int
+    n_test: int
+    n_done: int
+    estimate: RunCostEstimate
+    forecast: BudgetForecast | None
+    gate: str
+    conflict: str | None = None
+    trial: Trial | None = None
+
+
+class _Progress(NamedTuple):
+    """What a run has done: its steps, its skill, its spend, and why it cannot go on."""
+
+    n_done: int = 0
+    skill: str | None = None
+    spent: tuple[Spend, ...] = ()
+    conflict: RunConflict | None = None
+
+
+async def check_setup(
+    config: TrainerConfig, overrides: Overrides | None = None, *, sends: bool = True
+) -> SetupCheck:
+    """Return what a run would do and cost; unless ``sends`` is False, also ask each model once.
+
+    The target answers one train item, and each other role a small call. The calls have a temporary
+    store: nothing is written to the run's folder. Recordings are ignored. The estimate counts with
+    the mean consumption of the run's earlier calls, or else with that of the target's answer.
 
     Raises:
         UsageError: The configuration, the data, a prompt or a key is wrong.
@@ -94,18 +136,69 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         EnvironmentFailure: The item could not be graded, or the skill does not reach the agent.
         RunFailed: The environment could not be set up or closed.
     """
+    plan = prepare_run(config, overrides or Overrides())
+    progress = await _read_progress(plan)
+    trial = None
+    spent = progress.spent
+    if sends:
+        trial = await _try_setup(plan)
+        known = {entry.role for entry in spent}
+        # The optimizer's small call tells nothing of its prompts in a run.
+        spent += tuple(
+            Spend(role=one.role, purpose="check", usage=one.usage)
+            for one in trial.roles
+            if one.role not in {*known, "optimizer"}
+        )
+    rollout_calls = 1.0
+    for one in () if trial is None else trial.roles:
+        if one.role == "target":
+            rollout_calls = float(max(1, one.usage.calls))
+    guess = partial(
+        estimate_run, plan, skill=progress.skill, spent=spent, rollout_calls=rollout_calls
+    )
+    conflict = None
+    if progress.conflict is not None and config.store is None and not config.fork:
+        conflict = str(progress.conflict)
+    return SetupCheck(
+        run_id=plan.run_id,
+        n_train=len(plan.data.train),
+        n_val=len(plan.data.val),
+        n_test=len(plan.data.test),
+        n_done=progress.n_done,
+        estimate=guess(done=progress.n_done),
+        forecast=forecast_budget(plan, guess, done=progress.n_done, spent=progress.spent),
+        gate=estimate_gate_power(plan).description,
+        conflict=conflict,
+        trial=trial,
+    )
+
+
+async def _read_progress(plan: RunPlan) -> _Progress:
     from reflact.store.runs import open_store
 
-    models = config.models
-    for role in list_roles(config):
+    path = plan.config.store or plan.config.out_dir / "run.db"
+    if not path.is_file():
+        return _Progress()
+    async with open_store(path) as store:
+        records = await store.records(plan.run_id)
+        text = (await store.skill(records[-1].current.skill_hash)).text if records else None
+        conflict = await store.find_conflict(plan.run_id, plan.identity)
+        return _Progress(len(records), text, await store.spend(plan.run_id), conflict)
+
+
+async def _try_setup(plan: RunPlan) -> Trial:
+    """Ask each model of a run once."""
+    from reflact.store.runs import open_store
+
+    models = plan.config.models
+    for role in list_roles(plan.config):
         settings: ModelConfig = getattr(models, role)
         retries = min(CHECK_RETRIES, settings.max_retries)
         limited = settings.model_copy(update={"max_retries": retries})
         models = models.model_copy(update={role: limited})
-    config = config.model_copy(update={"replay": ReplayConfig(), "models": models})
-    plan = prepare_run(config, overrides or Overrides())
-    data = plan.data
-    item = data.train[0]
+    config = plan.config.model_copy(update={"replay": ReplayConfig(), "models": models})
+    plan = replace(plan, config=config)
+    item = plan.data.train[0]
     finished: list[events.ModelCallFinished] = []
 
     async def collect(event: events.Event) -> None:
@@ -119,7 +212,9 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
         await start(run)
         async with manage_environment(run.plan.environment, run.failures):
             warning = await test_skill(run)
+            started = anyio.current_time()
             grade = await _grade_item(item, run)
+            seconds = anyio.current_time() - started
         if plan.overrides.optimizer is None:
             await _ask_optimizer(run)
         asked = dict.fromkeys(event.role for event in finished)
@@ -128,16 +223,12 @@ async def check_setup(config: TrainerConfig, overrides: Overrides | None = None)
     skill = None
     if warning is not None:
         skill = warning or "the agent's request has it, so it is in force"
-    calls = {row.role: row.calls for row in estimate_run(plan).rows}
-    return SetupCheck(
-        n_train=len(data.train),
-        n_val=len(data.val),
-        n_test=len(data.test),
+    return Trial(
         roles=tuple(roles),
         item=item,
         grade=grade,
+        seconds=seconds,
         skill=skill,
-        target_calls=calls.get("target", 0.0),
         warnings=warnings,
     )
 

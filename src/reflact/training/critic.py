@@ -25,6 +25,7 @@ from reflact.memory.models import ContrastPair
 from reflact.memory.store import MemoryStore
 from reflact.protocols import LLM
 from reflact.records import CriticAccuracy, CriticDescription
+from reflact.text import suggest_path
 from reflact.training.plan import RunPlan
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ async def connect_critic(plan: RunPlan, store: SQLiteRunStore, llm: LLM) -> tupl
             if not path.is_file():
                 raise ConfigError(
                     f"critic.memory: there is no file {path}; null is a critic without examples"
+                    f"{suggest_path(path)}"
                 )
             async with MemoryStore(path) as memory:
                 pairs = (await Critic(llm, memory=memory).pin()).pairs or ()

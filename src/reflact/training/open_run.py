@@ -276,9 +276,15 @@ async def _open_cassette(plan: RunPlan, stack: AsyncExitStack) -> RunPlan:
     replay = plan.config.replay
     if replay.cassette is None or not sends_requests(plan.config, plan.overrides):
         return plan
-    from reflact.llm.cassettes import open_cassette
+    from reflact.llm.cassettes import RunIdentity, open_cassette
+    from reflact.store.errors import describe_changes
 
-    opening = open_cassette(replay.cassette, mode=replay.mode, inner=plan.overrides.transport)
+    opening = open_cassette(
+        replay.cassette,
+        mode=replay.mode,
+        inner=plan.overrides.transport,
+        identity=RunIdentity(plan.identity, describe_changes),
+    )
     transport = await stack.enter_async_context(opening)
     return replace(plan, overrides=replace(plan.overrides, transport=transport))
 

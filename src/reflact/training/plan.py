@@ -142,8 +142,11 @@ class RunPlan:
         return GateMetric(metric=gate.metric, threshold=threshold)
 
 
-def check_config(config: TrainerConfig, overrides: Overrides) -> None:
-    """Refuse a configuration that cannot work with what the caller passes; reads no data."""
+def check_config(config: TrainerConfig, overrides: Overrides, *, trains: bool = False) -> None:
+    """Refuse a configuration that cannot work with what the caller passes; reads no data.
+
+    A budget of a run that ``trains`` needs to know the longest reply of the optimizer.
+    """
     for role, value in overrides.objects:
         check_object(role, value)
     is_named = config.target.kind != "chat"
@@ -157,7 +160,7 @@ def check_config(config: TrainerConfig, overrides: Overrides) -> None:
         _check_critic(config, overrides)
     if overrides.target is not None or not is_named:
         target = None if overrides.target is None else adapt_target(overrides.target)
-        require_caps(_add_agent_model(config, target), passed=overrides.unseen_roles)
+        require_caps(_add_agent_model(config, target), passed=overrides.unseen_roles, trains=trains)
     if overrides.proposer is not None and config.search.own is not None:
         raise ConfigError(
             "search.sources names a proposer, and one is passed in Python: choose one of them"
@@ -239,7 +242,7 @@ def prepare_run(
         target=overrides.target or load_named_target(config),
         environment=overrides.environment or load_named_environment(config),
     )
-    check_config(config, overrides)
+    check_config(config, overrides, trains=bool(needed))
     overrides = replace(overrides, proposer=overrides.proposer or load_named_proposer(config))
     explain = partial(explain_exceptions, pass_on=config.train.raise_on_exception)
     for role, value in overrides.objects:
@@ -265,6 +268,8 @@ def prepare_run(
         "environment": environment.identity,
         "skill": initial.hash,
     }
+    if config.store is not None:  # two folders of one store are two runs
+        identity["out_dir"] = str(config.out_dir)
     for name in ("target", "optimizer", "annotator", "proposer"):
         if (collaborator := getattr(overrides, name)) is not None:
             identity[name] = collaborator.identity

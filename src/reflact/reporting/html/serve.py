@@ -34,7 +34,7 @@ from reflact.reporting.html.page import LiveBar
 from reflact.reporting.html.run import read_report, render_run_page
 from reflact.reporting.html.runs import ServedRun, describe_runs, render_index
 from reflact.reporting.progress import RunProgress, list_draft_parts, read_live_events
-from reflact.text import escape_controls, escape_line, shorten
+from reflact.text import escape_controls, escape_line, shorten, suggest_path
 from reflact.training.items import read_config
 
 ADDRESS = "127.0.0.1"
@@ -224,6 +224,7 @@ def serve_runs(root: Path, *, port: int, on_start: Callable[[str], None]) -> Non
     if not root.exists():
         raise UsageError(
             f"{root} does not exist; name the out_dir of a run, or a folder above several"
+            f"{suggest_path(root)}"
         )
     try:
         listener = socket.create_server((ADDRESS, port))
