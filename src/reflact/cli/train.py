@@ -39,11 +39,7 @@ from reflact.errors import (
     ConfigError,
     UsageError,
 )
-from reflact.text import (
-    escape_controls,
-    escape_line,
-    suggest_path,
-)
+from reflact.text import escape_controls, escape_line, format_score, suggest_path
 
 if TYPE_CHECKING:
     from reflact.config.training import TrainerConfig

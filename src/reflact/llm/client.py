@@ -563,15 +563,16 @@ class Client:
             worst = reserved.worst
             if reserved.is_shortened:
                 sent = self._shorten(request, body, key, cap=worst.output_tokens)
-            about = {"worst_case": worst, **vars(budget.current_stage)}
-            entry = request.entry.model_copy(update=about)
+            entry = request.entry.model_copy(
+                update={"worst_case": worst, **vars(budget.current_stage)}
+            )
             await self._reserve(entry)
             reserved.mark_sent()
             try:
                 whole = await self._exchange(request.call, sent)
                 read = partial(self._read, whole, body, redaction.find_keys(sent), worst, at)
-                is_large = len(whole.content) > LARGE_BYTES
-                response, usage, fault = await run_beside_loop(read) if is_large else read()
+                beside = len(whole.content) > LARGE_BYTES
+                response, usage, fault = await run_beside_loop(read) if beside else read()
             except Exception as error:
                 endpoint.observe(slot, None, None, None)
                 if isinstance(error, UNSENT):
