@@ -70,7 +70,8 @@ def test_an_eval_is_listed_with_its_file_and_its_own_cost(tmp_path: Path) -> Non
     assert "6 calls" in shown
     assert f"run {run.run_id}, " in reflact("show", tmp_path / "run").stdout
     assert "bad.md" in reflact("show", tmp_path / "run").stdout
-    assert_refused(reflact("diff", tmp_path / "run" / first.run_id), "is an eval of ", "has no versions")
+    diff = reflact("show", tmp_path / "run" / first.run_id, "--skill", "baseline..best")
+    assert_refused(diff, "is an eval of ", "has no versions")
 
 
 def test_items_of_an_eval_stand_beside_each_other(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ async def test_a_recording_replays_without_it(tmp_path: Path) -> None:
     )
     replayed = await train(tmp_path / "b", None, replay={"cassette": str(cassette)})
     assert replayed.best == recorded.best
-    assert {line.path for line in read_cassette(cassette)} == {"/chat/completions"}
+    assert {line.path for line in read_cassette(cassette) if line.call_id} == {"/chat/completions"}
 
 
 def test_failures_are_repeated(tmp_path: Path) -> None:

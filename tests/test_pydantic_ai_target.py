@@ -163,7 +163,7 @@ async def test_an_agent_is_recorded_and_replayed(tmp_path: Path) -> None:
     model = BankModel(fail=refuse)
     trainer = make_trainer(make_target(model), tmp_path / "b", replay__cassette=str(cassette))
     assert (await trainer.train()).best == recorded.best
-    assert {line.path for line in read_cassette(cassette)} == {"/agent"}
+    assert {line.path for line in read_cassette(cassette) if line.call_id} == {"/agent"}
     assert ReplayTransport(cassette, read_cassette(cassette))
 
 

@@ -404,7 +404,7 @@ class SkillScore(FrozenModel):
     """
 
     name: str
-    answer: str | None = None
+    answer: str | None = Field(default=None, exclude_if=lambda value: value is None)
     skill_hash: str
     split: Split
     n: int

@@ -52,8 +52,9 @@ def ask(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the claims as JSON.")] = False,
 ) -> None:
-    """Ask you which of two answers is better, and correct the run's claim by that.
+    """Ask you which of two answers is better.
 
+    What you say corrects the run's claim, if its grader may be wrong.
     The answers are those of the initial and the best skill to the test items, or those of the two
     documents of an eval. You do not see which is which. A claim is made after 30, 60, 120 and 240
     answers. You can stop at any time: the next start goes on.

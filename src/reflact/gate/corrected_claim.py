@@ -28,8 +28,9 @@ TORN_WEIGHT = 1.5
 # Fewer answers carry no claim: the interval was simulated from 30 answers on.
 MIN_ANSWERS = 20
 
-# Half an answer for each side keeps a sample of equal answers from an interval without width.
-PRIOR_ANSWERS = 0.5
+# Each stratum counts so much of an answer for either side: without it, a sample that lacks the rare
+# kind of answer has a mean that is too large and a variance that is too small.
+PRIOR_ANSWERS = 1.0
 
 # So many more answers are what ``CorrectedClaim.low_with_more`` speaks of.
 MORE_ANSWERS = 30
@@ -155,8 +156,8 @@ def correct_claim(
 
     An answer is 1 if the candidate's is better, 0 if both are equal, -1 if it is worse, or the mean
     of what several persons said. The answered pairs are a beginning of ``order_pairs``. Each look
-    costs a part of the error probability: the k-th is tested at ``CLAIM_LEVEL * 6 / (pi * k) ** 2``,
-    and these sum to ``CLAIM_LEVEL``.
+    costs a part of the error probability: the k-th is tested at
+    ``CLAIM_LEVEL * 6 / (pi * k) ** 2``, and these sum to ``CLAIM_LEVEL``.
 
     Raises:
         ValueError: No pair is answered, or an answer is about none that can be asked.
@@ -240,19 +241,13 @@ def _estimate(strata: Sequence[_Stratum], n_all: int, *, judged: float, slope: f
     n_pairs = sum(stratum.n_pairs for stratum in strata)
     n_answers = sum(len(stratum.answers) for stratum in strata)
     freedom = max(1, n_answers - len(strata) - (slope > 0))
-    rests = [
-        [answer - slope * vote for vote, answer in zip(stratum.votes, stratum.answers, strict=True)]
-        for stratum in strata
-    ]
-    mean = slope * judged + _weigh(strata, rests)
+    mean = slope * judged
     sampling = 0.0
-    for stratum, rest in zip(strata, rests, strict=True):
-        n = len(rest)
-        middle = fmean(rest)
-        square = math.fsum((each - middle) ** 2 for each in rest) + PRIOR_ANSWERS
-        variance = square / max(1, n - 1)
+    for stratum in strata:
+        middle, variance = _estimate_rest(stratum, slope)
         share = stratum.n_pairs / n_pairs
-        sampling += share**2 * variance / n * (1 - n / stratum.n_pairs)
+        mean += share * middle
+        sampling += share**2 * variance * (1 - len(stratum.answers) / stratum.n_pairs)
     sampling *= max(1, n_answers - len(strata)) / freedom
     differing = n_pairs / n_all
     answered = differing * _weigh(strata, [stratum.answers for stratum in strata])
@@ -264,6 +259,23 @@ def _estimate(strata: Sequence[_Stratum], n_all: int, *, judged: float, slope: f
         population=spread / n_all,
         freedom=freedom,
     )
+
+
+def _estimate_rest(stratum: _Stratum, slope: float) -> tuple[float, float]:
+    """Return the mean of what the votes leave of a stratum's answers, and the variance of it.
+
+    An answer for either side, with half of ``PRIOR_ANSWERS`` each and an average vote, is added.
+    """
+    rest = [
+        answer - slope * vote for vote, answer in zip(stratum.votes, stratum.answers, strict=True)
+    ]
+    usual = slope * fmean(stratum.votes)
+    added = [1 - usual, -1 - usual]
+    n = len(rest) + PRIOR_ANSWERS
+    middle = (math.fsum(rest) + PRIOR_ANSWERS * fmean(added)) / n
+    square = math.fsum((each - middle) ** 2 for each in rest)
+    square += PRIOR_ANSWERS * fmean((each - middle) ** 2 for each in added)
+    return middle, square / (max(1.0, n - 1) * n)
 
 
 def _weigh(strata: Sequence[_Stratum], values: Sequence[Sequence[float]]) -> float:

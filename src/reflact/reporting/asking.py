@@ -141,7 +141,7 @@ class AnswerFile:
 
 
 def find_answer_file(path: Path, run_id: str) -> AnswerFile:
-    """Return the answers about a run that is named by its folder, its database, or an id behind one."""
+    """Return the answers about a run, by its folder, its database, or an id behind one."""
     while not path.exists():
         path = path.parent
     folder = path if path.is_dir() else path.parent
@@ -266,8 +266,8 @@ def describe_claim(claim: CorrectedClaim) -> Iterator[str]:
         yield f"In {name_count(claim.n_same, 'pair')} both answers are one text."
     kappa = "" if claim.kappa is None else f" (kappa {claim.kappa:.2f})"
     yield (
-        f"Scores and persons agree in {claim.agreement:.0%} of these pairs{kappa}; the scores alone "
-        f"say {100 * claim.judged:+.0f} points."
+        f"Scores and persons agree in {claim.agreement:.0%} of these pairs{kappa}; the scores "
+        f"alone say {100 * claim.judged:+.0f} points."
     )
     if claim.is_judge_used:
         yield f"The scores saved {name_count(claim.n_saved, 'answer')}."

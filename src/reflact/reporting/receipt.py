@@ -37,7 +37,7 @@ ModelVerdict = Literal["still true", "no longer true", "not enough cases"]
 
 
 class ReceiptItem(FrozenModel):
-    """A test item: its mean scores under the initial and the best skill, and a digest of both answers."""
+    """A test item: its mean scores under both skills, and a digest of both answers."""
 
     item_id: str
     before: float | None
