@@ -229,7 +229,23 @@ def list_change_lines(change: MetricsChange) -> tuple[str, ...]:
     if change.n_unscored:
         steps = name_count(change.n_unscored, "step")
         lines.append(f"Not included: {steps} without a valid score before or after.")
+    if change.after is not None:
+        lines.append(compare_with_constant(change.after))
     return tuple(lines)
+
+
+def compare_with_constant(metrics: CriticMetrics) -> str:
+    """Return whether a critic is better than the best constant answer, in a sentence."""
+    constant = metrics.constant
+    verdict = "is not shown to be better than a constant"
+    if metrics.error.high < constant.error:
+        verdict = "is better than a constant"
+    elif metrics.error.low > constant.error:
+        verdict = "is worse than a constant"
+    return (
+        f"This critic {verdict}: it is off by {format_number(metrics.error.value)} points, and "
+        f"always answering {format_number(constant.progress)} by {format_number(constant.error)}."
+    )
 
 
 def list_power_lines(report: CalibrationReport) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from reflact.calibration.report import (
     CalibrationReport,
     MetricsChange,
     build_metric_table,
+    compare_with_constant,
     describe_consumption,
     format_estimate,
     format_number,
@@ -41,8 +42,7 @@ def render_calibration_page(report: CalibrationReport) -> str:
     title = f"Calibration: {promoted} promoted"
     verdict = h.div(class_=["verdict", _choose_tone(report)])[
         h.p(".headline")[f"{promoted} promoted."],
-        _build_paragraphs(list_change_lines(report.held_out) if report.n_promoted else ()),
-        _build_paragraphs(_describe_scale(report.held_out)),
+        _build_paragraphs(_list_verdict_lines(report)),
     ]
     return build_document(
         title,
@@ -77,20 +77,12 @@ def _choose_tone(report: CalibrationReport) -> str | None:
     return "better" if gain.low > 0 else "worse"
 
 
-def _describe_scale(change: MetricsChange) -> list[str]:
-    """Return how the critic compares to a constant answer; nothing if it was not measured."""
-    after = change.after
-    if after is None:
-        return []
-    constant = after.constant
-    verdict = ""
-    if after.error.value >= constant.error:
-        verdict = ", so it is no better than a constant"
-    return [
-        f"For scale: always answering {format_number(constant.progress)} would be off by "
-        f"{format_number(constant.error)} points on the held-out steps, and the critic is off "
-        f"by {format_number(after.error.value)}{verdict}."
-    ]
+def _list_verdict_lines(report: CalibrationReport) -> tuple[str, ...]:
+    """Return what changed if it is claimed, and else only how good the critic is."""
+    after = report.held_out.after
+    if report.n_promoted or after is None:
+        return list_change_lines(report.held_out)
+    return (compare_with_constant(after),)
 
 
 def _list_measured(
