@@ -219,3 +219,43 @@ async def test_the_state_before_is_worth_what_the_same_state_was_worth(path: Pat
         stored = await memory.trace("t")
     assert stored is not None
     assert phis(Trace.from_stored(stored)) == known
+
+
+SPAN = {"name": "tool", "context": {"trace_id": "0x1", "span_id": "0x2"}}
+LOGS = {
+    "otlp": (
+        "OpenTelemetry",
+        {"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "1", "spanId": "2"}]}]}]},
+    ),
+    "console exporter": ("OpenTelemetry", {**SPAN, "attributes": {"gen_ai.tool.name": "sort"}}),
+    "one span": ("OpenTelemetry", {"traceId": "1", "spanId": "2", "name": "tool"}),
+    "langfuse": ("Langfuse", {"id": "t", "input": "Sort", "observations": [{"id": "o", "type": "TOOL"}]}),
+    "langfuse api": ("Langfuse", {"data": [{"id": "o", "traceId": "t", "type": "GENERATION"}], "meta": {}}),
+    "langsmith": ("LangSmith", {"id": "r", "run_type": "chain", "inputs": {}, "outputs": {}}),
+    "agents": ("OpenAI Agents SDK", {"object": "trace", "id": "t", "workflow_name": "w"}),
+    "agents span": ("OpenAI Agents SDK", {"object": "trace.span", "span_data": {"type": "function"}}),
+    "phoenix": ("OpenInference", {**SPAN, "attributes": {"openinference.span.kind": "TOOL"}}),
+    "phoenix rows": ("OpenInference", {"name": "tool", "span_kind": "TOOL", "context.span_id": "2"}),
+    "mlflow": ("MLflow", {"info": {"trace_id": "t"}, "data": {"spans": []}}),
+    "mlflow rows": ("MLflow", {"trace_id": "t", "trace_metadata": {}, "spans": []}),
+    "braintrust": ("Braintrust", {"span_attributes": {"type": "tool"}, "root_span_id": "1"}),
+    "chat": ("chat messages", {"messages": [{"role": "user", "content": "Sort"}]}),
+}
+
+
+@pytest.mark.parametrize(("name", "entry"), LOGS.values(), ids=LOGS)
+def test_logs_of_other_tools_are_named(tmp_path: Path, name: str, entry: dict[str, JsonValue]) -> None:
+    recorded(tmp_path / "sound.jsonl")
+    contents = {
+        "lines.jsonl": f"{json.dumps(entry)}\n{json.dumps(entry)}\n",
+        "list.json": json.dumps([entry]),
+        "indented.json": json.dumps(entry, indent=2),
+        "indented.jsonl": json.dumps([entry], indent=2),
+    }
+    for file, content in contents.items():
+        path = tmp_path / file
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(DataError, match=rf"{re.escape(file)}.*{name}.*docs/logs\.md"):
+            Trace.load_all(tmp_path)
+        path.unlink()
+    assert len(Trace.load_all(tmp_path)) == 1

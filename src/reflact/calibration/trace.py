@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
+from reflact.calibration.foreign_logs import refuse_foreign_format
 from reflact.concurrency import fan_out
 from reflact.errors import DataError, StoreError
 from reflact.jsonutil import describe_problems
@@ -337,6 +338,9 @@ class Trace:
                 f"{suggest_path(folder)}"
             )
         paths = sorted(folder.rglob("*"))
+        for path in paths:
+            if path.suffix.lower() == ".json" and path.is_file():
+                refuse_foreign_format(path, path.read_bytes())
         traces = tuple(cls.load(path) for path in paths if path.suffix.lower() in TRACE_SUFFIXES)
         if not traces:
             raise DataError(
@@ -403,7 +407,11 @@ class Trace:
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror or error}") from None
         first, *lines = content.splitlines(keepends=True) or [b""]
-        header = _parse_header(path, first)
+        try:
+            header = _parse_header(path, first)
+        except DataError:
+            refuse_foreign_format(path, content)
+            raise
         n_bytes = len(first)
         events: list[ScoreEvent] = []
         end: TraceEnd | None = None
