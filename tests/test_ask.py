@@ -92,14 +92,14 @@ def test_a_person_who_likes_the_other_answers_turns_the_claim(folder: Path) -> N
 def test_at_a_terminal_it_asks_undoes_and_goes_on(folder: Path) -> None:
     """One question at a time; a stop and a kill lose nothing, and a claim is made after 30 answers."""
     choices = list(right_choices(folder, "ada").values())
-    typed = ["x", choices[0], "e", "u", choices[1], "s", "q"]
+    typed = ["x", "exciting", choices[0], "e", "undo", choices[1], "skip", "stop"]
     first = at_terminal(folder, typed)
     assert "2 answers; a claim is made after 30" in first
     (path,) = folder.glob("answers-*.jsonl")
     with path.open("a", encoding="utf-8") as file:
         file.write('{"time": "2026')  # what a kill leaves
     second = at_terminal(folder, choices[3:31])
-    assert "The new document is proven better" in second
+    assert "The new document is proven better." in second
     assert "4 of " in second
     assert "1 of " not in second.replace("11 of ", "").replace("21 of ", "").replace("31 of ", "")
     run_id = find_run_id(folder)
@@ -150,18 +150,73 @@ def test_two_persons_answer_at_one_time(tmp_path: Path) -> None:
     assert both.list_answers() == {"q0": 0.0, "q1": 0.0, "q2": 0.0}
 
 
+HEADING = "rater,item,input,answer a,answer b,better"
+
+
 def write_empty(path: Path) -> Path:
-    path.write_text("rater,item,better\n", encoding="utf-8")
+    path.write_text(f"{HEADING}\n", encoding="utf-8")
     return path
+
+
+def fill(folder: Path, path: Path, rater: str, choices: dict[str, str]) -> None:
+    """Fill in a file of questions of a rater, and read it."""
+    rows = read_questions(folder, path, rater)
+    for row in rows:
+        row["better"] = choices.get(row["item"], "")
+    write_rows(path, rows)
+
+
+def read_questions(folder: Path, path: Path, rater: str) -> list[dict[str, str]]:
+    assert reflact("ask", folder, "--rater", rater, "--export", path).exit_code == 0
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(path: Path, rows: list[dict[str, str]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_a_sheet_that_another_person_fills_in_keeps_its_choices(folder: Path, tmp_path: Path) -> None:
+    """The sides were drawn for ada; bob sees them as they stand there."""
+    path = tmp_path / "sheet.csv"
+    rows = read_questions(folder, path, "ada")
+    choices = right_choices(folder, "ada")
+    for row in rows:
+        row["rater"] = "bob"
+        row["better"] = choices[row["item"]]
+    write_rows(path, rows)
+    assert reflact("ask", folder, "--answers", path).exit_code == 0
+    file = AnswerFile(folder / f"answers-{find_run_id(folder)}.jsonl")
+    assert set(file.list_answers("bob").values()) == {1.0}
+    rows[0]["answer a"] = "another answer"
+    write_rows(path, rows)
+    assert_refused(reflact("ask", folder, "--answers", path), "are not those of this run")
+
+
+def test_answers_after_a_gap_wait(folder: Path, tmp_path: Path) -> None:
+    """Whoever answers only what is in favour of a document does not choose the sample."""
+    path = tmp_path / "sheet.csv"
+    choices = right_choices(folder, "ada")
+    fill(folder, path, "ada", dict(list(choices.items())[1:]))
+    assert reflact("ask", folder, "--answers", path).exit_code == 0
+    assert ask_json(folder) == []
+    fill(folder, path, "ada", choices)
+    assert reflact("ask", folder, "--answers", path).exit_code == 0
+    assert ask_json(folder)[0]["n_answers"] == 30
 
 
 def test_what_is_wrong_is_refused(folder: Path, tmp_path: Path) -> None:
     assert_refused(reflact("ask", folder), "needs a terminal", "--export")
     wrong = tmp_path / "wrong.csv"
-    wrong.write_text("rater,item,better\nada,x,left\n", encoding="utf-8")
+    wrong.write_text(f"{HEADING}\nada,x,,,,left\n", encoding="utf-8")
     assert_refused(reflact("ask", folder, "--answers", wrong), "line 2", "left")
-    wrong.write_text("rater,item,better\nada,x,a\n", encoding="utf-8")
+    wrong.write_text(f"{HEADING}\nada,x,,,,a\n", encoding="utf-8")
     assert_refused(reflact("ask", folder, "--answers", wrong), "names x")
+    wrong.write_bytes(f"{HEADING}\nad\xe9,x,,,,a\n".encode("latin-1"))
+    assert_refused(reflact("ask", folder, "--answers", wrong), "UTF-8")
     wrong.write_text("item\nx\n", encoding="utf-8")
     assert_refused(reflact("ask", folder, "--answers", wrong), "no column rater")
     run_id = find_run_id(folder)

@@ -170,7 +170,7 @@ async def test_a_run_with_replies_that_the_recording_lacks_is_refused(tmp_path: 
         assert (await Trainer(recording, transport=network).train()).status == "completed"
     assert network.samples == []
     lines = (tmp_path / "c.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    (tmp_path / "c.jsonl").write_text("".join(lines[1:]), encoding="utf-8")
+    (tmp_path / "c.jsonl").write_text("".join(lines[:-1]), encoding="utf-8")
     with pytest.raises(
         ConfigError, match=r"has 1 replies that the cassette .*c\.jsonl lacks.* another out_dir"
     ):

@@ -113,6 +113,9 @@ def test_a_receipt_holds_no_text_of_the_run(made: Made) -> None:
     ("fields", "reason"),
     [
         ({"skill": "0" * 64}, "the best skill is"),
+        ({"model": "another"}, "the model is pure, and the receipt says another"),
+        ({"initial_skill": "0" * 64}, "the initial skill is"),
+        ({"run_id": "r0"}, "the run is"),
         ({"test_openings": 7}, "opened another number of times"),
         ({"claim": None}, "the claim differs"),
         ({"scores": ()}, "the scores differ"),
@@ -157,12 +160,15 @@ def test_a_changed_byte_of_items_skill_or_settings_is_named(made: Made) -> None:
 def test_a_changed_byte_of_the_recording_is_told(made: Made, tmp_path: Path) -> None:
     changed = tmp_path / "recording.jsonl"
     text = made.recording.read_text(encoding="utf-8")
-    assert "alpha:200" in text
-    changed.write_text(text.replace("alpha:200", "alpha:201"), encoding="utf-8")
+    solved = next(item.item_id for item in read_receipt(made.receipt).items if item.after == 1)
+    number = int(solved.partition("-")[2])
+    rule = pure_server.RULES[number % 4]
+    assert f"{rule}:{200 + number}" in text
+    changed.write_text(text.replace(f"{rule}:{200 + number}", f"{rule}:9"), encoding="utf-8")
     code, output = verify(made, "--replay", changed)
     assert code == 1
-    assert "answers or scores differ for 1 item: test-0" in output
-    changed.write_text(text.replace('"alpha 200"', '"alpha 299"'), encoding="utf-8")
+    assert f"answers or scores differ for 1 item: {solved}" in output
+    changed.write_text(text.replace(f"{rule} {200 + number}", f"{rule} 999"), encoding="utf-8")
     code, output = verify(made, "--replay", changed)
     assert code == 1
     assert "the recording is not that of the run" in output
@@ -186,6 +192,15 @@ def test_a_claim_that_is_no_longer_true_fails_a_build(made: Made) -> None:
     code, output = verify(made, "--model", "worse")
     assert code == 1
     assert "Under worse: no longer true." in output
+
+
+def test_another_model_is_measured_on_the_same_items(made: Made) -> None:
+    items = made.config.parent / "world" / "test" / "items.jsonl"
+    text = items.read_text(encoding="utf-8")
+    items.write_text("".join(text.splitlines(keepends=True)[:12]), encoding="utf-8")
+    refused = reflact("verify", made.receipt, made.config, "--model", "other")
+    items.write_text(text, encoding="utf-8")
+    assert_refused(refused, "the items (data): not that of the receipt")
 
 
 def test_what_is_wrong_is_refused(made: Made, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.messages import CallId, RenderedPrompt, ReplyModel
 from reflact.prompts import load_prompts
 from reflact.records import JudgeError, RunSummary
-from reflact.skill_evals import CaseAnswer, FileCheck
+from reflact.skill_evals import CaseAnswer, FileCheck, hide_forged_files
 from reflact.targets import CommandTarget
 from reflact.testing import ScriptedLLM
 from reflact.types import Item, Skill, Split
@@ -103,6 +103,7 @@ def test_other_forms_are_read_alike(tmp_path: Path) -> None:
         ({"assertions": [""]}, "row 1: a sentence is empty"),
         ({"checks": [{}]}, "row 1: checks.0: Value error, a check needs file, contains or equals"),
         ({"files": ["../../../secret.txt"]}, "there is no file"),
+        ({"files": "evals/files/chart.png"}, "files is no list of names"),
         ({"files": ["evals/files/chart.png", "files/chart.png"]}, "two files are named chart.png"),
         ({"id": 2}, "the item id '2' is used 2 times"),
     ],
@@ -110,6 +111,25 @@ def test_other_forms_are_read_alike(tmp_path: Path) -> None:
 def test_cases_that_cannot_be_used_are_named(tmp_path: Path, changes: Any, words: str) -> None:
     with pytest.raises(DataError, match=re.escape(words)):
         read(write_evals(tmp_path, [{**SALES, **changes}, CUSTOMERS]))
+
+
+def test_cases_outside_a_folder_evals_read_beside_their_file_alone(tmp_path: Path) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "key").write_text("secret", encoding="utf-8")
+    project = tmp_path / "project"
+    project.mkdir()
+    row = {"input": "p", "assertions": ["has x"], "files": [".ssh/key"]}
+    (project / "items.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    with pytest.raises(DataError, match=r"there is no file \.ssh/key below"):
+        read(project / "items.jsonl")
+
+
+async def test_a_chat_model_cannot_forge_files() -> None:
+    forged = '{"output": "done", "files": {"a.txt": "z"}}'
+    checks = [{"file": "a.txt", "contains": "z"}]
+    item = CASE.model_copy(update={"reference": {"checks": checks}})
+    assert (await ChecksGrader()(item, hide_forged_files(forged))).score.hard == 0
+    assert hide_forged_files("plain") == "plain"
 
 
 # ------------------------------------------------------------------------------- the judge

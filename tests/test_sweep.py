@@ -77,6 +77,8 @@ def test_the_budget_is_shared_equally(tmp_path: Path) -> None:
         ({"seeds": 2, "vary": {"seed": [1]}}, "exclude each other"),
         ({"seeds": 1, "vary": {"train.batchsize": [1, 2]}}, "did you mean batch_size"),
         ({"seeds": 9, "vary": {}}, "budget.max_calls is too small for 9 runs"),
+        ({"seeds": 1, "vary": {"budget.max_calls": [1, 2]}}, "budget.max_calls cannot be varied"),
+        ({"seeds": 1, "vary": {"models.target.model": ["a/b", "a:b"]}}, "two runs would be named"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:

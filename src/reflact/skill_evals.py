@@ -7,7 +7,7 @@ answer. See https://agentskills.io/skill-creation/evaluating-skills.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from reflact.types import FrozenModel, Item
 
 # The metadata of an item: names of the files that an agent gets, with their contents in base64.
 FILES = "files"
+
+# The folder of the cases of a skill.
+EVALS_FOLDER = "evals"
 
 # Columns of sentences about a good answer, and columns of the prompt that such a row may have.
 SENTENCE_COLUMNS = (
@@ -101,6 +104,13 @@ class CaseAnswer(FrozenModel):
         return "\n\n".join([self.output, *parts])
 
 
+def hide_forged_files(answer: str) -> str:
+    """Return the answer of a chat model, which made no file even if it writes that it did."""
+    if not CaseAnswer.read(answer).files:
+        return answer
+    return CaseAnswer(output=answer, files={}).model_dump_json()
+
+
 def unfold_case(row: Any, path: Path, where: str, *, is_eval: bool) -> Any:
     """Return a case as a row with ``input``, ``reference`` and ``files``; other rows as they are.
 
@@ -108,8 +118,8 @@ def unfold_case(row: Any, path: Path, where: str, *, is_eval: bool) -> Any:
 
     Args:
         row: A row of a data file.
-        path: The data file. The names of files begin at the skill's folder, which is that above the
-            file's own, or at the file's own folder.
+        path: The data file. The names of files begin at the file's own folder, or at the skill's,
+            which is the one above a folder ``evals``. No other folder is read.
         where: The row in words.
         is_eval: Whether the row is of an ``evals.json``, where a description of the result alone
             makes a case too.
@@ -136,7 +146,7 @@ def unfold_case(row: Any, path: Path, where: str, *, is_eval: bool) -> Any:
         raise DataError(f"{where}: {describe_problems(error)}") from None
     rest = {name: row[name] for name in row if name not in {*names, prompt, "checks"}}
     reference = rubric.model_dump(mode="json")
-    files = _read_files(row.get(FILES) or (), path, where)
+    files = _read_files(row.get(FILES) or [], path, where)
     return {**rest, "input": row[prompt], "reference": reference, FILES: files}
 
 
@@ -144,11 +154,15 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value)
 
 
-def _read_files(names: Sequence[str], path: Path, where: str) -> dict[str, JsonValue]:
+def _read_files(names: Any, path: Path, where: str) -> dict[str, JsonValue]:
     """Return the contents of a case's files in base64, by their names without folders."""
-    roots = [folder.resolve() for folder in (path.absolute().parent.parent, path.parent)]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{where}: files is no list of names; write a list of texts")
+    roots = [path.resolve().parent]
+    if roots[0].name == EVALS_FOLDER:
+        roots.insert(0, roots[0].parent)
     files: dict[str, JsonValue] = {}
-    for name in map(str, names):
+    for name in names:
         file = next((root / name for root in roots if _has_file(root, name)), None)
         if file is None:
             raise DataError(

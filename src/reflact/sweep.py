@@ -104,6 +104,12 @@ def plan_sweep(
         if "seed" in grid:
             raise UsageError("seeds and a varied `seed` exclude each other; leave one of them out")
         grid["seed"] = range(config.seed, config.seed + seeds)
+    taken = [key for key in grid if key in {"out_dir", *(f"budget.{k}" for k in COUNTED_LIMITS)}]
+    if taken:
+        raise UsageError(
+            f"{taken[0]} cannot be varied: each run has a folder of its own and an equal share of "
+            "the limits"
+        )
     combinations = list(product(*grid.values()))
     if len(combinations) < 2:
         raise UsageError("several runs need at least two seeds, or two values of a key")
@@ -122,6 +128,8 @@ def plan_sweep(
         texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
         changes = [f"{key}={text}" for key, text in zip(grid, texts, strict=True)]
         name = re.sub(r"[^\w.,=-]+", "-", ",".join(changes))
+        if name in configs:
+            raise UsageError(f"two runs would be named {name}; leave out one of the equal values")
         out_dir = f"out_dir={json.dumps(str(config.out_dir / name))}"
         configs[name] = load_config(config, overrides=[*changes, *shares, out_dir])
     return configs

@@ -21,8 +21,16 @@ if TYPE_CHECKING:
     from reflact.reporting.asking import AnswerFile, Choice, Question
     from reflact.reporting.items import ItemMatrix
 
-# What a person types, and what it means; the rest of a line is not read.
-KEYS: dict[str, Choice] = {"a": "a", "b": "b", "e": "equal", "=": "equal", "s": "skip"}
+# What a person types, and what it means; anything else is asked again.
+KEYS: dict[str, Choice] = {
+    "a": "a",
+    "b": "b",
+    "e": "equal",
+    "equal": "equal",
+    "=": "equal",
+    "s": "skip",
+    "skip": "skip",
+}
 
 KEYS_HELP = "a, b, e (equal), s (skip), u (undo), q (stop)"
 
@@ -57,7 +65,7 @@ def ask(
     What you say corrects the run's claim, if its grader may be wrong.
     The answers are those of the initial and the best skill to the test items, or those of the two
     documents of an eval. You do not see which is which. A claim is made after 30, 60, 120 and 240
-    answers. You can stop at any time: the next start goes on.
+    answers, and after all of them. You can stop at any time: the next start goes on.
     """
     from rich.console import Console
 
@@ -85,13 +93,16 @@ def ask(
         typer.echo(f"{name_count(len(questions), 'question')} in {export}")
         return
     if answers is not None:
-        sides = {}
-        for name, item_id, choice in read_choices(answers):
-            if name not in sides:
-                sides[name] = {each.item_id: each for each in list_questions(matrix, run_id, name)}
-            if item_id not in sides[name]:
-                raise UsageError(f"{answers} names {item_id}, which is no question of run {run_id}")
-            file.add(name, item_id, sides[name][item_id].weigh(choice))
+        by_id = {question.item_id: question for question in questions}
+        given = []
+        for row in read_choices(answers):
+            if row.item_id not in by_id:
+                raise UsageError(
+                    f"{answers} names {row.item_id}, which is no question of run {run_id}"
+                )
+            given.append((row, by_id[row.item_id].weigh_row(row)))
+        for row, preference in given:
+            file.add(row.rater, row.item_id, preference)
     elif not as_json:
         if not sys.stdin.isatty():
             raise UsageError(
@@ -122,13 +133,15 @@ def _ask_questions(
         n_answers = sum(each is not None for each in file.list_answers().values())
         n_looks = len(list_looks(n_answers, len(questions)))
         _show_question(console, question, len(done) + 1, len(questions))
-        said = typer.prompt(f"Which is better? {KEYS_HELP}", prompt_suffix=" ").strip().lower()[:1]
-        if said == "q":
+        said = typer.prompt(f"Which is better? {KEYS_HELP}", prompt_suffix=" ").strip().lower()
+        if said in {"q", "quit", "stop", "exit"}:
             return
-        if said == "u" and done:
+        if said in {"u", "undo"} and done:
             left.insert(0, done.pop())
             file.add(rater, left[0].item_id, None, undo=True)
-        elif said in KEYS:
+        elif said not in KEYS:
+            typer.echo(f"type one of these: {KEYS_HELP}")
+        else:
             file.add(rater, question.item_id, question.weigh(KEYS[said]))
             done.append(left.pop(0))
             n_answers = sum(each is not None for each in file.list_answers().values())
@@ -151,8 +164,8 @@ def _show_question(console: Console, question: Question, number: int, n_question
 
 
 def _print_claims(matrix: ItemMatrix, run_id: str, file: AnswerFile, *, as_json: bool) -> None:
-    from reflact.gate.corrected_claim import LOOKS
-    from reflact.reporting.asking import describe_claim, list_claims, measure_raters
+    from reflact.gate.corrected_claim import LOOKS, order_pairs
+    from reflact.reporting.asking import describe_claim, list_claims, list_pairs, measure_raters
 
     claims = list_claims(matrix, run_id, file.list_answers())
     if as_json:
@@ -167,8 +180,9 @@ def _print_claims(matrix: ItemMatrix, run_id: str, file: AnswerFile, *, as_json:
             if n_common:
                 typer.echo(f"{one} and {other} agree in {n_agreed} of {n_common} items.")
     if not claims:
+        n_needed = min(LOOKS[0], len(order_pairs(list_pairs(matrix), seed=0)))
         typer.echo(
-            f"{name_count(n_answers, 'answer')}; a claim is made after {LOOKS[0]}. The same "
+            f"{name_count(n_answers, 'answer')}; a claim is made after {n_needed}. The same "
             "command goes on."
         )
         return

@@ -128,7 +128,8 @@ def _list_budget_lines(found: SetupCheck, config: TrainerConfig) -> Iterator[str
     named = ", ".join(f"budget.{name} {limit:g}" for name, limit in limits.items())
     forecast = found.forecast
     if not named:
-        yield "no limit: set budget.max_usd"
+        is_priced = all(row.usd is not None for row in found.estimate.rows)
+        yield f"no limit: set budget.{'max_usd' if is_priced else 'max_calls'}"
         return
     yield f"the run stops before it exceeds {named}"
     if forecast is None:

@@ -104,8 +104,8 @@ def gate(  # noqa: PLR0917 - one for each option of the command
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"cannot write {path}: there is no folder {path.parent}; make it")
     settings = load_trainer_config(config, overrides)
-    ours = _load(skill, settings)
-    theirs = _load(against, settings)
+    ours = load_document(skill, settings)
+    theirs = load_document(against, settings)
     usage = Usage()
 
     # Progress goes to standard error, since a build reads the report from standard output.
@@ -154,7 +154,8 @@ def gate(  # noqa: PLR0917 - one for each option of the command
         raise typer.Exit(1)
 
 
-def _load(path: Path, settings: TrainerConfig) -> Skill:
+def load_document(path: Path, settings: TrainerConfig) -> Skill:
+    """Return a document, or the folder of a skill with the files that are trained."""
     from reflact.skills.package import load_skill
 
     if path.is_dir():

@@ -12,6 +12,7 @@ import anyio
 import typer
 
 from reflact.cli.common import OverrideOption, ShowMode, build_view, load_trainer_config
+from reflact.cli.gate import load_document
 from reflact.errors import UsageError
 from reflact.text import escape_line, list_items
 
@@ -133,18 +134,22 @@ def _measure(receipt: Receipt, settings: TrainerConfig, skill: Path | None) -> M
     from rich.console import Console
 
     from reflact.reporting.history import read_matrix
-    from reflact.reporting.receipt import check_model
-    from reflact.skills.package import load_skill
+    from reflact.reporting.receipt import check_model, list_changed_parts
     from reflact.trainer import Trainer
     from reflact.types import Skill, Split
 
     path = skill or settings.out_dir / "best_skill.md"
-    best = load_skill(path)
+    best = load_document(path, settings)
     if best.hash != receipt.skill:
         raise UsageError(f"{path} is not the skill of the receipt; name its file with --skill")
-    initial = Skill(text="") if settings.skill is None else load_skill(settings.skill)
+    initial = Skill(text="")
+    if settings.skill is not None:
+        initial = load_document(settings.skill, settings)
     if initial.hash != receipt.initial_skill:
         raise UsageError("the configuration's `skill` is not the initial skill of the receipt")
+    for part in list_changed_parts(receipt, Trainer(settings).identity):
+        if not part.startswith(("models.", "target")):
+            raise UsageError(f"{part}: not that of the receipt, so another claim would be checked")
     folder = settings.out_dir.with_name(f"{settings.out_dir.name}-verify")
     alone = settings.model_copy(update={"out_dir": folder, "store": None})
     with build_view(ShowMode.lines, Console(stderr=True), name=folder.name) as view:

@@ -48,7 +48,7 @@ from reflact.environments.sql_grader import SQLGrader
 from reflact.errors import ConfigError, DataError, EnvironmentFailure
 from reflact.protocols import Session
 from reflact.records import CriticDescription
-from reflact.skill_evals import show_case_files
+from reflact.skill_evals import hide_forged_files, show_case_files
 from reflact.types import Grade, Item, Split, canonical_json
 
 INPUT_VARIABLE = "{input}"
@@ -169,6 +169,8 @@ class DatasetEnvironment:
                 f"a value of type {type(answer).__name__}; let it return the answer as text, or "
                 "raise an exception if there is none"
             )
+        if not has_files:
+            answer = hide_forged_files(answer)
         return await apply_grader(self._grade, item, answer)
 
     def render_message(self, item: Item) -> str:

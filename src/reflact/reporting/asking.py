@@ -39,6 +39,16 @@ Choice = Literal["a", "b", "equal", "skip"]
 CSV_HEADING = ("rater", "item", "input", "answer a", "answer b", "better")
 
 
+class ChoiceRow(FrozenModel):
+    """A filled row of a file of questions."""
+
+    rater: str
+    item_id: str
+    answer_a: str
+    answer_b: str
+    choice: Choice
+
+
 class Question(FrozenModel):
     """An item and the answers of two documents, a and b; which is which is drawn for each rater."""
 
@@ -55,6 +65,24 @@ class Question(FrozenModel):
         if choice == "equal":
             return 0.0
         return 1.0 if (choice == "a") is self.is_a_new else -1.0
+
+    def weigh_row(self, row: ChoiceRow) -> float | None:
+        """Return the choice of a row, whose answers may stand the other way round.
+
+        Raises:
+            UsageError: The row has other answers.
+        """
+        shown = tuple(escape_controls(answer).split() for answer in (self.a, self.b))
+        found = (row.answer_a.split(), row.answer_b.split())
+        if found == shown:
+            return self.weigh(row.choice)
+        if found == shown[::-1]:
+            turned: dict[Choice, Choice] = {"a": "b", "b": "a"}
+            return self.weigh(turned.get(row.choice, row.choice))
+        raise UsageError(
+            f"the answers to {row.item_id} are not those of this run; fill in the file that "
+            "reflact ask --export writes"
+        )
 
 
 class GivenAnswer(FrozenModel):
@@ -186,14 +214,17 @@ def list_claims(
 ) -> tuple[CorrectedClaim, ...]:
     """Return the claims at each number of answers that has been reached.
 
-    A claim uses the first answers in the order of the questions, so it does not depend on who
-    answered which question first. Items that all skipped are left out.
+    A claim uses the first answers in the order of the questions, up to the first question that is
+    open: somebody who answers only some of them chooses the sample. Items that all skipped are left
+    out.
     """
     pairs = list_pairs(matrix)
     order = order_pairs(pairs, seed=int(_digest(run_id)[:12], 16))
     given = {}
     for item_id in order:
-        preference = answers.get(item_id)
+        if item_id not in answers:
+            break
+        preference = answers[item_id]
         if preference is not None:
             given[item_id] = preference
     n_askable = len(order) - sum(answers.get(item_id, 0.0) is None for item_id in order)
@@ -215,27 +246,39 @@ def format_questions(questions: Sequence[Question], rater: str) -> str:
     return text.getvalue()
 
 
-def read_choices(path: Path) -> Iterator[tuple[str, str, Choice]]:
-    """Yield rater, item and choice of each filled line of a CSV file.
+def read_choices(path: Path) -> Iterator[ChoiceRow]:
+    """Yield each filled row of a CSV file.
 
     Raises:
-        UsageError: The file lacks a column, or a choice is another word.
+        UsageError: The file cannot be read or lacks a column, or a choice is another word.
     """
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file)
-        missing = [
-            name for name in ("rater", "item", "better") if name not in (rows.fieldnames or ())
-        ]
-        if missing:
-            raise UsageError(f"{path} has no column {missing[0]}; reflact ask --export writes them")
-        for number, row in enumerate(rows, 2):
-            word = (row["better"] or "").strip().lower()
-            if word not in {"", "a", "b", "equal", "skip"}:
-                raise UsageError(
-                    f"{path}: line {number} says {json.dumps(word)}; write a, b, equal or skip"
-                )
-            if word:
-                yield row["rater"], row["item"], word  # type: ignore[misc]
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not in UTF-8; save it as CSV in UTF-8") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    for name in CSV_HEADING:
+        if name not in (rows.fieldnames or ()):
+            raise UsageError(f"{path} has no column {name}; reflact ask --export writes them")
+    for number, row in enumerate(rows, 2):
+        word = (row["better"] or "").strip().lower()
+        if not word:
+            continue
+        if word not in {"a", "b", "equal", "skip"}:
+            raise UsageError(
+                f"{path}: line {number} says {json.dumps(word)}; write a, b, equal or skip"
+            )
+        yield ChoiceRow.model_validate(
+            {
+                "rater": row["rater"],
+                "item_id": row["item"],
+                "answer_a": row["answer a"] or "",
+                "answer_b": row["answer b"] or "",
+                "choice": word,
+            }
+        )
 
 
 def measure_raters(file: AnswerFile, one: str, other: str) -> tuple[int, int]:
@@ -253,14 +296,15 @@ def describe_claim(claim: CorrectedClaim) -> Iterator[str]:
     """Yield what a claim shows, a sentence each."""
     gain = claim.gain
     verdict = {
-        "better": "The new document is proven better",
-        "worse": "The new document is proven worse",
-        None: "Neither document is proven better",
+        "better": "The new document is proven better.",
+        "worse": "The new document is proven worse.",
+        None: "Neither document is proven better.",
     }[claim.proven]
     yield (
-        f"{verdict}: its answer is better in {100 * gain.value:+.0f} points more pairs than it is "
-        f"worse [{100 * gain.low:+.0f}, {100 * gain.high:+.0f}], by {claim.n_answers} answers of "
-        f"persons and the scores of {name_count(claim.n_pairs, 'pair')}."
+        f"{verdict} Pairs in which its answer is better, less those in which it is worse: "
+        f"{100 * gain.value:+.0f} points, 95% interval {100 * gain.low:+.0f} to "
+        f"{100 * gain.high:+.0f} ({name_count(claim.n_answers, 'answer')} of persons, scores of "
+        f"{name_count(claim.n_pairs, 'pair')})."
     )
     if claim.n_same:
         yield f"In {name_count(claim.n_same, 'pair')} both answers are one text."
@@ -272,7 +316,7 @@ def describe_claim(claim: CorrectedClaim) -> Iterator[str]:
     if claim.is_judge_used:
         yield f"The scores saved {name_count(claim.n_saved, 'answer')}."
     else:
-        yield "The scores are of no use here: the interval is that of the answers alone."
+        yield "The scores do not narrow the interval: it is that of the answers alone."
     if claim.n_answers < claim.n_pairs - claim.n_same:
         width = 100 * (gain.high - gain.low)
         yield (

@@ -104,6 +104,9 @@ EDIT_WORDS: dict[EditKind, str] = {
 }
 
 # Names of scores in words; those that are missing here are words already.
+# Scores that show what a gain is not due to.
+CONTROL_NAMES = ("placebo", "shuffled", "null_empty", "null_refusal", "null_frequent")
+
 SCORE_NAMES = {"null_empty": "empty", "null_refusal": "refusal", "null_frequent": "frequent"}
 
 # A loss of one, of several, and what became of it.
@@ -495,6 +498,13 @@ class ResultFact(FrozenModel):
                 f"A text about something else does as well as the best document: {compared}. "
                 "So the gain may have nothing to do with what the document says."
             )
+        shuffled = scores.get("shuffled")
+        if shuffled is not None and (shuffled.value or 0.0) >= best.value:
+            compared = _compare_scores(shuffled, best)
+            sentences.append(
+                f"With shuffled answers, its examples do as well: {compared}. So they teach the "
+                "form of an answer, and not which one is right."
+            )
         return sentences
 
     def list_losses(self) -> Iterator[str]:
@@ -524,7 +534,7 @@ class ResultFact(FrozenModel):
 
     def list_controls(self) -> Iterator[str]:
         """Yield what the names of the controls in a table of scores mean, in a line if any."""
-        scores = {s.name: s for s in self.summary.scores if s.name in {"placebo", *SCORE_NAMES}}
+        scores = {s.name: s for s in self.summary.scores if s.name in CONTROL_NAMES}
         words = [f"{SCORE_NAMES.get(n, n)} is {describe_document(s)}" for n, s in scores.items()]
         if words:
             yield f"controls: {'; '.join(words)}"

@@ -1,7 +1,7 @@
 """A receipt of a run: what it claims, and what others need to check it.
 
-A receipt holds digests in place of texts: it names the skill, the items and the settings, and
-nobody can read them from it.
+A receipt holds digests in place of texts: it names the skill, the items and the settings. Whoever
+guesses a short text or a setting can find out that the guess is right.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Receipt(FrozenModel):
         scores: The scores on the test items: of both skills, the placebo and the null answers.
         items: The test items.
         test_openings: How often the test split was opened.
-        spend: What the run paid.
+        spend: What the run paid; a replay pays nothing, so it cannot be checked.
         answers: What persons said of the answers to items, by the item's id; see ``reflact ask``.
         corrected: The claim that these answers make.
     """
@@ -157,10 +157,14 @@ def list_changed_parts(receipt: Receipt, identity: Mapping[str, JsonValue]) -> I
 
 def list_differences(receipt: Receipt, replayed: Receipt) -> Iterator[str]:
     """Yield how a replay differs from a receipt, a sentence each."""
-    if replayed.skill != receipt.skill:
-        yield (
-            f"the best skill is {replayed.skill[:12]}, and the receipt says {receipt.skill[:12]}"
-        )
+    for what, now, said in (
+        ("the run", replayed.run_id, receipt.run_id),
+        ("the model", replayed.model, receipt.model),
+        ("the initial skill", replayed.initial_skill, receipt.initial_skill),
+        ("the best skill", replayed.skill, receipt.skill),
+    ):
+        if now != said:
+            yield f"{what} is {now}, and the receipt says {said}"
     items = {item.item_id: item for item in replayed.items}
     others = [item.item_id for item in receipt.items if items.get(item.item_id) != item]
     if others:
