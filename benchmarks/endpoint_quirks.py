@@ -75,10 +75,14 @@ URL = "http://endpoint.test/v1"
 
 @dataclass(frozen=True)
 class Call:
-    """One request: its body, its number in its role, and the answer of an endpoint without quirks."""
+    """One request: its body, its number in its role, and the answer of an endpoint without quirks.
+
+    ``is_again`` says that the last one with these messages failed, so that no call fails in all attempts.
+    """
 
     role: str
     number: int
+    is_again: bool
     body: dict[str, Any]
     right: str
 
@@ -244,6 +248,7 @@ class QuirkyEndpoint(httpx.AsyncBaseTransport):
     role: str = ""
     quirk: Quirk | None = None
     requests: Counter[str] = field(default_factory=Counter)
+    failed: set[str] = field(default_factory=set)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request."""
@@ -254,10 +259,13 @@ class QuirkyEndpoint(httpx.AsyncBaseTransport):
         town = body["messages"][-1]["content"].removeprefix("Town: ")
         right = town.upper() if RULE in json.dumps(body["messages"]) else town
         self.requests[role] += 1
-        call = Call(
-            role, self.requests[role], body, right if schema is None else json.dumps(fill(schema))
-        )
+        messages = json.dumps(body["messages"])
+        answer = right if schema is None else json.dumps(fill(schema))
+        call = Call(role, self.requests[role], messages in self.failed, body, answer)
+        self.failed.discard(messages)
         response = self.quirk(call) if self.quirk is not None and self.role == role else None
+        if response is not None:
+            self.failed.add(messages)
         response = response or answer_rightly(call)
         is_whole = (
             response.headers.get("content-type") == "application/json"
@@ -474,27 +482,29 @@ def busy_in_an_array(call: Call) -> httpx.Response | None:
     busy = httpx.Response(
         429, json=[{"error": {"code": 429, "message": "exhausted", "details": [delay]}}]
     )
-    return busy if call.number % 9 == 3 else None
+    return busy if call.number % 9 == 3 and not call.is_again else None
 
 
 @quirk("target")
 def delay_with_its_unit(call: Call) -> httpx.Response | None:
     """Some calls are refused with 429 and `Retry-After: 1s`."""
-    return httpx.Response(429, headers={"retry-after": "1s"}) if call.number % 9 == 3 else None
+    busy = httpx.Response(429, headers={"retry-after": "1s"})
+    return busy if call.number % 9 == 3 and not call.is_again else None
 
 
 @quirk("target", "optimizer")
 def failed_dependency(call: Call) -> httpx.Response | None:
     """Some calls fail with 424."""
     failed = httpx.Response(424, json={"error": "Request failed during generation"})
-    return failed if call.number % 4 == 2 else None
+    return failed if call.number % 4 == 2 and not call.is_again else None
 
 
 @quirk("target", "optimizer")
 def error_with_success(call: Call) -> httpx.Response | None:
     """Some errors have the status 200."""
     error = {"choices": None, "error": {"message": "Provider returned error", "code": 429}}
-    return httpx.Response(200, json=error) if call.number % 4 == 2 else None
+    failed = httpx.Response(200, json=error)
+    return failed if call.number % 4 == 2 and not call.is_again else None
 
 
 @quirk("optimizer")

@@ -52,7 +52,7 @@ def test_a_dry_run_calls_and_writes_nothing(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "steps to take, 0 taken" in result.output
     assert "train.max_rollouts pays for about 11 candidates" in " ".join(result.output.split())
-    assert "no limit: set budget.max_usd" in result.output
+    assert "no limit: set budget.max_calls" in result.output
     assert "can confirm a gain of about 17 points" in " ".join(result.output.split())
     assert not out.exists()
 
