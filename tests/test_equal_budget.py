@@ -109,6 +109,7 @@ def run(script: str, *arguments: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_cell_ends_within_its_budget_and_its_result_is_kept(endpoint: Endpoint, tmp_path: Path) -> None:
     """A run of reflact learns within the budget; a second start runs nothing; the page tells what was run."""
     settings = write_settings(tmp_path, endpoint.url)

@@ -130,6 +130,7 @@ def test_a_changed_receipt_does_not_hold(made: Made, fields: dict[str, Any], rea
     assert reason in difference
 
 
+@pytest.mark.slow
 def test_answers_that_were_changed_give_another_claim(made: Made, tmp_path: Path) -> None:
     changed = made.change(tmp_path, answers={}, test_openings=7)
     code, output = verify(made, "--replay", made.recording, receipt=changed)
@@ -157,6 +158,7 @@ def test_a_changed_byte_of_items_skill_or_settings_is_named(made: Made) -> None:
     assert "select.max_edits is not that of the receipt" in output
 
 
+@pytest.mark.slow
 def test_a_changed_byte_of_the_recording_is_told(made: Made, tmp_path: Path) -> None:
     changed = tmp_path / "recording.jsonl"
     text = made.recording.read_text(encoding="utf-8")
@@ -188,6 +190,7 @@ def test_another_model_loses_three_items_and_the_claim_stands(made: Made, models
     assert check["better"] == []
 
 
+@pytest.mark.slow
 def test_a_claim_that_is_no_longer_true_fails_a_build(made: Made) -> None:
     code, output = verify(made, "--model", "worse")
     assert code == 1
