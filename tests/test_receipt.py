@@ -51,7 +51,10 @@ class Models:
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         body = asked_of(handler)
-        said = pure_server.answer(body, handler.headers["x-sample"])
+        sample = handler.headers["x-sample"]
+        if sample.startswith("target/"):  # a rollout's key holds the port, which is another one each time
+            sample = "target/step=0"
+        said = pure_server.answer(body, sample)
         is_lost = body["messages"][-1]["content"] in self.lost
         if body["model"] == "worse" or (body["model"] == "other" and is_lost):
             said = "unknown"

@@ -165,7 +165,13 @@ def _show_question(console: Console, question: Question, number: int, n_question
 
 def _print_claims(matrix: ItemMatrix, run_id: str, file: AnswerFile, *, as_json: bool) -> None:
     from reflact.gate.corrected_claim import LOOKS, order_pairs
-    from reflact.reporting.asking import describe_claim, list_claims, list_pairs, measure_raters
+    from reflact.reporting.asking import (
+        choose_claim,
+        describe_claim,
+        list_claims,
+        list_pairs,
+        measure_raters,
+    )
 
     claims = list_claims(matrix, run_id, file.list_answers())
     if as_json:
@@ -179,13 +185,13 @@ def _print_claims(matrix: ItemMatrix, run_id: str, file: AnswerFile, *, as_json:
             n_common, n_agreed = measure_raters(file, one, other)
             if n_common:
                 typer.echo(f"{one} and {other} agree in {n_agreed} of {n_common} items.")
-    if not claims:
+    shown = choose_claim(claims)
+    if shown is None:
         n_needed = min(LOOKS[0], len(order_pairs(list_pairs(matrix), seed=0)))
         typer.echo(
             f"{name_count(n_answers, 'answer')}; a claim is made after {n_needed}. The same "
             "command goes on."
         )
         return
-    shown = next((claim for claim in claims if claim.proven is not None), claims[-1])
     for sentence in describe_claim(shown):
         typer.echo(sentence)

@@ -195,9 +195,8 @@ def list_pairs(matrix: ItemMatrix) -> tuple[JudgedPair, ...]:
 def list_questions(matrix: ItemMatrix, run_id: str, rater: str) -> tuple[Question, ...]:
     """Return what a rater can be asked about two documents of a run, in order."""
     rows = {row.item_id: row for row in matrix.rows}
-    seed = int(_digest(run_id)[:12], 16)
     questions = []
-    for item_id in order_pairs(list_pairs(matrix), seed=seed):
+    for item_id in _order(list_pairs(matrix), run_id):
         answers = _find_answers(rows[item_id])
         if answers is None:
             continue
@@ -207,6 +206,14 @@ def list_questions(matrix: ItemMatrix, run_id: str, rater: str) -> tuple[Questio
             Question(item_id=item_id, input=rows[item_id].input, a=a, b=b, is_a_new=is_a_new)
         )
     return tuple(questions)
+
+
+def choose_claim(claims: Sequence[CorrectedClaim]) -> CorrectedClaim | None:
+    """Return the first claim that is proven, since each look has its error probability; else the
+    last one, if any.
+    """
+    last = claims[-1] if claims else None
+    return next((claim for claim in claims if claim.proven is not None), last)
 
 
 def list_claims(
@@ -219,7 +226,7 @@ def list_claims(
     out.
     """
     pairs = list_pairs(matrix)
-    order = order_pairs(pairs, seed=int(_digest(run_id)[:12], 16))
+    order = _order(pairs, run_id)
     given = {}
     for item_id in order:
         if item_id not in answers:
@@ -329,6 +336,11 @@ def _find_answers(row: MatrixRow) -> tuple[str, str] | None:
     """Return the first answers to an item; None if one is missing."""
     before, after = (row.results[place].answer for place in (0, -1))
     return None if before is None or after is None else (before, after)
+
+
+def _order(pairs: Sequence[JudgedPair], run_id: str) -> tuple[str, ...]:
+    """Return the ids of a run's pairs in the order of its questions, the same for all raters."""
+    return order_pairs(pairs, seed=int(_digest(run_id)[:12], 16))
 
 
 def _digest(*parts: str) -> str:

@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from reflact.errors import UsageError
 from reflact.gate.corrected_claim import CorrectedClaim
 from reflact.records import Claim, Improvement, SkillScore, Spend
-from reflact.reporting.asking import AnswerFile, list_claims
+from reflact.reporting.asking import AnswerFile, choose_claim, list_claims
 from reflact.reporting.history import open_run, read_matrix, read_run
 from reflact.reporting.items import ItemMatrix
 from reflact.text import list_items, name_count
@@ -115,7 +115,6 @@ async def build_receipt(path: Path, run_id: str, file: AnswerFile | None = None)
     matrix = await read_matrix(path, run_id, split=Split.test, ends_only=True)
     said = {} if file is None else file.list_answers()
     answers = {item_id: each for item_id, each in sorted(said.items()) if each is not None}
-    claims = list_claims(matrix, run_id, said)
     return Receipt(
         reflact=version("reflact"),
         run_id=run_id,
@@ -129,7 +128,7 @@ async def build_receipt(path: Path, run_id: str, file: AnswerFile | None = None)
         test_openings=summary.test_openings,
         spend=summary.spend,
         answers=answers,
-        corrected=claims[-1] if claims else None,
+        corrected=choose_claim(list_claims(matrix, run_id, said)),
     )
 
 
@@ -182,7 +181,7 @@ def list_differences(receipt: Receipt, replayed: Receipt) -> Iterator[str]:
 def find_corrected_difference(receipt: Receipt, replayed: ItemMatrix) -> str | None:
     """Return whether the answers of persons give another claim than that of the receipt."""
     claims = list_claims(replayed, receipt.run_id, receipt.answers)
-    if (claims[-1] if claims else None) != receipt.corrected:
+    if choose_claim(claims) != receipt.corrected:
         return "the claim that persons' answers correct differs"
     return None
 

@@ -138,7 +138,7 @@ def _build_difference(before: str, after: str, limit: TextLimit) -> h.Node:
         elif shown:
             shown.append(h.span[" ...\n"])
     left_out = len(lines) - MAX_DIFF_LINES
-    more = f"{left_out:,} more lines are left out; reflact diff prints all."
+    more = f"{left_out:,} more lines are left out; reflact show --skill A..B prints all."
     return (
         bool(lines)
         and h.details(".difference")[
